@@ -1,0 +1,32 @@
+"""One pool of gloo ranks for the whole session: torch is imported once, and every multi-rank case reuses the ranks."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="run the long matrices too (make test-all)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--long"):
+        return
+    skip = pytest.mark.skip(reason="long: runs in `make test-all`")
+    for item in items:
+        if "long" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """`ranks.run(world, function, *args)` runs an importable function on `world` gloo ranks; returns one result per rank."""
+    from windlass.launch.ranks import Ranks
+
+    pool = Ranks()
+    yield pool
+    pool.close()
