@@ -1,0 +1,155 @@
+"""The progress line and the final table.
+
+On a terminal the progress line is rewritten in place; anywhere else (a CI log, SLURM's output file) each logging step
+is one plain line. Nothing runs in the background and the cursor is never hidden, so a killed run leaves the terminal
+as it was.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+from rich.console import Console as Terminal
+from rich.control import Control
+from rich.segment import ControlType
+from rich.table import Table
+from rich.text import Text
+
+from windlass.units import format_bytes, format_count, format_duration
+
+BAR_WIDTH: Final = 16
+LOG_WIDTH: Final = 120  # columns of a table that no terminal limits
+
+
+class Console:
+    """Where a run is told, on rank 0. `device`: what "per device" is called, "GPU" or "process"."""
+
+    def __init__(self, stream: TextIO, *, total_steps: int, device: str):
+        self._live = stream.isatty()
+        width = None if self._live else LOG_WIDTH
+        self._terminal = Terminal(file=stream, width=width, highlight=False, soft_wrap=not self._live)
+        self._total_steps, self._device = total_steps, device
+        self._line_open = False
+
+    def step(self, step: int, line: Mapping[str, Any], eta_s: float | None) -> None:
+        text = progress_line(step, self._total_steps, line, eta_s, self._device)
+        if not self._live:
+            self._terminal.print(Text(text))
+            return
+        self._erase()
+        fits = len(text) + BAR_WIDTH + 1 < self._terminal.width
+        shown = Text.assemble(_bar(step, self._total_steps), " ", text) if fits else Text(text)
+        self._terminal.print(shown, end="", no_wrap=True, overflow="ellipsis")
+        self._line_open = True
+
+    def validation(self, step: int, line: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+        text = f"step {step}: {line['name']} loss {_number(line['loss'], '.4f')}"
+        text += f", perplexity {_number(line['perplexity'], '.4g')}"
+        if line["bits_per_byte"] is not None:
+            text += f", {_number(line['bits_per_byte'], '.3f')} bits per byte"
+        if first["step"] != step:
+            text += f" (at step {first['step']}: loss {_number(first['loss'], '.4f')})"
+        self.say(text, style="cyan")
+
+    def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        """One plain line for what happened; a sample is set apart, because its text has lines of its own."""
+        if kind == "sample":
+            self.say(f"step {step}: sample", style="magenta")
+            self.say("\n".join(f"    | {row}" for row in f"{fields['prompt']}{fields['text']}".split("\n")))
+            return
+        told = ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping))
+        self.say(
+            f"step {step}: {kind}{' ' + told if told else ''}", style="bold red" if kind == "incident" else "green"
+        )
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line above the progress line, as it is: nothing in `text` is markup."""
+        self._erase()
+        self._terminal.print(Text(text, style=style))
+
+    def summary(
+        self,
+        step: int,
+        line: Mapping[str, Any],
+        validations: Mapping[str, list[dict[str, Any]]],
+        baselines: Mapping[str, Mapping[str, float]],
+    ) -> None:
+        """The table at the end. `baselines`: name -> {"bits_per_byte": ...} and, where it has one, {"loss": ...} in
+        nats."""
+        self._erase()
+        self._terminal.print(Text(f"{line['reason']} at step {step} of {self._total_steps}", style="bold"))
+        if validations or baselines:
+            self._terminal.print(_quality_table(validations, baselines))
+        rates = f"{_rate(line['tokens_per_s'])}, {_rate(line['tokens_per_s_per_gpu'])} per {self._device}"
+        self._terminal.print(Text(f"{rates}, MFU {_percent(line['mfu'])}, without warm-up and pauses"))
+        total_s = sum(line["ledger"].values()) or 1.0
+        parts = [
+            f"{cause.replace('_', ' ')} {format_duration(seconds)} ({seconds / total_s:.0%})"
+            for cause, seconds in line["ledger"].items()
+            if seconds > 0
+        ]
+        self._terminal.print(Text("time: " + ", ".join(parts)))
+
+    def _erase(self) -> None:
+        if self._line_open:
+            self._terminal.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._line_open = False
+
+
+def progress_line(step: int, total_steps: int, line: Mapping[str, Any], eta_s: float | None, device: str) -> str:
+    """The figures of one logging step, most wanted first, since a narrow terminal cuts the end."""
+    width = len(str(total_steps))
+    wait = line["data_wait_s"] / line["step_s"]
+    parts = [
+        f"step {step:>{width}}/{total_steps}",
+        f"loss {_number(line['loss'], '.4f')}",
+        f"{_rate(line['tokens_per_s'])} ({format_count(line['tokens_per_s_per_gpu'])} per {device})",
+        f"ETA {'n/a' if eta_s is None else format_duration(eta_s)}",
+        f"norm {_number(line['gradient_norm'], '.3g')}",
+        f"lr {line['learning_rate']:.2e}",
+        f"MFU {_percent(line['mfu'])}",
+        format_bytes(line["memory_bytes"]),
+        f"wait {wait:.1%}",
+    ]
+    return " | ".join(parts)
+
+
+def _quality_table(
+    validations: Mapping[str, list[dict[str, Any]]], baselines: Mapping[str, Mapping[str, float]]
+) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("validation")
+    for heading in ("step", "loss (nats)", "perplexity", "bits per byte"):
+        table.add_column(heading, justify="right")
+    for name, results in validations.items():
+        for result in results:
+            table.add_row(name, str(result["step"]), *_quality(result))
+    for name, baseline in baselines.items():
+        table.add_row(f"baseline: {name}", "", *_quality(baseline), style="dim")
+    return table
+
+
+def _quality(result: Mapping[str, Any]) -> tuple[str, str, str]:
+    figures = (("loss", ".4f"), ("perplexity", ".4g"), ("bits_per_byte", ".3f"))
+    loss, perplexity, bits = (_number(result[name], form) if name in result else "" for name, form in figures)
+    return loss, perplexity, bits
+
+
+def _bar(step: int, total_steps: int) -> Text:
+    filled = round(BAR_WIDTH * step / total_steps)
+    return Text.assemble(("━" * filled, "green"), ("━" * (BAR_WIDTH - filled), "bright_black"))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "n/a tok/s" if tokens_per_s is None else f"{format_count(tokens_per_s)} tok/s"
+
+
+def _percent(share: float | None) -> str:
+    return "n/a" if share is None else f"{share:.1%}"
+
+
+def _short(value: Any) -> str:
+    return format(value, ".4g") if isinstance(value, float) else str(value)

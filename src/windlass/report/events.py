@@ -1,0 +1,113 @@
+"""events.jsonl: what happened in a run, one JSON object per line, appended and never rewritten.
+
+Every line has `kind`, `time` (Unix seconds) and `step` (completed optimizer steps). Console, page and every other
+view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, end.
+
+JSON has no NaN: a non-finite number is written as null and named in the line's `non_finite` ({"loss": "nan"}), so
+that a reader can tell "diverged" from "not measured".
+
+A line is one write of an O_APPEND file, so a kill leaves at most the last line torn; it is cut off at the next opening.
+After a `resume` at step s (or a second `start`, where no checkpoint was found), earlier lines with step > s are void:
+those updates were lost with the process and are done again.
+"""
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from windlass.errors import UserError
+
+Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "end"]
+KINDS: Final[tuple[str, ...]] = get_args(Kind)
+RESTARTS: Final = ("start", "resume")
+Event = dict[str, Any]
+
+
+class EventLog:
+    """The writing end. One process (rank 0) holds it."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_last_line(path)
+        self._path = path
+
+    def write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
+        """Append one line; it is in the kernel's hands, safe from a kill of this process, when the call returns."""
+        assert kind in KINDS, kind
+        line: Event = {"kind": kind, "time": time.time(), "step": step, **fields}
+        non_finite: dict[str, str] = {}
+        line = {name: _finite(value, name, non_finite) for name, value in line.items()}
+        if non_finite:
+            line["non_finite"] = non_finite
+        data = json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        with open(self._path, "ab", buffering=0) as file:  # unbuffered: one line is one write
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "the disk took only a part of an event", str(self._path))
+
+
+def _finite(value: Any, name: str, non_finite: dict[str, str]) -> Any:
+    """`value` with every NaN and infinity replaced by None; each is noted in `non_finite` under its dotted name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        non_finite[name] = str(value)
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item, f"{name}.{key}", non_finite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item, f"{name}.{index}", non_finite) for index, item in enumerate(value)]
+    return value
+
+
+def _mend_last_line(path: Path) -> None:
+    """Cut what follows the last newline: the half-written line of a killed process."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    keep = data.rfind(b"\n") + 1
+    if keep < len(data):
+        os.truncate(path, keep)
+
+
+def read_lines(path: Path) -> list[Event]:
+    """Every whole line, void ones included. A torn last line is left out; any other bad line is a UserError."""
+    if not path.is_file():
+        raise UserError(
+            given=f"{path} does not exist",
+            rule="a run directory holds events.jsonl from its first moment on",
+            change="name the directory that the recipe calls run.directory",
+        )
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or nothing
+    return [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _parse(line: bytes, number: int, path: Path) -> Event:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
+        raise UserError(
+            given=f"{path}, line {number}: {line[:60]!r}",
+            rule="every line is a JSON object with kind, time and step",
+            change=f"delete line {number}; windlass itself never writes such a line",
+        )
+    return event
+
+
+def without_void(lines: Iterable[Event]) -> list[Event]:
+    """The lines that still count: at each start or resume at step s, earlier lines with step > s are dropped."""
+    valid: list[Event] = []
+    for line in lines:
+        if line["kind"] in RESTARTS:
+            valid = [earlier for earlier in valid if earlier["step"] <= line["step"]]
+        valid.append(line)
+    return valid
+
+
+def read_events(path: Path) -> list[Event]:
+    """The lines of events.jsonl that still count, in the order written."""
+    return without_void(read_lines(path))

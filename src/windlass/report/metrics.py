@@ -1,0 +1,208 @@
+"""`Recorder`: the loop's only metrics call.
+
+The idea: reading a scalar from a GPU makes the host wait for it, so `step` keeps what it is handed and reads it on
+logging steps only (every `every_steps`, the first and the last). The time between two such reads is a *window*;
+because both ends wait for the device, its length is true without further synchronisation:
+
+    tokens/s = tokens of the window / (its seconds - the seconds paused in it)
+    MFU      = tokens/s per device * FLOPs per token / peak FLOP/s of the device        (None where the peak is unknown)
+
+Evaluation, checkpoints and other work that is not a step run inside `pause(cause)`. Windows that end within the first
+WARM_UP_STEPS steps of a process hold compilation and allocation; their lines say `warm_up: true` and no average
+counts them. The time ledger splits the process's whole time: warm_up, training, data_wait, and one entry per cause.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, SupportsFloat
+
+from windlass.report.console import Console
+from windlass.report.events import EventLog, Kind
+from windlass.units import bits_per_byte, perplexity
+
+WARM_UP_STEPS: Final = (
+    3  # the first step compiles and builds optimizer states; the allocator's pools settle by the third
+)
+
+
+class Scalar(SupportsFloat, Protocol):
+    """A number, or a 0-dim tensor on any device: `float` of it waits for the device."""
+
+
+@dataclass
+class _Ledger:
+    """Where this process's time went, in seconds, and what its steady windows produced."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"warm_up": 0.0, "training": 0.0, "data_wait": 0.0})
+    steady_steps: int = 0
+    steady_s: float = 0.0
+
+    def add(self, cause: str, seconds: float) -> None:
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
+
+
+class Recorder:
+    """Made on every rank; `log` and `console` are None on all ranks but the first.
+
+    `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice;
+    `memory` returns this rank's peak bytes. `flops_per_token` and `peak_flops` (per device; None = unknown) make the
+    MFU.
+    """
+
+    def __init__(
+        self,
+        log: EventLog | None,
+        console: Console | None,
+        *,
+        every_steps: int,
+        total_steps: int,
+        tokens_per_step: int,
+        num_devices: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        gather_max: Callable[[float], float],
+        memory: Callable[[], float],
+        start_step: int = 0,
+    ):
+        self._log, self._console = log, console
+        self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
+        self._tokens_per_step, self._num_devices = tokens_per_step, num_devices
+        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._gather_max, self._memory = gather_max, memory
+        self._ledger = _Ledger()
+        self._validations: dict[str, list[dict[str, Any]]] = {}  # per set: the first and the latest
+        self._pending: Scalar | None = None  # the newest number of the device that nobody has waited for
+        self._step = self._window_step = start_step
+        self._window_start_s = time.perf_counter()
+        self._window_paused_s = self._window_wait_s = 0.0
+        self._eta_from: tuple[int, float] | None = None
+
+    def step(
+        self, step: int, loss: Scalar, norm: Scalar, learning_rate: float, count: Scalar, data_wait_s: float
+    ) -> None:
+        """After update `step` (1 is the first). `loss`, `norm`, `count`: of this step, over all ranks; read when
+        logged."""
+        self._step, self._pending = step, norm
+        self._window_wait_s += data_wait_s
+        if step % self._every_steps == 0 or step == self._start_step + 1 or step == self._total_steps:
+            self._log_step(step, loss, norm, learning_rate, count)
+
+    def _log_step(self, step: int, loss: Scalar, norm: Scalar, learning_rate: float, count: Scalar) -> None:
+        num_steps = step - self._window_step
+        wait_s = self._gather_max(self._window_wait_s) / num_steps
+        memory_bytes = self._gather_max(self._memory())
+        if self._log is None and self._console is None:
+            self._window_step, self._window_wait_s = step, 0.0
+            return
+        values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
+        warm_up, seconds = self._close_window()
+        tokens_per_s = num_steps * self._tokens_per_step / seconds
+        line = {
+            **values,
+            "targets": int(float(count)),
+            "tokens": step * self._tokens_per_step,
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,
+            "mfu": self._mfu(tokens_per_s),
+            "memory_bytes": int(memory_bytes),
+            "data_wait_s": wait_s,
+            "step_s": seconds / num_steps,
+            "warm_up": warm_up,
+            "ledger": dict(self._ledger.seconds),
+        }
+        self._write("step", step, line)
+        if self._console is not None:
+            self._console.step(step, line, eta_s=self._eta(step))
+
+    def _close_window(self) -> tuple[bool, float]:
+        """End the window at this moment -> (was it warm-up, its seconds without pauses)."""
+        now_s = time.perf_counter()
+        seconds = max(now_s - self._window_start_s - self._window_paused_s, 1e-9)
+        num_steps = self._step - self._window_step
+        warm_up = self._step <= self._start_step + WARM_UP_STEPS
+        wait_s = min(self._window_wait_s, seconds)
+        self._ledger.add("data_wait", wait_s)
+        self._ledger.add("warm_up" if warm_up else "training", seconds - wait_s)
+        if not warm_up:
+            self._ledger.steady_steps += num_steps
+            self._ledger.steady_s += seconds
+        self._pending, self._window_step, self._window_start_s = None, self._step, now_s
+        self._window_paused_s = self._window_wait_s = 0.0
+        return warm_up, seconds
+
+    def _mfu(self, tokens_per_s: float) -> float | None:
+        if self._peak_flops is None:
+            return None
+        return tokens_per_s * self._flops_per_token / (self._num_devices * self._peak_flops)
+
+    def _eta(self, step: int) -> float | None:
+        """Seconds to the last step at the pace since the first line, pauses included; None before there is a pace."""
+        if self._eta_from is None:
+            self._eta_from = (step, self._window_start_s)
+            return None
+        from_step, from_s = self._eta_from
+        return (self._window_start_s - from_s) / (step - from_step) * (self._total_steps - step)
+
+    @contextmanager
+    def pause(self, cause: str) -> Iterator[None]:
+        """Time inside counts for `cause` ("evaluate", "checkpoint", ...) and not for the throughput. Pauses do not
+        nest."""
+        if self._pending is not None:
+            float(self._pending)  # the device finishes its steps first, or they would count for the pause
+            self._pending = None
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start_s
+            self._ledger.add(cause, seconds)
+            self._window_paused_s += seconds
+
+    def validation(self, step: int, name: str, nats_sum: float, targets: int, num_bytes: int) -> None:
+        """One set's result: nats summed over `targets` counted targets, which stand for `num_bytes` bytes of text."""
+        assert targets > 0, f"validation set {name} has no counted target"
+        line = {
+            "name": name,
+            "loss": nats_sum / targets,
+            "perplexity": perplexity(nats_sum / targets),
+            "bits_per_byte": bits_per_byte(nats_sum, num_bytes),
+            "targets": targets,
+            "bytes": num_bytes,
+        }
+        seen = self._validations.setdefault(name, [])
+        seen[1:] = [{"step": step, **line}]
+        self._write("validation", step, line)
+        if self._console is not None:
+            self._console.validation(step, line, seen[0])
+
+    def event(self, kind: Kind, step: int, **fields: Any) -> None:
+        """Any other line: start, resume, checkpoint, incident, sample."""
+        self._write(kind, step, fields)
+        if self._console is not None:
+            self._console.event(kind, step, fields)
+
+    def end(self, step: int, reason: str, baselines: Mapping[str, Mapping[str, float]] | None = None) -> None:
+        """The last line and the final table. `reason`: "finished", "stopped", ...; `baselines`: see Console.summary."""
+        if self._log is None and self._console is None:
+            return
+        if self._step > self._window_step:
+            self._close_window()
+        ledger = self._ledger
+        tokens_per_s = ledger.steady_steps * self._tokens_per_step / ledger.steady_s if ledger.steady_s else None
+        line = {
+            "reason": reason,
+            "tokens": step * self._tokens_per_step,
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_gpu": tokens_per_s / self._num_devices if tokens_per_s is not None else None,
+            "mfu": self._mfu(tokens_per_s) if tokens_per_s is not None else None,
+            "ledger": dict(ledger.seconds),
+        }
+        self._write("end", step, line)
+        if self._console is not None:
+            self._console.summary(step, line, self._validations, baselines or {})
+
+    def _write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
+        if self._log is not None:
+            self._log.write(kind, step, fields)

@@ -1,0 +1,126 @@
+"""What is printed: a plain line per logging step into a file, a line rewritten on a terminal, the final table."""
+
+import io
+
+from windlass.report.console import Console
+from windlass.report.metrics import Recorder
+
+
+class TerminalStream(io.StringIO):
+    def isatty(self):
+        return True
+
+
+LINE = {
+    "loss": 5.4321,
+    "gradient_norm": 1.234,
+    "learning_rate": 4e-3,
+    "tokens_per_s": 12_300.0,
+    "tokens_per_s_per_gpu": 6150.0,
+    "mfu": 0.412,
+    "memory_bytes": 3 << 30,
+    "data_wait_s": 0.01,
+    "step_s": 0.5,
+}
+
+
+def record(stream, total_steps=20, **changes):
+    settings = {
+        "every_steps": 10,
+        "total_steps": total_steps,
+        "tokens_per_step": 1000,
+        "num_devices": 2,
+        "flops_per_token": 2e6,
+        "peak_flops": None,
+        "gather_max": lambda value: value,
+        "memory": lambda: 7.0,
+    }
+    return Recorder(None, Console(stream, total_steps=total_steps, device="GPU"), **settings | changes)
+
+
+def test_a_logging_step_is_one_plain_line_with_every_figure():
+    stream = io.StringIO()
+    Console(stream, total_steps=1193, device="GPU").step(120, LINE, eta_s=130.0)
+    assert stream.getvalue() == (
+        "step  120/1193 | loss 5.4321 | 12.3 k tok/s (6.15 k per GPU) | ETA 2m10s | norm 1.23 | lr 4.00e-03 | "
+        "MFU 41.2% | 3.0 GiB | wait 2.0%\n"
+    )
+
+
+def test_unknown_figures_are_na_and_divergence_is_told():
+    stream = io.StringIO()
+    line = LINE | {"mfu": None, "loss": float("nan"), "gradient_norm": float("inf")}
+    Console(stream, total_steps=9, device="process").step(1, line, eta_s=None)
+    text = stream.getvalue()
+    assert (
+        "MFU n/a" in text and "loss nan" in text and "norm inf" in text and "ETA n/a" in text and "per process" in text
+    )
+
+
+def test_a_terminal_line_is_rewritten_in_place_and_never_wraps(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = TerminalStream()
+    console = Console(stream, total_steps=20, device="GPU")
+    console.step(10, LINE, eta_s=1.0)
+    console.step(20, LINE, eta_s=0.0)
+    assert "\n" not in stream.getvalue() and stream.getvalue().count("\r\x1b[2K") == 1
+    console.say("news")
+    assert stream.getvalue().endswith("\r\x1b[2Knews\n")  # the progress line made room
+    assert "\x1b[?25l" not in stream.getvalue()  # the cursor is never hidden: a killed run leaves a sane terminal
+
+
+def test_a_wide_terminal_gets_a_bar(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = TerminalStream()
+    Console(stream, total_steps=20, device="GPU").step(10, LINE, eta_s=1.0)
+    assert stream.getvalue().count("━") == 16
+
+
+def test_text_of_a_sample_is_never_read_as_markup():
+    stream = io.StringIO()
+    Console(stream, total_steps=9, device="GPU").event(
+        "sample", 5, {"prompt": "class A", "text": ":\n    x = [red]1[/]"}
+    )
+    assert stream.getvalue() == "step 5: sample\n    | class A:\n    |     x = [red]1[/]\n"
+
+
+def test_an_event_is_one_line_with_its_fields():
+    stream = io.StringIO()
+    fields = {"path": "checkpoints/step-00000005", "seconds": 0.123456, "settings": {"much": 1}}
+    Console(stream, total_steps=9, device="GPU").event("checkpoint", 5, fields)
+    assert stream.getvalue() == "step 5: checkpoint path checkpoints/step-00000005, seconds 0.1235\n"
+
+
+def test_validation_is_told_beside_the_first_one():
+    stream = io.StringIO()
+    recorder = record(stream)
+    recorder.validation(0, "code", 770.0, 100, 330)
+    recorder.validation(10, "code", 500.0, 100, 330)
+    first, second = stream.getvalue().splitlines()
+    assert first == "step 0: code loss 7.7000, perplexity 2208, 3.366 bits per byte"
+    assert second == "step 10: code loss 5.0000, perplexity 148.4, 2.186 bits per byte (at step 0: loss 7.7000)"
+
+
+def test_the_summary_shows_first_and_last_validation_baselines_rates_and_ledger():
+    stream = io.StringIO()
+    recorder = record(stream)
+    for at, nats in ((0, 770.0), (10, 500.0), (20, 400.0)):
+        recorder.validation(at, "code", nats, 100, 330)
+    for step in range(1, 21):
+        recorder.step(step, 1.0, 1.0, 1e-3, 1000, 0.0)
+    recorder.end(20, "finished", {"bigram": {"loss": 4.44, "bits_per_byte": 2.05}, "gzip": {"bits_per_byte": 2.04}})
+    rows = [row.split() for row in stream.getvalue().splitlines()]
+    assert ["finished", "at", "step", "20", "of", "20"] in rows
+    assert ["code", "0", "7.7000", "2208", "3.366"] in rows and ["code", "20", "4.0000", "54.6", "1.749"] in rows
+    assert ["baseline:", "bigram", "4.4400", "2.050"] in rows and ["baseline:", "gzip", "2.040"] in rows
+    assert not any(row[:2] == ["code", "10"] for row in rows)
+    assert "per GPU, MFU n/a, without warm-up and pauses" in stream.getvalue() and "time: warm up" in stream.getvalue()
+
+
+def test_a_run_too_short_for_an_average_says_so():
+    stream = io.StringIO()
+    recorder = record(stream, total_steps=2)
+    recorder.step(1, 1.0, 1.0, 1e-3, 1000, 0.0)
+    recorder.step(2, 1.0, 1.0, 1e-3, 1000, 0.0)
+    recorder.end(2, "finished")
+    assert "n/a tok/s, n/a tok/s per GPU, MFU n/a" in stream.getvalue()

@@ -1,0 +1,105 @@
+"""events.jsonl: what is written, what survives a kill, which lines count after a resume."""
+
+import json
+import math
+import time
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.report.events import EventLog, read_events, read_lines
+
+
+def write(path, *lines):
+    log = EventLog(path)
+    for kind, step, fields in lines:
+        log.write(kind, step, fields)
+
+
+def test_a_line_has_kind_time_step_and_its_fields(tmp_path):
+    before_s = time.time()
+    write(tmp_path / "run" / "events.jsonl", ("step", 3, {"loss": 1.5, "sets": ("a", 2)}))
+    (line,) = [json.loads(row) for row in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert before_s <= line.pop("time") <= time.time()
+    assert line == {"kind": "step", "step": 3, "loss": 1.5, "sets": ["a", 2]}
+
+
+def test_non_finite_numbers_become_null_and_are_named(tmp_path):
+    fields = {"loss": math.nan, "gradient_norm": -math.inf, "ledger": {"training": math.inf}, "targets": 4}
+    write(tmp_path / "e", ("step", 1, fields), ("step", 2, {"loss": 1.0}))
+    text = (tmp_path / "e").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    bad, good = read_events(tmp_path / "e")
+    assert bad["loss"] is None and bad["gradient_norm"] is None and bad["ledger"] == {"training": None}
+    assert bad["non_finite"] == {"loss": "nan", "gradient_norm": "-inf", "ledger.training": "inf"}
+    assert bad["targets"] == 4 and "non_finite" not in good
+
+
+def test_a_line_is_on_disk_when_write_returns(tmp_path):
+    log = EventLog(tmp_path / "e")
+    log.write("start", 0, {})
+    assert len(read_events(tmp_path / "e")) == 1  # the log is still open
+
+
+def test_a_torn_last_line_is_left_out_and_mended_at_reopening(tmp_path):
+    path = tmp_path / "e"
+    write(path, ("step", 1, {}), ("step", 2, {}))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole) // 2):
+        path.write_bytes(whole[:-cut])
+        assert [line["step"] for line in read_events(path)] == [1]
+        write(path, ("resume", 1, {}))
+        assert [(line["kind"], line["step"]) for line in read_events(path)] == [("step", 1), ("resume", 1)]
+
+
+def test_text_of_any_language_and_line_separators_keep_one_line(tmp_path):
+    text = "a\nb\r\u2028\u0085</script> é 字"
+    write(tmp_path / "e", ("sample", 1, {"text": text}), ("end", 1, {}))
+    assert read_events(tmp_path / "e")[0]["text"] == text
+
+
+def test_a_resume_voids_earlier_lines_beyond_its_step_only(tmp_path):
+    path = tmp_path / "e"
+    steps = [("step", step, {"try": 1}) for step in (1, 2, 3, 4)]
+    write(
+        path, ("start", 0, {}), *steps, ("resume", 2, {}), ("step", 3, {"try": 2}), ("resume", 3, {}), ("step", 4, {})
+    )
+    told = [(line["kind"], line["step"], line.get("try")) for line in read_events(path)]
+    assert told == [
+        ("start", 0, None), ("step", 1, 1), ("step", 2, 1), ("resume", 2, None),
+        ("step", 3, 2), ("resume", 3, None), ("step", 4, None),
+    ]  # fmt: skip
+    assert len(read_lines(path)) == 9
+
+
+def test_a_second_start_voids_what_was_trained_before_it(tmp_path):
+    write(tmp_path / "e", ("start", 0, {}), ("step", 1, {}), ("start", 0, {}), ("step", 1, {"again": True}))
+    assert [line["kind"] for line in read_events(tmp_path / "e")] == ["start", "start", "step"]
+
+
+def test_a_bad_line_is_named(tmp_path):
+    (tmp_path / "e").write_text(
+        '{"kind": "step", "time": 1, "step": 1}\n{"kind": "st\n{"kind": "end", "time": 1, "step": 1}\n'
+    )
+    with pytest.raises(UserError) as error:
+        read_events(tmp_path / "e")
+    assert "line 2" in error.value.given and "delete line 2" in error.value.change
+
+
+@pytest.mark.parametrize("row", ["[1]", '{"kind": "step"}', "7"])
+def test_a_json_line_that_is_no_event_is_named(tmp_path, row):
+    (tmp_path / "e").write_text(row + "\n")
+    with pytest.raises(UserError, match="line 1"):
+        read_events(tmp_path / "e")
+
+
+def test_a_run_without_events_is_a_user_error(tmp_path):
+    with pytest.raises(UserError) as error:
+        read_events(tmp_path / "none" / "events.jsonl")
+    assert "does not exist" in error.value.given and "run.directory" in error.value.change
+
+
+def test_an_unknown_kind_is_our_own_bug(tmp_path):
+    log = EventLog(tmp_path / "e")
+    with pytest.raises(AssertionError, match="stp"):
+        log.write("stp", 1, {})
