@@ -21,6 +21,10 @@ class UserError(Exception):
         return f"{self.given}\n  rule:   {self.rule}\n  change: {self.change}"
 
 
+class BadLayout(UserError):
+    """A model whose parts do not lie as the layout says; raised before or at the first step."""
+
+
 class BadShard(UserError):
     """A data shard whose bytes are not what its index promises."""
 

@@ -1,0 +1,312 @@
+"""RunConfig: the rooms' configs side by side, read from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
+
+Everything that can be checked without looking at data, weights or devices is checked here, before anything starts. What
+depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in jobs/assemble.
+"""
+
+import importlib.resources
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.data.config import DataConfig, EvaluateConfig
+from windlass.errors import UserError, nearest
+from windlass.model.config import ModelConfig
+from windlass.optim.config import OptimConfig
+from windlass.parallel.config import ParallelConfig, PrecisionConfig
+from windlass.report.config import ReportConfig
+from windlass.settings import Settings
+
+
+class RunSettings(Settings):
+    directory: Path
+    """Where everything of this run goes. Started again on it, a run resumes."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps. Exactly one of steps, tokens, epochs."""
+    tokens: int | None = Field(None, ge=1)
+    """Training length in tokens, rounded up to whole steps."""
+    epochs: float | None = Field(None, gt=0)
+    """Training length in passes over the training set, rounded up to whole steps."""
+    tokens_per_step: int = Field(ge=1)
+    """Tokens per optimizer step over all ranks: the global batch. Accumulation follows from it."""
+    micro_batch: int = Field(1, ge=1)
+    """Sequences per rank of the batch axes in one forward. Changes memory and speed, not what is learned."""
+    seed: int = Field(0, ge=0)
+    """Initial weights and data order are functions of it."""
+    start_from: str | None = None
+    """A run or checkpoint directory whose state a *new* run begins with."""
+    start_what: Literal["weights", "all"] = "weights"
+    """With start_from. weights: the model only. all: optimizer, step and data position too."""
+    accept_drift: list[str] = []
+    """Settings (`section.key`) that may differ from the checkpoint's on resume."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise UserError(
+                f"run has {' and '.join(given) if given else 'none of steps, tokens, epochs'}",
+                "the length of a run is given exactly once",
+                "set one of run.steps, run.tokens, run.epochs",
+            )
+        if self.start_from is None and "start_what" in self.model_fields_set:
+            raise UserError(
+                f"run.start_what={self.start_what} without run.start_from",
+                "start_what says what is taken from the checkpoint that start_from names",
+                "set run.start_from, or remove run.start_what",
+            )
+        return self
+
+
+class ObjectiveConfig(Settings):
+    kind: Literal["pretrain"] = "pretrain"
+    """pretrain: next-token prediction on every token."""
+
+
+class AdapterConfig(Settings):
+    kind: Literal["none"] = "none"
+    """none: all parameters are trained."""
+
+
+class RunConfig(Settings):
+    """A whole recipe."""
+
+    run: RunSettings
+    model: ModelConfig
+    data: DataConfig
+    objective: ObjectiveConfig = ObjectiveConfig()
+    adapter: AdapterConfig = AdapterConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    optim: OptimConfig = OptimConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    report: ReportConfig = ReportConfig()
+
+    _recipe: str = PrivateAttr("")
+
+    @property
+    def recipe(self) -> str:
+        """The recipe's text as it was given, overrides as comments on top."""
+        return self._recipe or to_yaml(self)
+
+    @property
+    def sequences_per_step(self) -> int:
+        return self.run.tokens_per_step // self.data.sequence_length
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        tokens, length = self.run.tokens_per_step, self.data.sequence_length
+        if tokens % length:
+            below = tokens // length * length
+            choices = f"{below} or {below + length}" if below else str(length)
+            raise UserError(
+                f"run.tokens_per_step={tokens} with data.sequence_length={length}",
+                f"a global batch is whole sequences, and {tokens} / {length} = {tokens / length:.2f}",
+                f"the nearest that divide: run.tokens_per_step={choices}",
+            )
+        if self.run.steps is not None and self.optim.warmup_steps > self.run.steps:
+            raise UserError(
+                f"optim.warmup_steps={self.optim.warmup_steps} with run.steps={self.run.steps}",
+                "warm-up ends within the run",
+                f"use optim.warmup_steps={max(1, self.run.steps // 20)} (5 % of the steps), or more steps",
+            )
+        if self.checkpoint.keep_best and self.evaluate.every_steps is None:
+            raise UserError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} without evaluate.every_steps",
+                "the best checkpoint is the one with the lowest validation loss, which nobody measures here",
+                "set evaluate.every_steps, or checkpoint.keep_best=0",
+            )
+        return self
+
+    def accumulation(self, batch_ranks: int) -> int:
+        """Micro-batches per rank and step when `batch_ranks` ranks hold different samples. Raises where it is not whole."""
+        sequences, micro = self.sequences_per_step, self.run.micro_batch
+        per_round = micro * batch_ranks
+        if sequences % per_round == 0:
+            return sequences // per_round
+        length = self.data.sequence_length
+        below, above = sequences // per_round * per_round, (sequences // per_round + 1) * per_round
+        near = [str(n * length) for n in (below, above) if n]
+        micros = [str(m) for m in range(1, sequences + 1) if sequences % (m * batch_ranks) == 0]
+        remedy = f"the nearest that divide: run.tokens_per_step={' or '.join(near)}"
+        if micros:
+            remedy += f"; or, keeping it, run.micro_batch={' or '.join(micros[:6])}"
+        raise UserError(
+            f"run.tokens_per_step={self.run.tokens_per_step} ({sequences} sequences) on {batch_ranks} ranks with "
+            f"run.micro_batch={micro}",
+            f"sequences per step must be a multiple of micro_batch x ranks = {per_round}",
+            remedy,
+        )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but `3e-4` is a number (YAML 1.2), and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = {key for key in keys if keys.count(key) > 1}
+        if twice:
+            raise UserError(
+                f"the key `{sorted(twice)[0]}` stands twice (line {node.start_mark.line + 1})",
+                "a key has one value",
+                "remove one of the two",
+            )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
+    """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides.
+
+    Raises UserError for a missing file, bad YAML, unknown or mistyped keys, and settings that contradict each other.
+    """
+    text, name = _read(path)
+    tree = _parse(text, name)
+    if not isinstance(tree, dict):
+        raise UserError(f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md")
+    for override in overrides:
+        _apply(tree, override)
+    config = check_recipe(tree)
+    config._recipe = "".join(f"# override: {override}\n" for override in overrides) + text
+    return config
+
+
+def check_recipe(tree: Mapping[str, Any]) -> RunConfig:
+    """A RunConfig from plain dicts; pydantic's complaints become one UserError that names each key."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error) from None
+
+
+def to_yaml(config: RunConfig) -> str:
+    """A recipe that gives `config` again, every default written out."""
+    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False, width=120)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """name -> file, of the recipes that come with windlass (in the wheel, or beside src/ in a checkout)."""
+    inside = Path(str(importlib.resources.files("windlass"))) / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def _read(path: str | Path) -> tuple[str, str]:
+    file = Path(path)
+    if file.is_file():
+        return file.read_text("utf-8"), str(file)
+    shipped = shipped_recipes()
+    if str(path) in shipped:
+        return shipped[str(path)].read_text("utf-8"), str(path)
+    raise UserError(
+        f"no recipe at {file}",
+        "a recipe is a YAML file, or the name of one that ships with windlass",
+        nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
+    )
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line") from None
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    path, equals, value = override.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise UserError(
+            f"the override `{override}`", "overrides have the form section.key=value", "for example run.steps=100"
+        )
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"the override `{override}`", f"`{key}` holds a value, not a section", "shorten the path")
+    tree[keys[-1]] = _parse(value, f"the override `{override}`")
+
+
+def _explain(error: ValidationError) -> UserError:
+    given, rules, changes = [], [], []
+    for item in error.errors():
+        path = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            choices = _keys_at(item["loc"][:-1])
+            where = ".".join(map(str, item["loc"][:-1])) or "the recipe"
+            given.append(path)
+            rules.append(f"{where} has no key `{item['loc'][-1]}`")
+            changes.append(nearest(str(item["loc"][-1]), choices) + f"keys of {where}: {', '.join(choices)}")
+        elif item["type"] == "missing":
+            given.append(f"{path} is missing")
+            rules.append(f"{path} has no default")
+            changes.append(f"add {path} to the recipe")
+        else:
+            given.append(f"{path}={item['input']!r}")
+            rules.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}")
+            changes.append(f"see {path} in docs/recipe.md")
+    return UserError("; ".join(given), "; ".join(rules), "; ".join(changes))
+
+
+def _keys_at(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in location:
+        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None) if model else None
+        annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else [model]
+        model = next((a for a in annotations if isinstance(a, type) and issubclass(a, Settings)), None)
+    return [field.alias or name for name, field in model.model_fields.items()] if model else []
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A setting that differs between a checkpoint and the run that would continue it."""
+
+    key: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.then} in the checkpoint, {self.now} now"
+
+
+FREE = (
+    "run.directory",
+    "run.steps",  # judged by itself in jobs/restore: it moves the schedule
+    "run.tokens",
+    "run.epochs",
+    "run.micro_batch",
+    "run.start_from",
+    "run.start_what",
+    "run.accept_drift",
+    "data.directory",
+    "parallel",
+    "checkpoint",
+    "evaluate",
+    "report",
+)
+"""What may change on resume without a word: layout, micro-batch and everything that only watches."""
+
+
+def drift(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Drift]:
+    """Settings that change what is trained and differ between two dumped configs."""
+    old, new = dict(_flat(then)), dict(_flat(now))
+    keys = [key for key in old | new if not any(key == free or key.startswith(free + ".") for free in FREE)]
+    return [Drift(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,51 @@
+"""Recomputation: throw activations away in forward, compute them again in backward.
+
+A block of hidden size H keeps about 34 B T H bytes of activations in 16 bits, plus attention's (Korthikanti et al., arXiv
+2205.05198). What is kept, and what it costs:
+
+    none        everything; no extra work
+    selective   the outputs of matrix products and attention; norms, activations, rope and residuals are recomputed
+                (a few per cent of the time, since they are bound by memory and not by FLOPs)
+    full        each block's input only, B T H; the whole forward again: 1/3 more FLOPs
+
+The forward of each block is replaced on the instance, so parameter names do not change. Nothing random may run inside a
+block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+"""The expensive operators: a FLOP of theirs costs more to repeat than their output costs to keep."""
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def apply_recompute(blocks: Sequence[nn.Module], kind: str) -> None:
+    """kind: none, selective or full; in place. Must come before compile, which traces the forward it finds."""
+    if kind == "none":
+        return
+    context: dict[str, Any] = {}
+    if kind == "selective":
+        context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for block in blocks:
+        block.forward = partial(  # type: ignore[method-assign]
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **context
+        )

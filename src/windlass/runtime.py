@@ -1,0 +1,191 @@
+"""The process a rank runs in: its place in the world, device, process group, threads, and the agreement to stop.
+
+The only file that reads the environment while training. What torchrun (or our launcher, or a scheduler's prolog) set there is taken; with an
+empty environment the process is a world of its own, with a store in memory instead of a port.
+
+Stopping (Ctrl-C, SIGTERM). A rank that saved alone would hang the others, so all stop after the same step, without a
+collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each step. The write
+happens before that rank enters step s; another rank leaves step s only after a collective in which all took part, so it
+sees the write by then. On CPU collectives block, and s is the next step; on a GPU the host runs ahead of the device, so it
+is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after the next.
+"""
+
+import datetime
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from windlass.errors import UserError
+
+GROUP_TIMEOUT = datetime.timedelta(minutes=10)
+"""A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
+FIRST_TIMEOUT = datetime.timedelta(days=1)
+"""How long other ranks wait for what rank 0 does once (preparing data)."""
+
+Result = TypeVar("Result")
+
+
+def is_rank() -> bool:
+    """Whether a launcher made this process one of several ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """This process among the others."""
+
+    rank: int
+    world: int
+    device: torch.device
+    store: dist.Store | None
+    """Shared by all ranks; None where the caller had made the process group itself."""
+    control: dist.ProcessGroup
+    """gloo, of all ranks: for checkpoints' background threads, which must not meet the training collectives."""
+    is_elastic: bool
+    """Started by torchelastic: any other exit code than 0 would be taken for a failure and restarted."""
+
+    def first(self, work: Callable[[], Result]) -> Result | None:
+        """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None."""
+        if self.store is None or self.world == 1:
+            result = work() if self.rank == 0 else None
+            if self.world > 1:
+                dist.barrier(group=self.control)
+            return result
+        if self.rank == 0:
+            try:
+                result = work()
+            except BaseException:
+                self.store.set("first", "failed")
+                raise
+            self.store.set("first", "done")
+            return result
+        self.store.wait(["first"], FIRST_TIMEOUT)
+        if self.store.get("first") != b"done":
+            raise SystemExit(2)  # rank 0 says why
+        return None
+
+    def max_over_ranks(self, value: float) -> float:
+        """The largest of all ranks' values. Collective, on the host: for logging steps only."""
+        if self.world == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
+        return tensor.item()
+
+    def agree(self, value: bool) -> bool:
+        """Rank 0's answer, on every rank. Collective, on the host."""
+        if self.world == 1:
+            return value
+        tensor = torch.tensor(float(value))
+        dist.broadcast(tensor, 0, group=self.control)
+        return bool(tensor.item())
+
+    def memory_bytes(self) -> float:
+        """Peak memory of this rank: allocated on its GPU, or resident on CPU."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.max_memory_allocated(self.device))
+        import resource
+
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return kib if sys.platform == "darwin" else kib * 1024.0
+
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+
+    def close(self) -> None:
+        """Ends the process group, if this runtime made it."""
+        if self.store is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def start_runtime() -> Runtime:
+    """Joins the world that the environment describes, or makes one of a single process. Collective."""
+    if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
+        control = dist.new_group(backend="gloo")
+        assert isinstance(control, dist.ProcessGroup)
+        return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, control, False)
+    device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+    if is_rank():
+        store, rank, world = next(dist.rendezvous("env://"))
+    else:
+        store, rank, world = dist.HashStore(), 0, 1
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
+    control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    assert isinstance(control, dist.ProcessGroup)
+    own = dist.PrefixStore("windlass", store)
+    return Runtime(rank, world, device, own, control, "TORCHELASTIC_RUN_ID" in os.environ)
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UserError(
+            f"local rank {local_rank} on {socket.gethostname()}, which has {count} GPUs",
+            "each rank has a GPU of its own (NCCL refuses two ranks on one device)",
+            f"start at most {count} ranks per host (--nproc {count})",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def redirect_output(run_directory: Path, rank: int) -> None:
+    """Rank 0 keeps the terminal; what the others print goes to logs/rank-N.log of the run directory."""
+    if rank == 0:
+        return
+    logs = run_directory / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+class Stop:
+    """Whether all ranks stop after the step just done: see the top of this file. Installs signal handlers until closed."""
+
+    def __init__(self, runtime: Runtime, signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)):
+        self._runtime, self._signals = runtime, signals
+        self._asked, self._announced = False, False
+        self._previous: list[object] = []
+        self._ahead = 1 if runtime.device.type == "cuda" else 0
+        self._event: torch.cuda.Event | None = None
+        for number in signals if runtime.store is not None else ():
+            self._previous.append(signal.signal(number, self._ask))
+
+    def _ask(self, number: int, _frame: object) -> None:
+        if self._asked and number == signal.SIGINT:
+            raise KeyboardInterrupt  # the second Ctrl-C does not wait for anything
+        self._asked = True
+
+    def after(self, step: int) -> bool:
+        """True on every rank alike, when this was the last step (`step`: completed steps)."""
+        runtime = self._runtime
+        if runtime.world == 1 or runtime.store is None:
+            return self._asked
+        if self._ahead:
+            if self._event is not None:
+                self._event.synchronize()
+            self._event = torch.cuda.current_stream().record_event()
+        if self._asked and not self._announced:
+            self._announced = True
+            runtime.store.compare_set("stop", "", str(step + 1 + self._ahead))
+        return runtime.store.check(["stop"]) and step >= int(runtime.store.get("stop"))
+
+    def close(self) -> None:
+        for number, previous in zip(self._signals, self._previous):
+            signal.signal(number, previous)  # type: ignore[arg-type]
+        self._previous = []
