@@ -1,0 +1,68 @@
+"""Which sample stands at which place of the endless training stream: arithmetic only, no state, no file is read.
+
+The stream is order(seed, epoch 0), order(seed, epoch 1), ... joined. In one epoch the shards are shuffled; then,
+window by window of W consecutive shuffled shards, the samples of the window are permuted. So every sample comes
+exactly once per epoch, reading touches W shards at a time, and the place of every sample follows from (seed, place):
+no ranks, workers or batch sizes enter. Random access costs one window's permutation, which is kept until another
+window is asked for.
+
+Randomness: Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by (seed, epoch) with the
+counter started at (window + 1) << 192, so windows never share numbers; 0 is for the shards. A permutation is the
+stable argsort of raw 64-bit draws: NumPy promises that raw draws stay the same between versions, and does not promise
+it for `Generator.permutation`.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def _permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, number], np.uint64))
+    return np.argsort(bits.random_raw(count), kind="stable")
+
+
+class Order:
+    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s."""
+
+    def __init__(self, shard_samples: Sequence[int], seed: int, shuffle_window: int):
+        assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and len(shard_samples) >= 1 and min(shard_samples) >= 1
+        self.seed, self.shuffle_window = seed, shuffle_window
+        self._shard_samples = np.asarray(shard_samples, np.int64)
+        self.num_samples = int(self._shard_samples.sum())
+        self._epoch = -1
+        self._shards = self._starts = np.empty(0, np.int64)
+        self._window: tuple[int, int] = (-1, -1)
+        self._places_N2 = np.empty((0, 2), np.int64)
+
+    def _enter_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._shards = _permutation(self.seed, epoch, 0, len(self._shard_samples))
+        ends = np.cumsum(self._shard_samples[self._shards])
+        last_shards = np.arange(self.shuffle_window, len(ends) + self.shuffle_window, self.shuffle_window) - 1
+        self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
+
+    def _enter_window(self, epoch: int, window: int) -> None:
+        self._window = (epoch, window)
+        shards = self._shards[window * self.shuffle_window : (window + 1) * self.shuffle_window]
+        samples = self._shard_samples[shards]
+        places_N2 = np.empty((int(samples.sum()), 2), np.int64)
+        places_N2[:, 0] = np.repeat(shards, samples)
+        places_N2[:, 1] = np.concatenate([np.arange(count) for count in samples])
+        self._places_N2 = places_N2[_permutation(self.seed, epoch, window + 1, len(places_N2))]
+
+    def take(self, start: int, count: int) -> np.ndarray:
+        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0, any count."""
+        parts = [np.empty((0, 2), np.int64)]
+        while count > 0:
+            epoch, place = divmod(start, self.num_samples)
+            if epoch != self._epoch:
+                self._enter_epoch(epoch)
+            window = int(np.searchsorted(self._starts, place, "right")) - 1
+            if (epoch, window) != self._window:
+                self._enter_window(epoch, window)
+            offset = place - int(self._starts[window])
+            part = self._places_N2[offset : offset + count]
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+        return np.concatenate(parts)
