@@ -1,0 +1,22 @@
+"""When checkpoints are written, how, and which are kept."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from windlass.settings import Settings
+
+
+class CheckpointConfig(Settings):
+    every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Save after every so many optimizer steps. None: not by step. The end of a run is always saved."""
+    every_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Save when so many minutes have passed since the last save, by rank 0's clock. None: not by time."""
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    """Keep the newest so many checkpoints. At least 1, since a run must be able to resume."""
+    keep_best: Annotated[int, Field(ge=0)] = 0
+    """Keep, besides, the so many with the lowest validation loss (of the first validation set)."""
+    keep_steps: list[Annotated[int, Field(ge=0)]] = []
+    """Save at these steps and keep them for ever. 0 is the state before the first update."""
+    async_: Annotated[bool, Field(alias="async")] = True
+    """Copy the state to host memory and write it in the background. Costs one copy of the state in host memory."""

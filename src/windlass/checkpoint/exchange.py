@@ -1,0 +1,107 @@
+"""One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
+
+Without this, the rank that fails leaves and the others wait in a collective until it times out. Each call is one
+gather to rank 0 and one broadcast or scatter from it, over the group that is handed in (gloo; an asynchronous save
+needs one of its own, since its collectives run beside the training's). One rank without torch.distributed is the same
+code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
+is unpickled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from windlass.errors import UserError
+
+
+class PeerFailed(RuntimeError):
+    """Another rank failed with an error that is not the user's; its text is ours."""
+
+
+@dataclass
+class _Failure:
+    rank: int
+    error: Exception
+    text: str
+
+    def portable(self) -> "_Failure":
+        """A UserError travels as it is; any other error as its text, since not every exception can be pickled."""
+        if isinstance(self.error, UserError):
+            return self
+        return _Failure(self.rank, PeerFailed(f"rank {self.rank}: {self.text}"), self.text)
+
+
+class Exchange:
+    """The ranks of one job. `group` None is the default group, or nobody where world is 1."""
+
+    def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None):
+        self.rank, self.world, self._group = rank, world, group
+        self._first = 0 if group is None or world == 1 else dist.get_global_rank(group, 0)
+
+    def _gather(self, value: Any) -> list[Any]:
+        """On rank 0 everybody's value, elsewhere []."""
+        if self.world == 1:
+            return [value]
+        values = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(value, values, dst=self._first, group=self._group)
+        return values or []
+
+    def _broadcast(self, value: Any) -> Any:
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=self._first, group=self._group)
+        return box[0]
+
+    def _scatter(self, values: list[Any]) -> Any:
+        if self.world == 1:
+            return values[0]
+        box = [None]
+        dist.scatter_object_list(box, values if self.rank == 0 else None, src=self._first, group=self._group)
+        return box[0]
+
+    def _attempt(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except (
+            Exception
+        ) as error:  # not swallowed: every rank raises it in _settle; a rank that left alone would hang the others
+            return _Failure(self.rank, error, f"{type(error).__name__}: {error}")
+
+    def _settle(self, mine: Any, verdict: Any) -> Any:
+        if not isinstance(verdict, _Failure):
+            return verdict
+        if isinstance(mine, _Failure) and mine.rank == verdict.rank:
+            raise mine.error  # with its own traceback, on the rank where it happened
+        raise verdict.error
+
+    def _lead(self, mine: Any, lead: Callable[[list[Any]], Any]) -> Any:
+        """On rank 0: the first failure, or what `lead` makes of everybody's values."""
+        values = self._gather(mine.portable() if isinstance(mine, _Failure) else mine)
+        if self.rank != 0:
+            return None
+        failures = [value for value in values if isinstance(value, _Failure)]
+        return failures[0] if failures else self._attempt(lambda: lead(values))
+
+    def reduce(self, work: Callable[[], Any], lead: Callable[[list[Any]], Any]) -> Any:
+        """Every rank runs `work`; rank 0 makes one value of all results with `lead`; every rank gets that value."""
+        mine = self._attempt(work)
+        made = self._lead(mine, lead)
+        verdict = self._broadcast(made.portable() if isinstance(made, _Failure) else made)
+        return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
+
+    def reduce_scatter(self, work: Callable[[], Any], lead: Callable[[list[Any]], list[Any]]) -> Any:
+        """As `reduce`, but `lead` makes one value for each rank, and a rank gets its own."""
+        mine = self._attempt(work)
+        made = self._lead(mine, lead)
+        if isinstance(made, _Failure):
+            verdict = self._scatter([made.portable()] * self.world)
+        else:
+            verdict = self._scatter(made)
+        return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
+
+    def from_first(self, work: Callable[[], Any]) -> Any:
+        """Rank 0 runs `work`; every rank gets its value, or raises its error."""
+        return self.reduce(lambda: None, lambda _: work())

@@ -1,0 +1,189 @@
+"""Which checkpoints stay, and what the command line shows: list, diff, prune. No torch.
+
+Kept: the newest `keep_last`, the `keep_best` with the lowest metric (ties: the newer), and `keep_steps`. Deleting
+follows a commit, never precedes it, and the newest checkpoint that passes the check is never deleted, whatever the
+settings say.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor, read_index
+from windlass.checkpoint.store import (
+    Checkpoint,
+    Problem,
+    committed_steps,
+    complaint,
+    delete,
+    quarantined,
+    step_name,
+    verify,
+)
+from windlass.errors import BadCheckpoint, UserError
+
+
+def kept_steps(metrics: dict[int, float | None], config: CheckpointConfig) -> set[int]:
+    """Of the steps in `metrics` (step -> validation loss or None), those that stay."""
+    newest = sorted(metrics, reverse=True)[: config.keep_last]
+    scored = sorted((metric, -step) for step, metric in metrics.items() if metric is not None)
+    best = [-negative for _, negative in scored[: config.keep_best]]
+    return set(newest) | set(best) | (set(config.keep_steps) & set(metrics))
+
+
+def survey(directory: Path) -> list[Problem]:
+    """The cheap check after a commit of our own: MANIFEST whole, every file there with its size."""
+    return Checkpoint.open(directory).survey()
+
+
+def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], list[Problem]] = verify) -> list[int]:
+    """Deletes what need not stay -> the deleted steps. A step whose MANIFEST cannot be read is left alone.
+
+    `check` finds the newest whole checkpoint, which is kept in any case; where there is none, nothing is deleted. The
+    command line reads every byte (`verify`); training, which has just hashed and fsynced the newest one, only lists
+    it (`survey`).
+    """
+    opened: dict[int, Checkpoint] = {}
+    for step in committed_steps(checkpoints):
+        try:
+            opened[step] = Checkpoint.open(checkpoints / step_name(step))
+        except BadCheckpoint:
+            continue  # verify names it, restore puts it aside; pruning must not touch what it cannot read
+    keep = kept_steps({step: one.manifest.metric for step, one in opened.items()}, config)
+    if not set(opened) - keep:
+        return []
+    whole = next((step for step in opened if not check(checkpoints / step_name(step))), None)
+    if whole is None:
+        return []
+    gone = sorted(set(opened) - keep - {whole})
+    for step in gone:
+        delete(checkpoints, step, opened[step].manifest.run_id)
+    return gone
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of `windlass checkpoint list`. `verified`: None: not asked for. `problem`: '' or what is wrong."""
+
+    name: str
+    step: int | None
+    time: str
+    num_bytes: int
+    metric: float | None
+    world: int
+    verified: bool | None
+    problem: str
+
+
+def checkpoints_of(run_directory: Path) -> Path:
+    """`<run>/checkpoints`, or UserError where there is none."""
+    checkpoints = run_directory / "checkpoints"
+    if not checkpoints.is_dir():
+        raise UserError(
+            f"{run_directory} has no directory `checkpoints`",
+            "a run directory has one once the run has started",
+            "give the run's own directory, the one in run.directory",
+        )
+    return checkpoints
+
+
+def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Row]:
+    """Every committed checkpoint, oldest first, then those put aside. `verified`: also read every byte."""
+    checkpoints = checkpoints_of(run_directory)
+    rows = []
+    for step in sorted(committed_steps(checkpoints)):
+        directory = checkpoints / step_name(step)
+        try:
+            manifest = Checkpoint.open(directory).manifest
+        except BadCheckpoint as error:
+            rows.append(Row(directory.name, step, "", 0, None, 0, False if verified else None, error.given))
+            continue
+        problems = verify(directory) if verified else survey(directory)
+        text = "; ".join(map(str, problems))
+        good = not problems if verified or problems else None
+        facts = (manifest.time, manifest.num_bytes, manifest.metric, manifest.world)
+        rows.append(Row(directory.name, step, *facts, good, text))
+    return rows + [
+        Row(name, None, "", 0, None, 0, False, "put aside: it failed its verification")
+        for name in quarantined(checkpoints)
+    ]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Tensor names. `form`: another shape or dtype. `bytes`: same form, other bytes. `same`: how many are equal."""
+
+    only_first: list[str] = field(default_factory=list)
+    only_second: list[str] = field(default_factory=list)
+    form: list[str] = field(default_factory=list)
+    bytes: list[str] = field(default_factory=list)
+    same: int = 0
+
+
+def diff(first: Path, second: Path) -> Difference:
+    """Which tensors of two checkpoint directories differ.
+
+    By the manifests' hashes alone where both cut a tensor alike; a tensor that was saved in another layout is read
+    (verified) and compared byte by byte, one tensor in memory at a time.
+    """
+    one, two = Checkpoint.open(first), Checkpoint.open(second)
+    left, right = read_index(one), read_index(two)
+    form, unequal, same = [], [], 0
+    for name in sorted(set(left) & set(right)):
+        a, b = left[name], right[name]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            form.append(name)
+        elif _same_bytes(one, a, two, b):
+            same += 1
+        else:
+            unequal.append(name)
+    return Difference(sorted(set(left) - set(right)), sorted(set(right) - set(left)), form, unequal, same)
+
+
+def _boxes(tensor: SavedTensor) -> Iterable[Chunk]:
+    return sorted((chunk for chunk in tensor.chunks if 0 not in chunk.sizes), key=lambda chunk: chunk.offsets)
+
+
+def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor) -> bool:
+    cuts_a, cuts_b = [[(c.offsets, c.sizes) for c in _boxes(tensor)] for tensor in (a, b)]
+    if cuts_a == cuts_b:
+        return _hashes(one, a) == _hashes(two, b)
+    return bool((_gather(one, a) == _gather(two, b)).all())
+
+
+def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
+    """The hashes of the pieces that hold the tensor, in the order of its chunks. A chunk is whole pieces: see
+    pieces.py.
+    """
+    result = []
+    for chunk in _boxes(tensor):
+        at, end = 0, chunk.at + tensor.num_bytes(chunk)
+        for length, hash in zip(*checkpoint.manifest.files[chunk.file].rows()):
+            if chunk.at <= at < end:
+                result.append(hash)
+            at += length
+    return result
+
+
+def _gather(checkpoint: Checkpoint, tensor: SavedTensor) -> Any:
+    """The whole tensor as bytes, [*shape, bytes per element]."""
+    import numpy
+
+    item = ITEM_BYTES[tensor.dtype]
+    whole = numpy.zeros((*tensor.shape, item), numpy.uint8)
+    for chunk in _boxes(tensor):
+        box = tuple(slice(offset, offset + size) for offset, size in zip(chunk.offsets, chunk.sizes))
+        with checkpoint.reader(chunk.file) as reader:
+            data = reader.read(chunk.at, math.prod(chunk.sizes) * item)
+        whole[box] = numpy.frombuffer(data, numpy.uint8).reshape(*chunk.sizes, item)
+    return whole
+
+
+def require_whole(directory: Path) -> None:
+    """BadCheckpoint with the first problems unless every byte of the checkpoint is as it was written."""
+    problems = verify(directory)
+    if problems:
+        raise complaint(directory, problems)

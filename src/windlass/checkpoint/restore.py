@@ -1,0 +1,200 @@
+"""Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. See state.py.
+
+One attempt is: rank 0 verifies MANIFEST, the small files and the listing and hands them out; every rank compares
+names, shapes and dtypes; every rank reads and verifies what it needs; one verdict. A bad checkpoint (BadCheckpoint)
+leads to the next older one, which overwrites whatever the attempt had written; a wrong request (any other UserError)
+ends the restore.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+
+from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.sealed import unseal
+from windlass.checkpoint.storage import TensorReader
+from windlass.checkpoint.store import (
+    CAPSULE,
+    INDEX,
+    MANIFEST,
+    Checkpoint,
+    committed_steps,
+    complaint,
+    quarantine,
+    quarantined,
+    step_name,
+)
+from windlass.errors import BadCheckpoint, UserError
+
+WHATS = ("weights", "all")
+
+
+class _Offer(NamedTuple):
+    """What rank 0 has read and verified for all."""
+
+    manifest: bytes
+    index_json: bytes
+    capsule: bytes
+
+
+def _is_rank_file(name: str) -> bool:
+    return name.startswith("rank-") and name.endswith(".bin")
+
+
+def _offer(directory: Path) -> _Offer:
+    """Rank 0: everything but the tensors' bytes, verified. BadCheckpoint names the files that are not whole."""
+    checkpoint = Checkpoint.open(directory)
+    problems = checkpoint.survey()
+    seen = {problem.file for problem in problems}
+    small = [name for name in sorted(checkpoint.manifest.files) if not _is_rank_file(name) and name not in seen]
+    problems += [problem for name in small if (problem := checkpoint.verify(name))]
+    if problems:
+        raise complaint(directory, problems)
+    return _Offer(checkpoint.manifest_bytes, checkpoint.read(INDEX), checkpoint.read(CAPSULE))
+
+
+def _list_names(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where: Path) -> None:
+    """UserError where a tensor is not in the checkpoint, or has another shape or, for "all", another dtype."""
+    state: dict[str, Any] = saved.state_dict_metadata
+    missing = sorted(set(tensors) - set(state))
+    if missing:
+        raise UserError(
+            f"{where} has no tensor {_list_names(missing)}",
+            f"every tensor of the model must be in the checkpoint; {len(missing)} of {len(tensors)} are not",
+            "resume with the recipe that made the checkpoint (its resolved.yaml lies in it), or start a new run",
+        )
+    for name, tensor in tensors.items():
+        assert tensor.device.type != "meta", f"{name} is on the meta device; materialise it before the restore"
+        if state[name].size != tensor.shape:
+            raise UserError(
+                f"{name} has shape {list(state[name].size)} in {where} and {list(tensor.shape)} in this run",
+                "shapes must be equal",
+                "set the model as it was when the checkpoint was made",
+            )
+        if what == "all" and state[name].properties.dtype != tensor.dtype:
+            raise UserError(
+                f"{name} is {state[name].properties.dtype} in {where} and {tensor.dtype} in this run",
+                "to go on exactly, dtypes must be equal",
+                "set the precision as it was, or start from the weights only (run.start_what: weights)",
+            )
+
+
+def _refuse_unexpected(names: list[str], saved: Metadata, where: Path) -> None:
+    unexpected = sorted(set(saved.state_dict_metadata) - set(names))
+    if unexpected:
+        raise UserError(
+            f"{where} also holds {_list_names(unexpected)}, which this run has not",
+            "to go on exactly, every tensor of the checkpoint must have its place",
+            "set model and optimizer as they were, or start from the weights only (run.start_what: weights)",
+        )
+
+
+def load_one(directory: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange) -> dict[str, Any]:
+    """One attempt -> the capsule, which has `step`. All ranks return, or raise the same error."""
+    offer: _Offer = exchange.from_first(lambda: _offer(directory))
+    checkpoint = Checkpoint.parse(directory, offer.manifest)
+    reader = TensorReader(checkpoint, offer.index_json)
+    saved = reader.read_metadata()
+
+    def names() -> list[str]:
+        _compare(tensors, saved, what, directory)
+        return list(tensors)
+
+    def no_surprise(all_names: list[list[str]]) -> None:
+        if what == "all":  # a pipeline's ranks hold different tensors, so only the union can be compared
+            _refuse_unexpected([name for rank in all_names for name in rank], saved, directory)
+
+    def read() -> None:
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(tensors), saved, exchange.rank == 0)
+        reader.set_up_storage_reader(saved, exchange.rank == 0)
+        reader.read_data(planner.create_local_plan(), planner).wait()
+
+    exchange.reduce(names, no_surprise)
+    exchange.reduce(read, lambda _: None)
+    body = unseal(offer.capsule, CAPSULE)
+    return {**body["capsule"], "step": checkpoint.manifest.step}
+
+
+def _newest(checkpoints: Path) -> Path | None:
+    steps = committed_steps(checkpoints)
+    if steps:
+        return checkpoints / step_name(steps[0])
+    aside = quarantined(checkpoints)
+    if aside:
+        raise BadCheckpoint(
+            f"{checkpoints} holds no whole checkpoint, only {_list_names(aside)}",
+            "a run whose checkpoints are all bad is not started over silently",
+            "copy a whole checkpoint back as step-<number>, or delete the bad ones to start at step 0",
+        )
+    return None
+
+
+def load_newest(
+    checkpoints: Path, tensors: dict[str, torch.Tensor], exchange: Exchange, tell: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """See Checkpoints.restore."""
+
+    def put_aside(directory: Path, error: BadCheckpoint) -> None:
+        target = quarantine(directory)
+        tell(f"checkpoint refused: {error.given}. It is now {target.name}; the next older one is tried.")
+
+    while (directory := exchange.from_first(lambda: _newest(checkpoints))) is not None:
+        try:
+            return load_one(directory, tensors, "all", exchange)
+        except BadCheckpoint as error:
+            exchange.from_first(partial(put_aside, directory, error))
+    return None
+
+
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints that `path` names, newest first: one checkpoint directory, a run directory, or its
+    `checkpoints`.
+    """
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise _no_checkpoint(f"{path} {kind}")
+    if (path / MANIFEST).exists():
+        return [path]
+    for checkpoints in (path / "checkpoints", path):
+        steps = committed_steps(checkpoints)
+        if steps:
+            return [checkpoints / step_name(step) for step in steps]
+    listed = _list_names(sorted(entry.name for entry in path.iterdir()))
+    raise _no_checkpoint(f"{path} has neither a MANIFEST nor a committed step; it holds {listed or 'nothing'}")
+
+
+def _no_checkpoint(given: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        given,
+        "a path to start from is a run directory with committed checkpoints, or one checkpoint directory",
+        "correct the path; `windlass checkpoint list RUN` shows what a run has",
+    )
+
+
+def load_path(
+    path: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """See Checkpoints.restore_from."""
+    if what not in WHATS:
+        raise UserError(f"start_what is {what!r}", f"it is one of {', '.join(WHATS)}", "choose one of them")
+    found: list[Path] = exchange.from_first(lambda: candidates(path))
+    for older, directory in enumerate(found, start=1):
+        try:
+            return load_one(directory, tensors, what, exchange)
+        except BadCheckpoint as error:
+            if older == len(found):
+                raise
+            if exchange.rank == 0:
+                tell(f"checkpoint refused: {error.given}. {found[older].name} is tried; nothing was renamed.")
+    raise AssertionError("candidates are never empty")

@@ -1,0 +1,95 @@
+"""Cases that run on the pool of ranks: imported by name there. Sizes are odd, so that shards are uneven and some
+are empty.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.state import Checkpoints
+
+
+class Net(torch.nn.Module):
+    """Two layers, a bias of three (empty on some of four ranks), and a head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(11, 6)
+        self.up = torch.nn.Linear(6, 7, bias=True)
+        self.down = torch.nn.Linear(7, 3, bias=True)
+        self.back = torch.nn.Linear(3, 6, bias=False)
+        self.head = torch.nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.back(self.down(torch.relu(self.up(self.embed(ids))))))
+
+
+def make_state(sharded: bool, train_steps: int = 2) -> dict[str, torch.Tensor]:
+    """Weights and AdamW state of a small net after `train_steps`, FSDP2-sharded or replicated: the same values
+    either way.
+    """
+    torch.manual_seed(3)
+    net = Net()
+    if sharded:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("fsdp",))
+        for layer in (net.up, net.down, net.back):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=True)
+    for step in range(train_steps):
+        torch.manual_seed(step)
+        ids = torch.randint(0, 11, (4, 5))
+        net(ids).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tensors: dict[str, torch.Tensor] = dict(net.named_parameters())
+    for name, parameter in net.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    tensors["tied"] = net.embed.weight
+    tensors["counter"] = torch.tensor(train_steps, dtype=torch.int64)
+    tensors["bf16"] = torch.arange(5, dtype=torch.bfloat16)
+    return tensors
+
+
+def full(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gathered and detached, so that layouts can be compared."""
+    whole = {name: getattr(tensor, "full_tensor", lambda tensor=tensor: tensor)() for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in whole.items()}
+
+
+def make_checkpoints(directory: Path, asynchronous: bool = False, **settings: object) -> Checkpoints:
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if world > 1 else 0
+    group = dist.new_group(backend="gloo") if world > 1 else None
+    config = CheckpointConfig.model_validate({"async": asynchronous, **settings})
+    return Checkpoints(directory, config, run_id="run", rank=rank, world=world, group=group, tell=lambda sentence: None)
+
+
+def save_sharded(directory: Path, asynchronous: bool) -> dict[str, torch.Tensor]:
+    """Saves step 5; returns the whole state."""
+    tensors = make_state(sharded=True)
+    whole = full(tensors)
+    checkpoints = make_checkpoints(directory, asynchronous)
+    checkpoints.save(5, tensors, {"position": 17}, {"resolved.yaml": b"a: 1\n"}, metric=2.5)
+    if asynchronous:
+        with torch.no_grad():
+            for tensor in tensors.values():
+                tensor.zero_()  # what training does next must not reach the checkpoint
+    checkpoints.wait()
+    return whole
+
+
+def load_sharded(directory: Path, sharded: bool) -> tuple[dict[str, object] | None, dict[str, torch.Tensor]]:
+    """Restores into a state of other values; returns the capsule and the whole state."""
+    tensors = make_state(sharded)
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.fill_(1)
+    capsule = make_checkpoints(directory).restore(tensors)
+    return capsule, full(tensors)
