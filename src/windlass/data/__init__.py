@@ -7,7 +7,8 @@ encode      documents -> token ids, in a pool of processes with bounded memory
 packing     token ids -> samples of T+1 ids, nothing lost
 mds         the shard format: writer, verified reader
 prepared    what a preparation leaves on disk, and how it is recognised
-prepare     the way from sources to shards, once, atomically
+place       a directory that changes hands whole: lock, temporary sibling, swap
+prepare     the way from sources to shards, once
 baselines   what a model must beat: unigram, bigram, gzip, bz2, xz
 order       which sample stands where in the endless stream, by arithmetic
 loader      global batches of that stream, one prefetch thread

@@ -14,11 +14,11 @@ Speed (measured by benchmarks/loader.py, results beside it): thousands of times 
 enough. A failure in the thread is raised by `next()`; an epoch is never cut short.
 """
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from windlass.data.mds import REPAIR, Reader
 from windlass.data.order import Order
 from windlass.errors import BadShard, UserError
 
-QUEUE_BATCHES = 2  # global batches read ahead; one would do, the second hides the opening of a shard
+BATCHES_AHEAD = 2  # global batches read ahead; one would do, the second hides the opening of a shard
 Batch = dict[str, torch.Tensor]
 
 
@@ -86,29 +86,20 @@ class Loader:
         self._reader = Reader(Path(directory), max_mapped=2 * shuffle_window + 2)
         check_length(self._reader, sequence_length)
         self._order = Order(self._reader.shard_samples, seed, shuffle_window)
-        self._ready: SimpleQueue[list[Batch] | BaseException] = SimpleQueue()
-        self._slots = threading.Semaphore(QUEUE_BATCHES)
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, args=(consumed,), name="windlass-loader", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-loader")
+        self._ahead: deque[Future[list[Batch]]] = deque()
+        self._read_start = consumed
+        for _ in range(BATCHES_AHEAD):
+            self._read_ahead()
 
     @property
     def num_samples(self) -> int:
         """Samples in one epoch."""
         return self._order.num_samples
 
-    def _work(self, start: int) -> None:
-        """The thread: one global batch per free slot, until closed. Whatever goes wrong is handed to `next()`."""
-        try:
-            while True:
-                self._slots.acquire()
-                if self._closed:
-                    return
-                self._ready.put(self._batches(start))
-                start += self.global_batch
-        except BaseException as error:  # not handled here: raised again, unchanged, by next() in the caller's thread
-            self._ready.put(error)
+    def _read_ahead(self) -> None:
+        self._ahead.append(self._thread.submit(self._batches, self._read_start))
+        self._read_start += self.global_batch
 
     def _batches(self, start: int) -> list[Batch]:
         rows = self._micro_batch
@@ -120,26 +111,19 @@ class Loader:
 
     def next(self) -> list[Batch]:
         """Micro-batches of {input_ids, targets}, [micro_batch, T] int64 on the device. Raises what the thread met."""
-        assert not self._closed, "next() after close()"
-        if self._failure is not None:
-            raise self._failure
         start_s = time.perf_counter()
-        item = self._ready.get()
+        item = self._ahead[0].result()  # stays in front when it raises, so that every later call raises it too
         self.wait_s = time.perf_counter() - start_s
-        if isinstance(item, BaseException):
-            self._failure = item
-            raise item
-        self._slots.release()
+        self._ahead.popleft()
+        self._read_ahead()
         self.consumed += self.global_batch
         if self._device.type == "cpu":
             return item
         return [_each(batch, lambda tensor: tensor.to(self._device, non_blocking=True)) for batch in item]
 
     def close(self) -> None:
-        """Stops the thread and waits for it. May be called twice."""
-        self._closed = True
-        self._slots.release()
-        self._thread.join()
+        """Stops the thread and waits for it. May be called twice; `next()` must not follow."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def _each(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

@@ -197,7 +197,7 @@ class Reader:
         shard = self.shards[number]
         data: np.ndarray = np.memmap(shard.path, np.uint8, "r").view(np.ndarray)
         if number not in self._verified:
-            found = xxhash.xxh64(memoryview(data)).hexdigest()
+            found = xxhash.xxh64(data.data).hexdigest()
             if found != shard.xxh64:
                 given = f"{shard.path} has the hash xxh64 {found}"
                 raise BadShard(given, f"index.json promises xxh64 {shard.xxh64}", REPAIR)

@@ -1,0 +1,156 @@
+"""Documents -> token ids in a pool of processes, in order, with bounded memory.
+
+The idea: the parent only moves bytes. Long documents are cut into pieces of at most 1 MiB behind a newline that
+stands between two other characters than spaces (there, GPT-2's and Llama-3's pre-tokenisation cut too, so the ids are
+the same), and pieces are gathered into batches of about 256 KiB; at most three batches per worker are under way. So
+memory per process is a constant (interpreter, tokenizer, some batches) whatever the corpus; the parent holds one
+document besides.
+
+Workers are fresh interpreters that speak pickle over their pipes. They are started as programs, not by
+multiprocessing: a fork after the tokenizer's threads have started can hang, and multiprocessing's spawn runs the
+user's script again in every child unless it has a `__main__` guard. A worker ends when its input does, so none
+outlives a killed parent. A worker that dies (the kernel's out-of-memory killer) is an error with its exit code, never
+a hang.
+"""
+
+import json
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+PIECE_CHARS = 1 << 20
+BATCH_CHARS = 256 << 10
+BATCHES_AHEAD = 3  # per worker: one at work, one waiting, one on its way back
+IN_PROCESS_BYTES = 1 << 20  # below this a worker's start (0.2 s) costs more than it gives (2.5 MB/s)
+BYTES_PER_WORKER = 4 << 20  # a worker is started for every so many bytes, up to the number of cores
+SEAM = re.compile(r"(?<=\S\n)(?=\S)")
+Piece = tuple[str, bool]  # text, and whether the document ends behind it
+START = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from windlass.data.encode import serve; serve()"
+
+
+def pieces(text: str) -> Iterator[Piece]:
+    """Cuts a document into pieces of at most PIECE_CHARS; together they are the document."""
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        window = text[start : start + PIECE_CHARS + 1]
+        seam = max((match.start() for match in SEAM.finditer(window, len(window) // 2)), default=0)
+        cut = seam or window.rfind("\n", 1, PIECE_CHARS) + 1 or PIECE_CHARS
+        yield text[start : start + cut], False
+        start += cut
+    yield text[start:], True
+
+
+def batches(texts: Iterable[str]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    num_chars = 0
+    for text in texts:
+        for piece in pieces(text):
+            batch.append(piece)
+            num_chars += len(piece[0])
+            if num_chars >= BATCH_CHARS:
+                yield batch
+                batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+class Encoder:
+    """Encodes batches in this process: ids of all pieces in order, EOS behind the last piece of each document."""
+
+    def __init__(self, tokenizer_directory: Path):
+        from windlass.data.tokenizer import open_tokenizer
+
+        self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
+
+    def __call__(self, batch: list[Piece]) -> np.ndarray:
+        encodings = self._tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        ends = [[self._eos_id] if ends else [] for _, ends in batch]
+        return np.concatenate([np.array(e.ids + end, np.int32) for e, end in zip(encodings, ends, strict=True)])
+
+
+def serve() -> None:
+    """A worker's whole life: the tokenizer's directory comes first, then batches; ids go back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    encoder = Encoder(pickle.load(source))
+    while True:
+        try:
+            batch = pickle.load(source)
+        except EOFError:
+            return
+        pickle.dump(encoder(batch), sink, protocol=pickle.HIGHEST_PROTOCOL)
+        sink.flush()
+
+
+class Workers:
+    """Worker processes, each driven by one thread of this process. Use as a context."""
+
+    def __init__(self, tokenizer_directory: Path, num_workers: int):
+        command = ["env", "TOKENIZERS_PARALLELISM=false", sys.executable, "-c", START, json.dumps(sys.path)]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num_workers)
+        ]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for process in self._processes:
+            self._send(process, tokenizer_directory)
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(num_workers)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()  # a thread that waits for it then sees the end of its output
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
+
+    def _send(self, process: "subprocess.Popen[bytes]", item: object) -> None:
+        assert process.stdin is not None
+        pickle.dump(item, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        process.stdin.flush()
+
+    def _encode(self, batch: list[Piece]) -> np.ndarray:
+        process = self._idle.get()
+        assert process.stdout is not None
+        try:
+            self._send(process, batch)
+            ids: np.ndarray = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            raise RuntimeError(f"a tokenising process died, exit code {process.wait()} (-9: out of memory?)") from error
+        finally:
+            self._idle.put(process)
+        return ids
+
+    def map(self, todo: Iterable[list[Piece]]) -> Iterator[np.ndarray]:
+        """Results in the order of `todo`, which is read only as far ahead as workers need."""
+        pending: deque[Future[np.ndarray]] = deque()
+        for batch in todo:
+            pending.append(self._threads.submit(self._encode, batch))
+            if len(pending) >= BATCHES_AHEAD * len(self._processes):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def encode(texts: Iterable[str], num_bytes: int, tokenizer_directory: Path, num_cores: int) -> Iterator[np.ndarray]:
+    """Ids of all documents, in order, as int32 arrays; EOS stands behind every document.
+
+    num_bytes: about how much text there is; it decides how many workers are worth their start.
+    """
+    num_workers = min(num_cores, -(-num_bytes // BYTES_PER_WORKER)) if num_bytes > IN_PROCESS_BYTES else 0
+    if num_workers == 0:
+        yield from map(Encoder(tokenizer_directory), batches(texts))
+        return
+    with Workers(tokenizer_directory, num_workers) as workers:
+        yield from workers.map(batches(texts))
