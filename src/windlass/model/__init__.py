@@ -1,0 +1,16 @@
+"""One decoder for every family, with Hugging Face parameter names.
+
+architecture  what the decoder needs to know, in neutral names; parameter shapes (no torch)
+families      each family's Hugging Face config fields, and the way to an Architecture and back (no torch)
+config        the recipe's `model:` section; config.json in (no torch)
+presets       named Hugging Face configs (no torch)
+flops         parameters and FLOPs per token (no torch)
+transformer   the decoder
+attention     the seam `attend(q, k, v, layout)`
+cache         keys and values kept for generation
+loss          head and cross-entropy in chunks of tokens
+slices        which part of a logical tensor this rank holds
+init          initial weights as a function of (seed, name, element)
+names         canonical names to Hugging Face's tensors and back (no torch)
+hf            weights in from a Hugging Face directory, and out to one
+"""

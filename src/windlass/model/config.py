@@ -1,0 +1,180 @@
+"""The recipe's `model:` section, and config.json in. No torch.
+
+A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory), `family` (and its
+sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A field that is
+unknown, or whose value would change the maths in a way that is not implemented, is refused by name: never ignored.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from windlass.errors import UserError, nearest
+from windlass.model.architecture import Architecture
+from windlass.model.families import FAMILIES, Family
+from windlass.model.presets import PRESETS
+from windlass.settings import Settings
+
+
+class ModelConfig(Settings):
+    """Exactly one of `preset`, `from`, `family`; more keys are fields of the family's Hugging Face config."""
+
+    model_config = ConfigDict(extra="allow")
+
+    preset: str | None = None
+    """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, qwen3-4b."""
+    from_: str | None = Field(None, alias="from")
+    """A local Hugging Face directory: its shape, its weights."""
+    family: str | None = None
+    """qwen3, llama or gpt2, with random weights; sizes are given in Hugging Face's own config names."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        given = {"preset": self.preset, "from": self.from_, "family": self.family}
+        named = [f"{key}: {value}" for key, value in given.items() if value is not None]
+        if len(named) != 1:
+            raise UserError(
+                f"model: {' and '.join(named) if named else 'none of preset, from, family'}",
+                "a model is named by exactly one of `preset`, `from` and `family`",
+                "keep one of them" if named else "give one, such as `preset: gpt2-124m`",
+            )
+        if self.preset is not None and self.preset not in PRESETS:
+            raise _unknown("preset", self.preset, list(PRESETS))
+        if self.family is not None:
+            _family(self.family)
+        if self.from_ is None:  # a directory is read when it is needed: here no file is touched
+            fields = self.hf_fields()
+            _checked(fields)
+        return self
+
+    def hf_fields(self) -> dict[str, Any]:
+        """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""
+        if self.preset is not None:
+            base = dict(PRESETS[self.preset])
+        elif self.from_ is not None:
+            base = _causal(read_hf_config(self.from_), self.from_)
+        else:
+            base = {"model_type": self.family}
+        aliases = _family(base["model_type"]).aliases
+        own = {aliases.get(key, key): value for key, value in (self.__pydantic_extra__ or {}).items()}
+        if own.pop("model_type", base["model_type"]) != base["model_type"]:
+            raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
+        _refuse_unknown(own, _family(base["model_type"]))
+        if "rope_theta" in own and "rope_parameters" in base and "rope_parameters" not in own:
+            base["rope_parameters"] = {**(base["rope_parameters"] or {}), "rope_theta": own["rope_theta"]}
+        return {**base, **own}
+
+    def architecture(self, vocab_size: int | None = None) -> Architecture:
+        """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none."""
+        fields = _checked(self.hf_fields())
+        rows = fields.vocab_size if fields.vocab_size is not None else vocab_size
+        if rows is None:
+            raise UserError(
+                "model: no vocab_size and no tokenizer",
+                "the size of the vocabulary comes from the recipe or from the tokenizer",
+                "give model.vocab_size or data.tokenizer",
+            )
+        if vocab_size is not None and vocab_size > rows:
+            raise UserError(
+                f"model: vocab_size {rows}, and a tokenizer with {vocab_size} entries",
+                "every token of the tokenizer has a row in the embedding",
+                f"set model.vocab_size to {vocab_size} or more, or take the model's own tokenizer",
+            )
+        return fields.to_architecture(rows)
+
+
+def architecture_from_hf(config: dict[str, Any]) -> Architecture:
+    """config.json's content -> Architecture. Raises UserError for what would be another model here."""
+    fields = _checked(_causal(config, "config.json"))
+    if fields.vocab_size is None:
+        raise UserError("config.json: no vocab_size", "a model needs the size of its vocabulary", "add vocab_size")
+    return fields.to_architecture(fields.vocab_size)
+
+
+def read_hf_config(directory: str | Path) -> dict[str, Any]:
+    """config.json of a local Hugging Face directory, parsed. Raises UserError if there is none or it is damaged."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise UserError(
+            f"model.from: {directory}",
+            "this is no directory; models are loaded from local Hugging Face directories, not from the hub",
+            f"download it first (`hf download {directory} --local-dir DIRECTORY`) and give that directory",
+        )
+    file = path / "config.json"
+    if not file.is_file():
+        raise UserError(
+            f"model.from: {directory} has no config.json",
+            "a Hugging Face directory holds config.json beside its safetensors files",
+            "give the directory that holds config.json",
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: {error}", "config.json is valid JSON", "copy or download the file again") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{file}: a {type(config).__name__}", "config.json holds one object", "copy the file again")
+    return config
+
+
+def _causal(config: dict[str, Any], source: str) -> dict[str, Any]:
+    """A copy with Hugging Face's field names, if its family is one of ours."""
+    if "model_type" not in config:
+        raise UserError(f"{source}: no model_type", "config.json names its family", f"add one of {', '.join(FAMILIES)}")
+    aliases = _family(config["model_type"]).aliases
+    return {aliases.get(key, key): value for key, value in config.items()}
+
+
+def _family(name: str) -> type[Family]:
+    if name not in FAMILIES:
+        raise _unknown("family", name, list(FAMILIES))
+    return FAMILIES[name]
+
+
+def _unknown(what: str, name: str, choices: list[str]) -> UserError:
+    rule = f"the {'families' if what == 'family' else 'presets'} are {', '.join(choices)}"
+    return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these".capitalize())
+
+
+def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
+    """Refuse keys that are no field of the family, and values that are not implemented."""
+    known = [*family.model_fields, *family.aliases]
+    for key, value in given.items():
+        if key in family.fixed:
+            if value not in family.fixed[key]:
+                raise UserError(
+                    f"model: {key}: {json.dumps(value, default=str)}",
+                    f"{family.architecture_class} with this field set computes what is not implemented here",
+                    f"take a model without it; accepted: {key}: {json.dumps(family.fixed[key][0])}",
+                )
+        elif key not in family.model_fields and key not in family.harmless:
+            raise UserError(
+                f"model: {key}: {json.dumps(value, default=str)}",
+                f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
+                nearest(key, known) + "remove the key",
+            )
+
+
+def _checked(fields: dict[str, Any]) -> Family:
+    """The typed fields. Raises UserError for unknown keys, refused values, wrong types, and missing sizes."""
+    family = _family(fields["model_type"])
+    present = {key: value for key, value in fields.items() if value is not None or key in family.model_fields}
+    _refuse_unknown(present, family)
+    missing = [key for key in family.required if fields.get(key) is None]
+    if missing:
+        raise UserError(
+            f"model: {fields['model_type']} without {', '.join(missing)}",
+            f"these sizes have no default: {', '.join(family.required)}",
+            f"give model.{missing[0]}" if len(missing) == 1 else "give all of them",
+        )
+    try:
+        return family(**{key: value for key, value in present.items() if key in family.model_fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"model: {field}: {first['input']!r}",
+            f"{first['msg'][0].lower()}{first['msg'][1:]}",
+            f"give a {field} of that kind",
+        ) from error

@@ -1,0 +1,194 @@
+"""The decoder against transformers, and what it must refuse."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.model.tiny import batch, canonical, hf_model, our_model, unpadded
+from windlass.errors import UserError
+from windlass.model.architecture import parameter_shapes
+from windlass.model.cache import KVCache
+from windlass.model.config import ModelConfig
+from windlass.model.init import initialise
+from windlass.model.transformer import Decoder
+
+CASES = [(family, tied) for family in ("llama", "qwen3", "gpt2") for tied in (False, True)]
+VARIANTS = [
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 14, "rope_theta": 77.0}),
+    ("llama", {"num_key_value_heads": 6, "hidden_act": "gelu"}),
+    ("qwen3", {"attention_bias": True, "num_key_value_heads": 1}),
+    ("gpt2", {"activation_function": "relu", "n_inner": None}),
+    ("gpt2", {"activation_function": "gelu", "layer_norm_epsilon": 1e-3}),
+    ("gpt2", {"activation_function": "silu"}),
+    ("gpt2", {"activation_function": "gelu_pytorch_tanh"}),
+]
+
+
+def summed_loss(logits, targets):
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+
+
+def tensor_maxima(gradients, family):
+    """Largest gradient per Hugging Face tensor: GPT-2's query, key and value are one (a key bias has gradient 0)."""
+    largest = {}
+    names = {name: name.replace("k_proj", "q_proj").replace("v_proj", "q_proj") for name in gradients}
+    names = names if family == "gpt2" else {name: name for name in gradients}
+    for name, gradient in gradients.items():
+        largest[names[name]] = max(largest.get(names[name], 0.0), gradient.abs().max().item())
+    return {name: largest[group] for name, group in names.items()}
+
+
+def check_parity(model, logit_tolerance, gradient_tolerance):
+    decoder = our_model(model)
+    ids, targets = batch(decoder.arch.vocab_size)
+    theirs, ours = model(input_ids=ids, use_cache=False).logits, decoder(ids)
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= logit_tolerance
+    (summed_loss(ours, targets) / 29).backward()
+    (summed_loss(theirs, targets) / 29).backward()
+    gradients = canonical({name: parameter.grad for name, parameter in model.named_parameters()}, decoder.arch)
+    largest = tensor_maxima(gradients, decoder.arch.family)
+    assert gradients.keys() == dict(decoder.named_parameters()).keys()
+    for name, parameter in decoder.named_parameters():
+        grad = unpadded(name, parameter.grad, decoder.arch)
+        assert largest[name] > 0, name
+        assert (grad - gradients[name]).abs().max() <= gradient_tolerance * largest[name], name
+
+
+@pytest.mark.parametrize(("family", "tied"), CASES)
+def test_logits_and_gradients_equal_transformers(family, tied):
+    check_parity(hf_model(family, tied), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS)
+def test_variants_equal_transformers(family, changes):
+    check_parity(hf_model(family, False, **changes), 1e-5, 1e-6)
+
+
+def test_fp64_equals_transformers_to_fp64_where_transformers_stays_in_fp64():
+    check_parity(hf_model("gpt2", True, torch.float64), 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize(("family", "tied"), CASES)
+def test_loss_of_the_head_equals_dense_cross_entropy(family, tied):
+    """The head's chunks against one dense softmax over the true vocabulary, in fp64: value and every gradient."""
+    decoder = our_model(hf_model(family, tied, torch.float64))
+    ids, targets = batch(decoder.arch.vocab_size)
+    dense = summed_loss(decoder(ids), targets)
+    (dense / 29).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in decoder.named_parameters()}
+    decoder.zero_grad()
+    decoder.lm_head.chunk_tokens = 7  # 51 tokens: an uneven last chunk
+    loss = decoder(ids, targets)
+    assert loss.shape == () and loss.dtype == torch.float64
+    assert abs(loss - dense) <= 1e-12 * dense
+    (loss / 29).backward()
+    for name, parameter in decoder.named_parameters():
+        assert (parameter.grad - expected[name]).abs().max() <= 1e-13, name
+        assert parameter.grad[len(unpadded(name, parameter, decoder.arch)) :].count_nonzero() == 0, name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_greedy_text_equals_transformers_with_and_without_a_cache(family):
+    model = hf_model(family, False)
+    decoder = our_model(model)
+    prompt = batch(decoder.arch.vocab_size, 2, 9)[0]
+    new = 20
+    with torch.no_grad():
+        theirs = model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        plain = prompt
+        for _ in range(new):
+            logits = decoder(plain)[:, -1]
+            logits[:, model.config.eos_token_id] = -torch.inf  # as min_new_tokens does
+            plain = torch.cat((plain, logits.argmax(-1, keepdim=True)), 1)
+        cache = KVCache(decoder.arch, 2, prompt.shape[1] + new, dtype=torch.float32)
+        cached, fresh = prompt, prompt
+        for _ in range(new):
+            logits = decoder(fresh, cache=cache)[:, -1]
+            logits[:, model.config.eos_token_id] = -torch.inf
+            fresh = logits.argmax(-1, keepdim=True)
+            cached = torch.cat((cached, fresh), 1)
+    assert torch.equal(plain, theirs)
+    assert torch.equal(cached, theirs)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_a_cache_filled_in_pieces_gives_the_same_logits(family):
+    decoder = our_model(hf_model(family, True, torch.float64))
+    ids = batch(decoder.arch.vocab_size, 2, 16)[0]
+    with torch.no_grad():
+        cache = KVCache(decoder.arch, 2, 16, dtype=torch.float64)
+        pieces = [decoder(piece, cache=cache) for piece in ids.split([5, 1, 7, 3], dim=1)]
+        assert cache.length == 16
+        assert (torch.cat(pieces, 1) - decoder(ids)).abs().max() <= 1e-12
+
+
+def test_a_cache_is_refused_where_gradients_are_recorded():
+    decoder = our_model(hf_model("llama", True))
+    cache = KVCache(decoder.arch, 2, 9, dtype=torch.float32)
+    with pytest.raises(UserError, match="KV cache in a forward that records gradients"):
+        decoder(batch(211, 2, 9)[0], cache=cache)
+
+
+def test_a_full_cache_is_named_with_its_numbers():
+    decoder = our_model(hf_model("llama", True))
+    cache = KVCache(decoder.arch, 2, 9, dtype=torch.float32)
+    with torch.no_grad():
+        decoder(batch(211, 2, 7)[0], cache=cache)
+        with pytest.raises(UserError, match=r"7 positions in the KV cache and 3 new ones\n.*made for 9"):
+            decoder(batch(211, 2, 3)[0], cache=cache)
+
+
+def test_more_tokens_than_learned_positions_are_refused_with_the_numbers():
+    decoder = our_model(hf_model("gpt2", True))
+    with pytest.raises(UserError, match=r"sequence of 41 tokens\n.*40 learned positions"):
+        decoder(batch(211, 1, 41)[0])
+
+
+@pytest.mark.parametrize(("family", "tied"), CASES)
+def test_parts_joined_equal_the_whole(family, tied):
+    whole = our_model(hf_model(family, tied))
+    ids, targets = batch(whole.arch.vocab_size)
+    parts = [
+        Decoder(whole.arch, range(1), first=True, last=False),
+        Decoder(whole.arch, range(1, 1), first=False, last=False),
+        Decoder(whole.arch, range(1, 3), first=False, last=True),
+    ]
+    state = whole.state_dict()
+    names = set()
+    for part in parts:
+        part.load_state_dict({name: state[name] for name in part.state_dict()})
+        names |= set(part.state_dict())
+    assert names == set(state)
+    assert [len(part.blocks) for part in parts] == [1, 0, 2]
+    hidden = parts[1](parts[0](ids))
+    assert torch.equal(parts[2](hidden, targets), whole(ids, targets))
+
+
+@pytest.mark.parametrize("preset", ["gpt2-124m", "qwen3-4b", "llama-2-13b"])
+def test_parameters_are_those_the_shapes_promise(preset):
+    arch = ModelConfig(preset=preset).architecture()
+    with torch.device("meta"):
+        decoder = Decoder(arch)
+    shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    assert list(shapes.items()) == list(parameter_shapes(arch, padded=True).items())
+    assert not list(decoder.buffers())
+
+
+def test_an_untied_copy_after_to_empty_is_noticed():
+    with torch.device("meta"):
+        decoder = Decoder(our_model(hf_model("llama", True)).arch)
+    decoder.to_empty(device="cpu")
+    initialise(decoder.named_parameters(), decoder.arch, 1)
+    with pytest.raises(AssertionError, match="tie"):
+        decoder(batch(211)[0])
+    decoder.tie()
+    assert len(list(decoder.named_parameters())) == len(parameter_shapes(decoder.arch))
+    decoder(batch(211)[0])
+
+
+def test_no_generator_is_touched_by_a_step():
+    decoder = our_model(hf_model("gpt2", True, resid_pdrop=0.1)).train()
+    before = torch.get_rng_state()
+    decoder(*batch(211)).backward()
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,118 @@
+"""Tiny Hugging Face models with odd sizes, and the same weights in our decoder.
+
+Sizes are chosen so that a swapped or assumed dim cannot pass: vocabulary not divisible by 128, head_dim other than
+hidden / heads for qwen3, grouped heads, odd MLP width. Norms and biases are perturbed: at 1 and 0 they hide mistakes.
+"""
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
+
+from windlass.model.config import architecture_from_hf
+from windlass.model.transformer import Decoder
+
+LLAMA = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+QWEN3 = {
+    **LLAMA,
+    "head_dim": 10,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
+GPT2 = {
+    "vocab_size": 211,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 6,
+    "n_positions": 40,
+    "n_inner": 76,
+    "initializer_range": 0.1,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FAMILIES = {"llama": (LlamaConfig, LLAMA), "qwen3": (Qwen3Config, QWEN3), "gpt2": (GPT2Config, GPT2)}
+
+
+def hf_model(family, tied, dtype=torch.float32, **changes):
+    """A random transformers model whose norms and biases are not trivial."""
+    make, fields = FAMILIES[family]
+    torch.manual_seed(3)
+    model = (
+        AutoModelForCausalLM.from_config(make(**{**fields, "tie_word_embeddings": tied, **changes})).to(dtype).eval()
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def canonical(state, arch):
+    """Hugging Face's tensors under our names, unpadded; written apart from windlass.model.hf, so that one checks the other."""
+    if arch.family != "gpt2":
+        return {name: tensor for name, tensor in state.items() if not (arch.tied and name == "lm_head.weight")}
+    named = {
+        "model.embed_tokens.weight": state["transformer.wte.weight"],
+        "model.embed_positions.weight": state["transformer.wpe.weight"],
+        "model.norm.weight": state["transformer.ln_f.weight"],
+        "model.norm.bias": state["transformer.ln_f.bias"],
+    }
+    if not arch.tied:
+        named["lm_head.weight"] = state["lm_head.weight"]
+    for layer in range(arch.num_layers):
+        theirs, ours = f"transformer.h.{layer}.", f"model.layers.{layer}."
+        for kind in ("weight", "bias"):
+            fused = state[f"{theirs}attn.c_attn.{kind}"].chunk(3, dim=-1)
+            for name, part in zip(("q_proj", "k_proj", "v_proj"), fused, strict=True):
+                named[f"{ours}self_attn.{name}.{kind}"] = part.T if kind == "weight" else part
+            for name, other in (
+                ("self_attn.o_proj", "attn.c_proj"),
+                ("mlp.up_proj", "mlp.c_fc"),
+                ("mlp.down_proj", "mlp.c_proj"),
+            ):
+                tensor = state[f"{theirs}{other}.{kind}"]
+                named[f"{ours}{name}.{kind}"] = tensor.T if kind == "weight" else tensor
+            named[f"{ours}input_layernorm.{kind}"] = state[f"{theirs}ln_1.{kind}"]
+            named[f"{ours}post_attention_layernorm.{kind}"] = state[f"{theirs}ln_2.{kind}"]
+    return named
+
+
+def unpadded(name, tensor, arch):
+    return tensor[: arch.vocab_size] if name in ("model.embed_tokens.weight", "lm_head.weight") else tensor
+
+
+def our_model(model):
+    """The same weights in a Decoder; padded rows hold garbage on purpose: they must not matter."""
+    arch = architecture_from_hf(model.config.to_dict())
+    decoder = Decoder(arch).to(model.dtype)
+    weights = canonical(model.state_dict(), arch)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            parameter.fill_(7.0)
+            unpadded(name, parameter, arch).copy_(weights.pop(name))
+    assert not weights
+    return decoder
+
+
+def batch(vocab_size, batch_size=3, length=17):
+    """Ids, and targets shifted once with an uneven mask."""
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(vocab_size, (batch_size, length + 1), generator=generator)
+    targets = ids[:, 1:].clone()
+    targets[0, 3:9] = -100
+    targets[2:] = -100
+    return ids[:, :-1], targets
