@@ -1,0 +1,352 @@
+"""The map of the house: who may import whom, how long a file and a function may be, what no file may hold.
+
+This is the import table of the design as a test. Imports are read with ast, so the lazy ones inside functions count.
+Where building shows that a rule is wrong, change the rule here and in docs/design.md with the reason.
+"""
+
+import ast
+import functools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "windlass"
+
+ROOMS = ("model", "parallel", "optim", "data", "checkpoint", "report", "launch", "jobs")
+EVERYWHERE = ("windlass.errors", "windlass.units", "windlass.hardware", "windlass.settings")
+CONFIGS = tuple(f"windlass.{room}.config" for room in ROOMS if room != "jobs")
+
+# who -> what of ours it may import besides EVERYWHERE and its own files. A trailing dot means "and everything below".
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "optim", "data", "checkpoint", "report", "launch"), ()),
+    "parallel": ("windlass.model.",),
+    "jobs": (
+        "windlass.config",
+        "windlass.runtime",
+        "windlass.__version__",
+        "windlass.launch.ranks",
+        *(f"windlass.{room}." for room in ROOMS if room != "launch"),
+    ),
+    "__init__": ("windlass.config", "windlass.jobs.train"),
+    "__main__": ("windlass.cli",),
+    "config": CONFIGS,
+    "cli": ("windlass.",),
+    "runtime": (),
+    **dict.fromkeys((name.removeprefix("windlass.") for name in EVERYWHERE), ()),
+}
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
+LONGER_FUNCTIONS = {("jobs/train.py", "train"): 80}  # the loop is one page
+ENVIRONMENT_READERS = ("runtime.py", "launch/")
+# room __init__ files are a docstring; these two are not, each for its reason
+INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are first named"}
+BROAD_EXCEPT = {"launch/ranks.py": "a pool's rank sends whatever it raised to the caller, who raises it"}
+NO_TEST_OF_ITS_OWN = {
+    "settings.py": "a base class without behaviour of its own; every room's test_config stands on it",
+    "__main__.py": "one line: python -m windlass",
+}
+
+
+def source_files():
+    return sorted(path for path in SOURCE.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text(), str(path))
+
+
+def place(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+def owner_of(path):
+    """The room a file belongs to, or its own name in the hall: "model", "config", "__init__"."""
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+def module_of(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(("windlass", *(part for part in parts if part != "__init__")))
+
+
+def imports_of(tree, module):
+    """(line, full name of ours) for every import: `from a.b import c` gives a.b.c when that is a module, else a.b."""
+    package = module if (SOURCE.parent / Path(*module.split("."))).is_dir() else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                deeper = SOURCE.parent / Path(*base.split(".")) / alias.name
+                is_module = deeper.is_dir() or deeper.with_suffix(".py").is_file()
+                yield node.lineno, f"{base}.{alias.name}" if is_module or base == "windlass" else base
+
+
+def forbidden_imports(owner, module, tree):
+    own = f"windlass.{owner}" if owner != "__init__" else "windlass.__init__"
+    allowed = (*EVERYWHERE, *MAY_IMPORT[owner])
+    found = []
+    for line, name in imports_of(tree, module):
+        if name.split(".")[0] != "windlass" or name == own or name.startswith(own + "."):
+            continue
+        if name == "windlass.cli" and owner != "__main__":
+            found.append((line, name))  # nobody imports cli
+        elif not any(name == rule or (rule.endswith(".") and name.startswith(rule)) for rule in allowed):
+            found.append((line, name))
+    return found
+
+
+def functions_of(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def reads_environment(tree):
+    """Lines that touch os.environ or os.getenv, under whatever name os or they were imported."""
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = {alias.asname or alias.name for alias in imports if alias.name == "os"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"):
+            if isinstance(node.value, ast.Name) and node.value.id in names:
+                yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (node.lineno for alias in node.names if alias.name in ("environ", "environb", "getenv"))
+
+
+def broad_excepts(tree):
+    """Lines of `except:`, `except Exception` and `except BaseException`, alone or in a tuple."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(
+                one is None or (isinstance(one, ast.Name) and one.id in ("Exception", "BaseException"))
+                for one in caught
+            ):
+                yield node.lineno
+
+
+def assert_none(found):
+    """Fails with one finding per line, all of them."""
+    assert not found, "\n" + "\n".join(str(one) for one in found)
+
+
+def test_every_folder_is_a_known_room_with_something_in_it():
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders <= set(ROOMS)
+    assert [folder for folder in folders if len(list((SOURCE / folder).glob("*.py"))) < 2] == []
+
+
+def test_every_file_is_on_the_map():
+    assert_none([place(path) for path in source_files() if owner_of(path) not in MAY_IMPORT])
+
+
+def test_imports_go_down_only():
+    assert_none(
+        [
+            f"{place(path)}:{line} imports {name}"
+            for path in source_files()
+            for line, name in forbidden_imports(owner_of(path), module_of(path), tree_of(path))
+        ]
+    )
+
+
+def test_config_files_and_the_hall_import_no_heavy_library():
+    heavy = {"torch", "transformers", "datasets", "tokenizers", "numpy", "safetensors", "plotly"}
+    hall = [path for path in source_files() if path.name == "config.py" or path.parent == SOURCE]
+    assert_none(
+        [
+            f"{place(path)}:{node.lineno} imports {name}"
+            for path in hall
+            if path.name != "runtime.py"
+            for node in tree_of(path).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+            if name.split(".")[0] in heavy
+        ]
+    )
+
+
+def test_files_are_short():
+    lengths = {place(path): len(path.read_text().splitlines()) for path in source_files()}
+    assert_none([f"{name}: {length} lines" for name, length in lengths.items() if length > MAX_FILE_LINES])
+
+
+def test_functions_are_short():
+    lengths = {
+        (place(path), function.name): function.end_lineno - function.lineno + 1
+        for path in source_files()
+        for function in functions_of(tree_of(path))
+    }
+    limits = {where: LONGER_FUNCTIONS.get(where, MAX_FUNCTION_LINES) for where in lengths}
+    assert_none([f"{where}: {length} lines" for where, length in lengths.items() if length > limits[where]])
+
+
+def test_every_file_opens_with_what_it_is():
+    assert_none([place(path) for path in source_files() if not ast.get_docstring(tree_of(path))])
+
+
+def test_a_rooms_init_is_a_docstring_only():
+    inits = [path for path in source_files() if path.name == "__init__.py" and place(path) not in INIT_WITH_CODE]
+    assert_none([place(path) for path in inits if len(tree_of(path).body) != 1])
+
+
+def test_the_environment_is_read_by_runtime_and_launch_only():
+    others = [path for path in source_files() if not place(path).startswith(ENVIRONMENT_READERS)]
+    assert_none([f"{place(path)}:{line}" for path in others for line in reads_environment(tree_of(path))])
+
+
+def test_nothing_catches_what_it_cannot_know():
+    strict = [path for path in source_files() if place(path) not in BROAD_EXCEPT]
+    assert_none([f"{place(path)}:{line}" for path in strict for line in broad_excepts(tree_of(path))])
+    assert_none([name for name in BROAD_EXCEPT if not any(broad_excepts(tree_of(SOURCE / name)))])
+
+
+def test_no_global_statement():
+    nodes = [(path, node) for path in source_files() for node in ast.walk(tree_of(path))]
+    assert_none([f"{place(path)}:{node.lineno}" for path, node in nodes if isinstance(node, ast.Global)])
+
+
+def test_tests_mirror_the_source():
+    tested = [path for path in source_files() if path.name != "__init__.py" and place(path) not in NO_TEST_OF_ITS_OWN]
+    mirrored = [ROOT / "tests" / path.relative_to(SOURCE).parent / f"test_{path.name}" for path in tested]
+    assert_none([str(path.relative_to(ROOT)) for path in mirrored if not path.is_file()])
+
+
+def cpu_seconds(*arguments):
+    """CPU seconds (user and system) of a Python process with these arguments; the least of three tries."""
+    program = (
+        "import resource, subprocess, sys, json\n"
+        "done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL)\n"
+        "usage = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps([done.returncode, usage.ru_utime + usage.ru_stime]))"
+    )
+    seconds = []
+    for _ in range(3):
+        output = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        code, used_s = json.loads(output.stdout)
+        assert code == 0, f"python {' '.join(arguments)} exits with {code}"
+        seconds.append(used_s)
+    return min(seconds)
+
+
+def loaded_by(statement):
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize("module", ["windlass", "windlass.cli", "windlass.config"])
+def test_the_hall_loads_no_torch(module):
+    assert not {"torch", "transformers", "numpy", "datasets"} & loaded_by(f"import {module}")
+
+
+def test_importing_windlass_is_free():
+    """Under 0.1 s of CPU beyond the interpreter's own start."""
+    assert cpu_seconds("-c", "import windlass") - cpu_seconds("-c", "pass") < 0.1
+
+
+def test_help_is_fast():
+    assert cpu_seconds("-m", "windlass.cli", "--help") < 0.5
+
+
+# ---- the checks themselves, on code that breaks each rule
+
+
+def test_the_import_rule_sees_lazy_and_relative_imports():
+    lazy = ast.parse("def f():\n    from windlass.data.nothing import thing\n    import windlass.cli")
+    assert forbidden_imports("model", "windlass.model.x", lazy) == [(2, "windlass.data.nothing"), (3, "windlass.cli")]
+    relative = ast.parse("from ..report import events\nfrom .. import errors\nfrom . import attention")
+    assert forbidden_imports("model", "windlass.model.x", relative) == [(1, "windlass.report.events")]
+    fine = ast.parse("from windlass.errors import UserError\nfrom windlass.units import GIB\nimport torch")
+    assert forbidden_imports("model", "windlass.model.x", fine) == []
+
+
+def test_the_import_rule_knows_each_floor():
+    launch = ast.parse("from windlass.launch import ranks\nfrom windlass.launch.local import start")
+    assert forbidden_imports("jobs", "windlass.jobs.x", launch) == [(2, "windlass.launch.local")]
+    config = ast.parse("from windlass.report.config import ReportConfig\nfrom windlass.report.metrics import Recorder")
+    assert forbidden_imports("config", "windlass.config", config) == [(2, "windlass.report.metrics")]
+    assert forbidden_imports("parallel", "windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
+    assert not forbidden_imports("parallel", "windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
+
+
+def test_the_other_rules_see_their_case():
+    assert list(reads_environment(ast.parse("import os as o\no.environ['A']\nfrom os import getenv"))) == [3, 2]
+    assert list(broad_excepts(ast.parse("try: ...\nexcept (ValueError, Exception): ..."))) == [2]
+    assert list(broad_excepts(ast.parse("try: ...\nexcept: ..."))) == [2]
+    assert list(broad_excepts(ast.parse("try: ...\nexcept OSError: ..."))) == []
+
+
+# ---- the repository around the source
+
+
+def tracked_files():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: no list of tracked files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_machines_paths_or_a_registry():
+    here = Path(__file__).name
+    pattern = re.compile(
+        r"(?<![\w.$}/-])/(work|root|opt)/|/home/\w|/tmp/bash|--(extra-)?index-url|--find-links|files\.pythonhosted|/simple/?\s"
+    )
+    found = []
+    for path in tracked_files():
+        if path.name == here or path.suffix in (".png", ".ico"):
+            continue
+        lines = path.read_text().splitlines()
+        found += [
+            f"{path.relative_to(ROOT)}:{at}: {line.strip()}" for at, line in enumerate(lines, 1) if pattern.search(line)
+        ]
+    assert_none(found)
+
+
+def test_the_lock_is_names_and_versions_only():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    assert len(lines) > 20
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][0-9a-z.]*", line), line
+    assert lines == sorted(lines, key=lambda line: line.split("==")[0]) and len(set(lines)) == len(lines)
+
+
+def test_the_lock_covers_what_pyproject_asks_for():
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    locked = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
+        requirement = Requirement(text)
+        name = requirement.name.lower()
+        assert name in locked, f"{name} is missing: make lock"
+        assert requirement.specifier.contains(locked[name]), f"{text} against {locked[name]}"
+
+
+def test_the_citation_names_this_version():
+    import yaml
+
+    import windlass
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0" and citation["title"] == "windlass"
+    assert citation["version"] == windlass.__version__ and citation["license"] == "Apache-2.0"
+    assert citation["authors"] and citation["message"] and citation["type"] == "software"
+
+
+def test_makefile_offers_the_promised_targets():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "test", "test-all", "check", "bench"} <= targets
