@@ -117,12 +117,6 @@ class RunConfig(Settings):
                 "warm-up ends within the run",
                 f"use optim.warmup_steps={max(1, self.run.steps // 20)} (5 % of the steps), or more steps",
             )
-        if self.checkpoint.keep_best and self.evaluate.every_steps is None:
-            raise UserError(
-                f"checkpoint.keep_best={self.checkpoint.keep_best} without evaluate.every_steps",
-                "the best checkpoint is the one with the lowest validation loss, which nobody measures here",
-                "set evaluate.every_steps, or checkpoint.keep_best=0",
-            )
         return self
 
     def accumulation(self, batch_ranks: int) -> int:

@@ -33,11 +33,6 @@ FIRST_TIMEOUT = datetime.timedelta(days=1)
 Result = TypeVar("Result")
 
 
-def is_rank() -> bool:
-    """Whether a launcher made this process one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 @dataclass(frozen=True)
 class Runtime:
     """This process among the others."""
@@ -48,9 +43,9 @@ class Runtime:
     store: dist.Store | None
     """Shared by all ranks; None where the caller had made the process group itself."""
     control: dist.ProcessGroup
-    """gloo, of all ranks: for checkpoints' background threads, which must not meet the training collectives."""
-    is_elastic: bool
-    """Started by torchelastic: any other exit code than 0 would be taken for a failure and restarted."""
+    """gloo, of all ranks: for what the host agrees on outside the step."""
+    saving: dist.ProcessGroup
+    """gloo, of all ranks: for the thread that writes checkpoints, whose collectives must not meet any other."""
 
     def first(self, work: Callable[[], Result]) -> Result | None:
         """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None."""
@@ -109,20 +104,22 @@ class Runtime:
 def start_runtime() -> Runtime:
     """Joins the world that the environment describes, or makes one of a single process. Collective."""
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
-        control = dist.new_group(backend="gloo")
-        assert isinstance(control, dist.ProcessGroup)
-        return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, control, False)
+        return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
-    if is_rank():
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))
     else:
         store, rank, world = dist.HashStore(), 0, 1
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
-    control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-    assert isinstance(control, dist.ProcessGroup)
     own = dist.PrefixStore("windlass", store)
-    return Runtime(rank, world, device, own, control, "TORCHELASTIC_RUN_ID" in os.environ)
+    return Runtime(rank, world, device, own, _gloo(), _gloo())
+
+
+def _gloo() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _device(local_rank: int) -> torch.device:

@@ -1,10 +1,12 @@
 """The techniques, applied in their one order. Each line below has a reason to stand where it stands."""
 
+import shutil
 from collections.abc import Callable
 
 import torch
 
-from windlass.model.config import Architecture
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
 from windlass.model.transformer import Decoder
 from windlass.parallel.census import check_dtypes, check_units
 from windlass.parallel.config import ParallelConfig
@@ -17,6 +19,16 @@ from windlass.parallel.recompute import apply_recompute
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""
+
+
+def check_compiler(config: ParallelConfig, device_type: str) -> None:
+    """torch.compile builds C++ for CPU: a missing compiler is found here, and not in the middle of the first step."""
+    if config.compile and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+        raise UserError(
+            "parallel.compile=true on a machine without g++ or clang++",
+            "torch.compile builds C++ for CPU",
+            "install g++ (apt install g++), or set parallel.compile=false",
+        )
 
 
 def build_program(

@@ -35,8 +35,9 @@ class Mesh:
 
     @property
     def fsdp(self) -> DeviceMesh:
-        """(replicate, fsdp), always two axes: HSDP, and with replicate = 1 plain FSDP."""
-        return self.dense["replicate", "fsdp"]
+        """(replicate, fsdp): HSDP. With one replica the fsdp axis alone: on two axes FSDP2 would call an all-reduce over a
+        group of one rank for every unit (counted in tests/parallel/test_communication)."""
+        return self.dense["replicate", "fsdp"] if self.layout.replicate > 1 else self.dense["fsdp"]
 
     @property
     def batch_rank(self) -> int:

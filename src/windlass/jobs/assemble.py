@@ -1,0 +1,263 @@
+"""A recipe resolved against its files and devices: what a job works with is made here, once, for all jobs.
+
+What can be refused is refused before anything slow starts: the layout and the batch are checked against the world first, then
+data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
+"""
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windlass.checkpoint.probe import probe_shared_storage
+from windlass.checkpoint.provenance import provenance
+from windlass.checkpoint.state import Checkpoints
+from windlass.config import RunConfig, to_yaml
+from windlass.data.evaluation import EvaluationSet, evaluation_set
+from windlass.data.loader import Loader
+from windlass.data.prepare import Prepared, open_prepared, prepare
+from windlass.errors import UserError
+from windlass.hardware import find_device
+from windlass.jobs.objective import Pretrain
+from windlass.jobs.restore import restore
+from windlass.jobs.run import Run
+from windlass.model.architecture import Architecture, refuse_dropout
+from windlass.model.flops import count_parameters, flops_per_token
+from windlass.model.hf import load_weights
+from windlass.model.init import initialise
+from windlass.optim.adamw import AdamW
+from windlass.parallel.build import build_program, check_compiler
+from windlass.parallel.census import check_optimizer
+from windlass.parallel.mesh import Mesh, make_mesh
+from windlass.parallel.precision import precision_of
+from windlass.parallel.program import ShardedProgram
+from windlass.report.console import Console
+from windlass.report.events import EventLog
+from windlass.report.metrics import Recorder
+from windlass.runtime import Runtime, redirect_output
+from windlass.units import format_count
+
+
+def assemble(config: RunConfig, runtime: Runtime) -> Run:
+    """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
+    layout = config.parallel.layout(runtime.world)
+    accumulation = config.accumulation(layout.batch_ranks)
+    check_compiler(config.parallel, runtime.device.type)
+    directory = config.run.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    if runtime.world > 1:
+        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
+    redirect_output(directory, runtime.rank)
+    lease = hold_directory(directory) if runtime.rank == 0 else None
+    console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
+    prepared = prepare_once(config, runtime, console)
+    config = with_steps(config, prepared)
+    architecture = shape_of(config, prepared)
+    refuse_dropout(architecture)
+    mesh = make_mesh(layout, runtime.device.type)
+    program = lay_out(config, architecture, mesh, runtime.device)
+    optimizer = AdamW(program.records(), config.optim)
+    check_optimizer(optimizer.torch_optimizer, program.records())
+    checkpoints = open_checkpoints(config, runtime, console)
+    start = restore(config, checkpoints, program, optimizer, console.say if runtime.rank == 0 else _silent)
+    loader = open_loader(config, mesh, runtime.device, prepared, accumulation, start.samples_consumed)
+    log = EventLog(directory / "events.jsonl") if runtime.rank == 0 else None
+    recorder = open_recorder(config, runtime, architecture, log, start.step)
+    sets = evaluation_sets(config, mesh, runtime.device, prepared)
+    run = Run(
+        config=config,
+        architecture=architecture,
+        runtime=runtime,
+        prepared=prepared,
+        program=program,
+        optimizer=optimizer,
+        objective=Pretrain(),
+        loader=loader,
+        evaluation_sets=sets,
+        checkpoints=checkpoints,
+        recorder=recorder,
+        provenance=provenance() if log else {},
+        lease=lease,
+        start_step=start.step,
+    )
+    announce(run, accumulation, start.source)
+    return run
+
+
+def prepare_once(config: RunConfig, runtime: Runtime, console: Console) -> Prepared:
+    """The prepared data: made by rank 0 if it is not there, opened by all."""
+    runtime.first(lambda: prepare(config.data, config.evaluate.sets, console.say))
+    return open_prepared(config.data, config.evaluate.sets)
+
+
+def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
+    """The config with its length as a number of steps. A length in tokens or epochs is rounded up to whole steps."""
+    run = config.run
+    if run.steps is not None:
+        return config
+    tokens = run.tokens
+    if tokens is None:
+        assert run.epochs is not None
+        tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
+    steps = math.ceil(tokens / run.tokens_per_step)
+    resolved = config.model_copy(update={"run": run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})})
+    resolved._recipe = config.recipe
+    return resolved
+
+
+def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
+    architecture = config.model.architecture(prepared.vocab_size)
+    if architecture.eos_token_id is None:  # what ends a text is known by the tokenizer
+        architecture = replace(architecture, eos_token_id=prepared.eos_id)
+    if config.data.sequence_length > architecture.max_positions:
+        raise UserError(
+            f"data.sequence_length={config.data.sequence_length} for a model of {architecture.max_positions} positions",
+            "a sequence is no longer than the model's positions",
+            f"use data.sequence_length={architecture.max_positions} or less, or a model with more positions",
+        )
+    return architecture
+
+
+def lay_out(config: RunConfig, architecture: Architecture, mesh: Mesh, device: torch.device) -> ShardedProgram:
+    """The model over the mesh, with the weights a new run starts from: drawn from the seed, or read from `model.from`."""
+
+    def fill(named: dict[str, torch.Tensor]) -> None:
+        if config.model.from_ is None:
+            initialise(named.items(), architecture, config.run.seed)
+        else:
+            load_weights(config.model.from_, architecture, named)
+
+    return build_program(architecture, config.parallel, precision_of(config.precision), mesh, device, fill)
+
+
+def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> Checkpoints:
+    file = config.run.directory / "run.json"
+    if runtime.rank == 0 and not file.exists():
+        file.write_text(json.dumps({"run_id": secrets.token_hex(8)}))
+    if runtime.world > 1:
+        torch.distributed.barrier(group=runtime.control)
+    return Checkpoints(
+        config.run.directory / "checkpoints",
+        config.checkpoint,
+        run_id=json.loads(file.read_text())["run_id"],
+        rank=runtime.rank,
+        world=runtime.world,
+        group=runtime.saving if runtime.world > 1 else None,
+        tell=console.say,
+    )
+
+
+def open_recorder(
+    config: RunConfig, runtime: Runtime, architecture: Architecture, log: EventLog | None, start_step: int
+) -> Recorder:
+    device = find_device(runtime.device_name())
+    assert config.run.steps is not None
+    return Recorder(
+        log,
+        Console(sys.stdout, total_steps=config.run.steps, device=_device_word(runtime)) if log else None,
+        every_steps=config.report.every_steps,
+        total_steps=config.run.steps,
+        tokens_per_step=config.run.tokens_per_step,
+        num_devices=runtime.world,
+        flops_per_token=flops_per_token(architecture, config.data.sequence_length).causal,
+        peak_flops=device.peak_flops if device else None,
+        gather_max=runtime.max_over_ranks,
+        memory=runtime.memory_bytes,
+        start_step=start_step,
+    )
+
+
+def open_loader(
+    config: RunConfig, mesh: Mesh, device: torch.device, prepared: Prepared, accumulation: int, consumed: int
+) -> Loader:
+    return Loader(
+        prepared.set_directory("train"),
+        sequence_length=config.data.sequence_length,
+        micro_batch=config.run.micro_batch,
+        accumulation=accumulation,
+        batch_rank=mesh.batch_rank,
+        batch_ranks=mesh.layout.batch_ranks,
+        seed=config.run.seed,
+        shuffle_window=config.data.shuffle_window,
+        consumed=consumed,
+        device=device,
+    )
+
+
+def evaluation_sets(
+    config: RunConfig, mesh: Mesh, device: torch.device, prepared: Prepared
+) -> dict[str, EvaluationSet]:
+    """Every validation set, cut over the batch axes; `validation` comes first."""
+    return {
+        name: evaluation_set(
+            prepared.set_directory(name),
+            num_sequences=config.evaluate.sequences,
+            micro_batch=config.run.micro_batch,
+            batch_rank=mesh.batch_rank,
+            batch_ranks=mesh.layout.batch_ranks,
+            token_bytes_V=prepared.token_bytes(name),
+            device=device,
+        )
+        for name in ("validation", *config.evaluate.sets)
+    }
+
+
+def hold_directory(directory: Path) -> int:
+    """A lock on the run directory, held as long as the process lives (the kernel frees it on any death)."""
+    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"run.directory={directory} is in use by another process",
+            "one run writes to a run directory at a time",
+            "wait for the other run, stop it, or choose another run.directory",
+        ) from None
+    return descriptor
+
+
+def announce(run: Run, accumulation: int, source: str) -> None:
+    """What was derived, told before step 1, and written: recipe.yaml as given, resolved.yaml, and the first event."""
+    if run.runtime.rank != 0:
+        return
+    config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
+    derived = {
+        "parameters": f"{format_count(count_parameters(architecture))} ({count_parameters(architecture):,})",
+        "ranks": f"{layout.world} on {run.runtime.device_name()}",
+        "layout": f"replicate {layout.replicate} x shard {layout.shard}, zero {config.parallel.zero}",
+        "global batch": f"{config.sequences_per_step} sequences = {config.run.micro_batch} per micro-batch "
+        f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
+        "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
+        f"{run.total_steps * config.sequences_per_step / run.loader.num_samples:.2f} epochs",
+        "vocabulary": f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}",
+        "starts": source,
+    }
+    width = max(map(len, derived))
+    for name, value in derived.items():
+        print(f"  {name:<{width}}  {value}", flush=True)
+    header = "".join(f"# {name}: {value}\n" for name, value in derived.items())
+    (config.run.directory / "recipe.yaml").write_text(config.recipe)
+    (config.run.directory / "resolved.yaml").write_text(header + to_yaml(config))
+    kind = "resume" if run.start_step else "start"
+    run.recorder.event(kind, run.start_step, derived=derived, provenance=_brief(run.provenance))
+
+
+def _brief(record: dict[str, Any]) -> dict[str, Any]:
+    """Provenance without the diff, for the event log."""
+    return {key: value for key, value in record.items() if key not in ("diff", "git_diff")}
+
+
+def _device_word(runtime: Runtime) -> str:
+    return "GPU" if runtime.device.type == "cuda" else "process"
+
+
+def _silent(_sentence: str) -> None:
+    """What the ranks other than 0 do with sentences for the user."""

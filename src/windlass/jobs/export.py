@@ -1,0 +1,71 @@
+"""A checkpoint as a Hugging Face directory that other tools load: config, generation config, safetensors, tokenizer.
+
+It is written beside its place, loaded back by transformers, compared (logits of fp32 weights within 1e-5, and the greedy text),
+and only then renamed: a directory called export/ is one that works.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from windlass.errors import UserError
+from windlass.jobs.saved import Saved, open_saved
+from windlass.model.hf import save_weights
+
+MAX_SHARD_BYTES = 5_000_000_000  # transformers' own limit per safetensors file
+LOGIT_TOLERANCE = 1e-5  # fp32: transformers computes the same formula in another order
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PROBE_TOKENS = 16
+GREEDY_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Exported:
+    directory: Path
+    step: int | None
+    largest_difference: float
+    """Between our logits and transformers' on a probe, in the dtype that was written."""
+
+
+def export(path: Path, target: Path | None = None, *, step: int | None = None, dtype: str = "fp32") -> Exported:
+    """Writes `target` (default: export/ in the run directory). Raises UserError; a target that exists is never overwritten
+    unless it is the default one."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
+    if target is not None and target.exists():
+        raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
+    saved = open_saved(path, step)
+    target = target or path / "export"
+    draft = target.parent / f".{target.name}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], MAX_SHARD_BYTES)
+    for file in sorted(saved.tokenizer_directory.glob("*token*")) + sorted(saved.tokenizer_directory.glob("*.jinja")):
+        shutil.copyfile(file, draft / file.name)
+    difference = compare(saved, draft, DTYPES[dtype])
+    shutil.rmtree(target, ignore_errors=True)
+    draft.rename(target)
+    return Exported(target, saved.step, difference)
+
+
+@torch.no_grad()
+def compare(saved: Saved, directory: Path, dtype: torch.dtype) -> float:
+    """Largest difference of logits between our model and the directory loaded by transformers. Raises where they disagree."""
+    from transformers import AutoModelForCausalLM
+
+    theirs, report = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"], report
+    ours = saved.model.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    length = min(PROBE_TOKENS, saved.architecture.max_positions - GREEDY_TOKENS)
+    ids_BT = torch.randint(0, saved.architecture.vocab_size, (2, length), generator=generator)
+    difference = (ours(ids_BT) - theirs(ids_BT).logits).abs().max().item()
+    if dtype == torch.float32:
+        assert difference <= LOGIT_TOLERANCE, f"the exported model's logits differ by {difference}"
+        for _ in range(GREEDY_TOKENS):
+            next_B1 = theirs(ids_BT).logits[:, -1:].argmax(-1)
+            assert torch.equal(next_B1, ours(ids_BT)[:, -1:].argmax(-1)), "the exported model writes another text"
+            ids_BT = torch.cat((ids_BT, next_B1), 1)
+    return difference

@@ -1,0 +1,89 @@
+"""Text from a model: one prompt, one token at a time, with a KV cache.
+
+Each new token needs only its own query: keys and values of earlier positions are kept, so a token costs one pass over the
+weights. temperature 0 takes the likeliest token; else the distribution is sharpened by 1/temperature and cut to the smallest set
+of tokens with probability top_p (nucleus sampling, Holtzman et al., arXiv 1904.09751). Draws are a function of the seed.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from windlass.data.tokenizer import open_tokenizer
+from windlass.errors import UserError
+from windlass.jobs.saved import Saved, open_saved
+from windlass.model.cache import KVCache
+from windlass.report.events import EventLog
+
+
+def generate(
+    path: Path,
+    prompts: list[str],
+    *,
+    step: int | None = None,
+    max_tokens: int = 64,
+    temperature: float = 0.6,
+    top_p: float = 0.95,
+    seed: int = 0,
+    record: bool = False,
+) -> list[str]:
+    """One continuation per prompt. `record`: also write them to the run's events, for the report. Raises UserError."""
+    check_sampling(max_tokens, temperature, top_p)
+    saved = open_saved(path, step)
+    tokenizer, eos_id = open_tokenizer(saved.tokenizer_directory)
+    texts = []
+    for prompt in prompts:
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id]
+        new_ids = list(sample(saved, prompt_ids, eos_id, max_tokens, temperature, top_p, seed))
+        texts.append(tokenizer.decode(new_ids))
+    if record and saved.step is not None:
+        log = EventLog(path / "events.jsonl")
+        for prompt, text in zip(prompts, texts):
+            log.write("sample", saved.step, {"prompt": prompt, "text": text})
+    return texts
+
+
+def check_sampling(max_tokens: int, temperature: float, top_p: float) -> None:
+    if max_tokens < 1:
+        raise UserError(f"--max-tokens {max_tokens}", "at least one token is generated", "use 1 or more")
+    if temperature < 0:
+        raise UserError(f"--temperature {temperature}", "a temperature is 0 (greedy) or positive", "0.6 is a usual value")
+    if not 0 < top_p <= 1:
+        raise UserError(f"--top-p {top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual")
+
+
+@torch.no_grad()
+def sample(
+    saved: Saved, prompt_ids: list[int], eos_id: int, max_tokens: int, temperature: float, top_p: float, seed: int
+) -> Iterator[int]:
+    """New ids until EOS, `max_tokens`, or the last position of the model."""
+    model, architecture = saved.model, saved.architecture
+    room = architecture.max_positions - len(prompt_ids)
+    if room < 1:
+        raise UserError(
+            f"a prompt of {len(prompt_ids)} tokens for a model of {architecture.max_positions} positions",
+            "prompt and continuation fit the model's positions",
+            f"shorten the prompt to {architecture.max_positions - 1} tokens or less",
+        )
+    parameter = next(model.parameters())
+    cache = KVCache(architecture, 1, architecture.max_positions, dtype=parameter.dtype, device=parameter.device)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.tensor([prompt_ids], device=parameter.device)
+    for _ in range(min(max_tokens, room)):
+        logits_V = model(ids, cache=cache)[0, -1]
+        new_id = choose(logits_V.cpu(), temperature, top_p, generator)
+        if new_id == eos_id:
+            return
+        yield new_id
+        ids = torch.tensor([[new_id]], device=parameter.device)
+
+
+def choose(logits_V: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """One token id."""
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probabilities_V, order_V = (logits_V.double() / temperature).softmax(-1).sort(descending=True)
+    before_V = probabilities_V.cumsum(-1) - probabilities_V  # a token stays while those before it hold less than top_p
+    kept_V = probabilities_V.where(before_V < top_p, 0.0)
+    return int(order_V[torch.multinomial(kept_V, 1, generator=generator)])

@@ -1,0 +1,24 @@
+"""What a step optimises: which targets count, with which weight, and over how many the loss is averaged.
+
+The loop asks an objective to weigh a global batch before it is run; every objective is another data format and another
+count, never another loop.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from windlass.parallel.program import Batch, Program
+
+IGNORED = -100
+"""Hugging Face's label for a position that is no target."""
+
+
+class Pretrain:
+    """Next-token prediction: every target that is not ignored counts once."""
+
+    def weigh(self, batches: Sequence[Batch], program: Program) -> tuple[Sequence[Batch], torch.Tensor]:
+        """-> the batches, and the number of counted targets over all ranks (0-dim, float64 where available, on the device)."""
+        counts = [(batch["targets"] != IGNORED).sum() for batch in batches]
+        local = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
+        return batches, program.mesh.sum_over_loss(local)

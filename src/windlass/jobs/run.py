@@ -1,0 +1,126 @@
+"""The assembled parts of a training run, and what happens between steps: validate, save, close."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windlass.checkpoint.state import Checkpoints
+from windlass.checkpoint.store import step_name
+from windlass.config import RunConfig, to_yaml
+from windlass.data.evaluation import EvaluationSet
+from windlass.data.loader import Loader
+from windlass.data.prepare import Prepared
+from windlass.errors import UserError
+from windlass.jobs.objective import Pretrain
+from windlass.jobs.restore import state_tensors
+from windlass.model.architecture import Architecture
+from windlass.optim.adamw import AdamW
+from windlass.parallel.program import ShardedProgram
+from windlass.report.metrics import Recorder
+from windlass.report.page.write import write_report
+from windlass.runtime import Runtime
+
+
+@dataclasses.dataclass
+class Run:
+    """Made by jobs/assemble, used by the loop. `config` is resolved: its `run.steps` is a number."""
+
+    config: RunConfig
+    architecture: Architecture
+    runtime: Runtime
+    prepared: Prepared
+    program: ShardedProgram
+    optimizer: AdamW
+    objective: Pretrain
+    loader: Loader
+    evaluation_sets: Mapping[str, EvaluationSet]
+    checkpoints: Checkpoints
+    recorder: Recorder
+    provenance: dict[str, Any]
+    lease: int | None
+    """The lock on the run directory, rank 0's; held until the process ends."""
+    start_step: int
+    metric: float | None = None
+    """The last loss on the first validation set: by it the best checkpoints are kept."""
+
+    @property
+    def total_steps(self) -> int:
+        assert self.config.run.steps is not None
+        return self.config.run.steps
+
+    def validation_is_due(self, step: int) -> bool:
+        return step % self.config.evaluate.every_steps == 0 or step == self.total_steps
+
+    def validate(self, step: int) -> None:
+        """Scores every set, always on the same sequences; the first set's loss decides what the best checkpoint is."""
+        with self.recorder.pause("evaluate"):
+            for index, (name, data) in enumerate(self.evaluation_sets.items()):
+                nats = float(self.program.evaluate(data.batches))
+                self.recorder.validation(step, name, nats, data.num_targets, data.num_bytes)
+                if index == 0:
+                    self.metric = nats / data.num_targets
+
+    def save_if_due(self, step: int, is_last: bool = False) -> None:
+        """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
+        is_last = is_last or step == self.total_steps
+        if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
+            return
+        with self.recorder.pause("checkpoint"):
+            self._save(step, is_last)
+
+    def _save(self, step: int, is_last: bool) -> None:
+        """A save that fails does not end the run: it is told, the last committed step stays, and the next one due tries again.
+        A failed background save comes to light here, on all ranks alike, before the new one is begun."""
+        for is_last_try in (False, True):
+            try:
+                self.checkpoints.save(step, state_tensors(self.program, self.optimizer), self._capsule(step), self._files(), self.metric, final=is_last)
+                self.recorder.event("checkpoint", step, directory=step_name(step))
+                return
+            except (UserError, OSError) as error:
+                self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
+                if is_last and is_last_try:
+                    raise
+
+    def _clock_due(self, step: int) -> bool:
+        """Rank 0's clock decides for all; asked on logging steps only, since the answer is sent to every rank."""
+        every = self.config.report.every_steps
+        if self.config.checkpoint.every_minutes is None or step % every:
+            return False
+        return self.runtime.agree(self.checkpoints.clock_due)
+
+    def _capsule(self, step: int) -> dict[str, Any]:
+        """The rest of the state: small, the same on all ranks, JSON."""
+        return {
+            "step": step,
+            "samples_consumed": self.loader.consumed,
+            "sequences_per_step": self.config.sequences_per_step,
+            "total_steps": self.total_steps,
+            "metric": self.metric,
+            "model": self.architecture.to_hf(),
+            "config": self.config.model_dump(mode="json", by_alias=True),
+            "data": {"corpus_hash": self.prepared.corpus_hash, "samples": self.loader.num_samples},
+            "generator": torch.get_rng_state().numpy().tobytes().hex(),
+            "threads": torch.get_num_threads(),
+            "world": self.runtime.world,
+        }
+
+    def _files(self) -> dict[str, bytes | Path]:
+        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance."""
+        tokenizer = Path(self.prepared.tokenizer_directory)
+        files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
+        files["resolved.yaml"] = to_yaml(self.config).encode()
+        files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
+        return files
+
+    def close(self, step: int, reason: str) -> None:
+        """After the last step: the last checkpoint committed, the summary printed, the report written."""
+        with self.recorder.pause("checkpoint"):
+            self.checkpoints.wait()
+        self.loader.close()
+        self.recorder.end(step, reason, self.prepared.baselines)
+        if self.runtime.rank == 0:
+            write_report(self.config.run.directory, self.prepared.baselines)

@@ -1,0 +1,51 @@
+"""The loop. It knows no technique: layouts live behind `program`, data behind `loader`, objectives behind `objective`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from windlass.config import RunConfig
+from windlass.jobs.assemble import assemble
+from windlass.optim.clip import clip_gradients
+from windlass.optim.schedule import learning_rate
+from windlass.runtime import Stop, start_runtime
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `train` gives back. `stopped`: a signal ended the run early, after a checkpoint; the same call goes on."""
+
+    directory: Path
+    step: int
+    stopped: bool
+
+
+def train(config: RunConfig) -> Result:
+    """Trains as `config` says, on every rank alike, from where the run directory stands. Raises UserError."""
+    runtime = start_runtime()
+    run = assemble(config, runtime)
+    stop = Stop(runtime)
+    step = run.start_step
+    if step == 0:
+        run.validate(step)
+        run.save_if_due(step)
+    while step < run.total_steps:
+        rate = learning_rate(step, run.total_steps, config.optim)
+        run.optimizer.set_learning_rate(rate)
+        batches = run.loader.next()  # this rank's micro-batches of global batch `step`
+        batches, count = run.objective.weigh(batches, run.program)
+        loss = run.program.run(batches, count)  # forward + backward, whatever the layout
+        norm = clip_gradients(run.program.records(), config.optim.max_norm)
+        run.optimizer.step(norm)  # skipped on all ranks alike where the norm is not finite
+        step += 1
+        run.recorder.step(step, loss, norm, rate, count, run.loader.wait_s)
+        stopping = stop.after(step)
+        if run.validation_is_due(step):
+            run.validate(step)
+        run.save_if_due(step, is_last=stopping)
+        if stopping:
+            break
+    stopped = step < run.total_steps
+    run.close(step, "stopped" if stopped else "finished")
+    stop.close()
+    runtime.close()
+    return Result(config.run.directory, step, stopped)
