@@ -19,7 +19,7 @@ def format_count(count: float) -> str:
     """1_543_714_304 -> '1.54 G'. Decimal units, for tokens, parameters, FLOPs."""
     value = float(count)
     for unit in ("", " k", " M", " G", " T", " P"):
-        if abs(value) < 1000:
+        if abs(value) < 999.5:  # what rounds to 1000 goes to the next unit
             return f"{value:.0f}" if unit == "" else f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.3g} E"

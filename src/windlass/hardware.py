@@ -1,0 +1,82 @@
+"""Devices by the name torch reports: peak FLOP/s, memory, bandwidth, and the data sheet each figure comes from.
+
+The peak is the dense matrix rate in bf16 with fp32 accumulation, because that is what training runs. Data sheets often
+print twice that ("with sparsity"), and for GeForce cards also twice that again (fp16 accumulation): an MFU against such
+a figure, or against a default for an unknown card, is wrong by that factor. So a name is matched whole ("... Laptop
+GPU" and a MIG slice are other devices), and an unknown one gives None: the MFU is then n/a.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from windlass.units import GIB
+
+TERA: Final = 1e12
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of GPU. `pattern` must match the whole of `torch.cuda.get_device_name()`."""
+
+    name: str
+    pattern: str
+    peak_flops: float
+    """Dense bf16 matrix FLOP/s with fp32 accumulation; fp16 where `peak_dtype` says so."""
+    fp8_flops: float | None
+    """Dense fp8 matrix FLOP/s with fp32 accumulation; None where the device has no fp8."""
+    memory_bytes: int
+    """As sold, and NVIDIA's GB are GiB; programs see 1 to 3 % less."""
+    bandwidth: float
+    """Bytes per second between the device's memory and its cores."""
+    source: str
+    peak_dtype: str = "bf16"
+
+
+def _device(
+    name: str, pattern: str, peak: float, fp8: float | None, gib: int, gb_per_s: float, source: str, dtype: str = "bf16"
+) -> Device:
+    fp8_flops = None if fp8 is None else fp8 * TERA
+    return Device(name, pattern, peak * TERA, fp8_flops, gib * GIB, gb_per_s * 1e9, source, dtype)
+
+
+_BLACKWELL = "NVIDIA Blackwell data sheet (GB200 NVL72, HGX B200): sparse figures, halved"
+_HOPPER = "NVIDIA H100 Tensor Core GPU data sheet: sparse figures, halved"
+_H200 = "NVIDIA H200 Tensor Core GPU data sheet: sparse figures, halved"
+_A100 = "NVIDIA A100 Tensor Core GPU data sheet"
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A: fp16/bf16 with fp32 accumulate"
+_ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A: with fp32 accumulate"
+
+# name, pattern, dense bf16 TFLOP/s, dense fp8 TFLOP/s, memory GiB, GB/s, source
+DEVICES: Final = (
+    _device("B200", r"NVIDIA B200", 2250, 4500, 180, 7700, _BLACKWELL),
+    _device("GB200", r"NVIDIA GB200", 2500, 5000, 186, 8000, _BLACKWELL),
+    _device("H200", r"NVIDIA H200", 989.4, 1978.9, 141, 4800, _H200),
+    _device("H200 NVL", r"NVIDIA H200 NVL", 835.5, 1670.5, 141, 4800, _H200),
+    _device("H100 SXM", r"NVIDIA H100 80GB HBM3", 989.4, 1978.9, 80, 3350, _HOPPER),
+    _device("H100 PCIe", r"NVIDIA H100 PCIe", 756.5, 1513, 80, 2000, _HOPPER),
+    _device("H100 NVL", r"NVIDIA H100 NVL", 835.5, 1670.5, 94, 3900, _HOPPER),
+    _device("GH200", r"NVIDIA GH200 480GB", 989.4, 1978.9, 96, 4000, "NVIDIA GH200 Superchip data sheet: halved"),
+    _device("A100 80GB SXM", r"NVIDIA A100-SXM4-80GB", 312, None, 80, 2039, _A100),
+    _device("A100 40GB SXM", r"(NVIDIA )?A100-SXM4-40GB", 312, None, 40, 1555, _A100),
+    _device("A100 80GB PCIe", r"NVIDIA A100 80GB PCIe", 312, None, 80, 1935, _A100),
+    _device("A100 40GB PCIe", r"(NVIDIA )?A100-PCIE-40GB", 312, None, 40, 1555, _A100),
+    _device("A30", r"NVIDIA A30", 165, None, 24, 933, "NVIDIA A30 data sheet"),
+    _device("A40", r"NVIDIA A40", 149.7, None, 48, 696, "NVIDIA A40 data sheet"),
+    _device("A10", r"NVIDIA A10", 125, None, 24, 600, "NVIDIA A10 data sheet"),
+    _device("A10G", r"NVIDIA A10G", 70, None, 24, 600, "NVIDIA A10G data sheet"),
+    _device("L4", r"NVIDIA L4", 121, 242.5, 24, 300, "NVIDIA L4 data sheet: sparse figures, halved"),
+    _device("L40", r"NVIDIA L40", 181.05, 362, 48, 864, "NVIDIA L40 data sheet"),
+    _device("L40S", r"NVIDIA L40S", 362.05, 733, 48, 864, "NVIDIA L40S data sheet"),
+    _device("T4", r"(Tesla|NVIDIA) T4", 65, None, 16, 320, "NVIDIA T4 data sheet; Turing has no bf16 cores", "fp16"),
+    _device("RTX 3090", r"NVIDIA GeForce RTX 3090", 71, None, 24, 936, _GA102),
+    _device("RTX 4090", r"NVIDIA GeForce RTX 4090", 165.2, 330.3, 24, 1008, _ADA),
+    _device(
+        "RTX 5090", r"NVIDIA GeForce RTX 5090", 209.5, 419, 32, 1792, "NVIDIA RTX Blackwell whitepaper, appendix A"
+    ),
+)
+
+
+def find_device(name: str) -> Device | None:
+    """The device of this name, as torch.cuda.get_device_name() gives it; None for a CPU and for any unknown device."""
+    return next((device for device in DEVICES if re.fullmatch(device.pattern, name)), None)

@@ -1,0 +1,72 @@
+"""Device names as torch reports them, their peaks, and that nothing unknown gets a default."""
+
+import re
+
+import pytest
+
+from windlass.hardware import DEVICES, find_device
+from windlass.units import GIB
+
+
+@pytest.mark.parametrize(
+    "name, tera, gib",
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4, 80),
+        ("NVIDIA H200", 989.4, 141),
+        ("NVIDIA H100 PCIe", 756.5, 80),
+        ("NVIDIA H100 NVL", 835.5, 94),
+        ("NVIDIA A100-SXM4-80GB", 312, 80),
+        ("NVIDIA A100-SXM4-40GB", 312, 40),
+        ("NVIDIA A100 80GB PCIe", 312, 80),
+        ("NVIDIA A100-PCIE-40GB", 312, 40),
+        ("NVIDIA A10G", 70, 24),
+        ("NVIDIA A10", 125, 24),
+        ("Tesla T4", 65, 16),
+        ("NVIDIA L4", 121, 24),
+        ("NVIDIA L40", 181.05, 48),
+        ("NVIDIA L40S", 362.05, 48),
+        ("NVIDIA GeForce RTX 4090", 165.2, 24),
+        ("NVIDIA GeForce RTX 3090", 71, 24),
+        ("NVIDIA B200", 2250, 180),
+        ("NVIDIA GB200", 2500, 186),
+    ],
+)
+def test_real_names_find_their_own_device(name, tera, gib):
+    device = find_device(name)
+    assert device is not None
+    assert device.peak_flops == pytest.approx(tera * 1e12) and device.memory_bytes == gib * GIB
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cpu",
+        "",
+        "AMD EPYC 9754",
+        "NVIDIA H100",  # which of three?
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA RTX 4090 Imitation",
+        "xNVIDIA H200",
+    ],
+)
+def test_an_unknown_device_has_no_peak_and_never_a_default(name):
+    assert find_device(name) is None
+
+
+def test_no_name_fits_two_devices():
+    for device in DEVICES:
+        plain = re.sub(r"\(([^)|]*)(\|[^)]*)?\)\??", r"\1", device.pattern)
+        assert [other.name for other in DEVICES if re.fullmatch(other.pattern, plain)] == [device.name], plain
+
+
+def test_every_device_has_a_source_and_figures_in_their_units():
+    for device in DEVICES:
+        assert device.source and 1e13 < device.peak_flops < 1e16
+        assert device.fp8_flops is None or 1.9 <= device.fp8_flops / device.peak_flops <= 2.1
+        assert 1e11 < device.bandwidth < 1e13 and 8 * GIB < device.memory_bytes < 512 * GIB
+
+
+def test_a_card_without_bf16_says_so():
+    assert find_device("Tesla T4").peak_dtype == "fp16" and find_device("NVIDIA H200").peak_dtype == "bf16"
