@@ -29,10 +29,10 @@ class Precision:
         return self.stored != self.compute
 
     def fsdp(self) -> MixedPrecisionPolicy:
-        """What FSDP2 gathers and reduces; inputs that are not ids are cast at the unit's door."""
+        """What FSDP2 gathers and reduces. The loss itself is summed in fp32 by the head."""
         if not self.is_mixed:
             return MixedPrecisionPolicy()
-        return MixedPrecisionPolicy(param_dtype=self.compute, reduce_dtype=self.stored, output_dtype=self.stored)
+        return MixedPrecisionPolicy(param_dtype=self.compute, reduce_dtype=self.stored)
 
     def autocast(self, device_type: str) -> AbstractContextManager[object]:
         """For modules that FSDP2 does not wrap: products in the compute dtype."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from windlass.parallel.census import check_gradients
 from windlass.parallel.fsdp import after_evaluation, before_micro_batch
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.precision import Precision
@@ -51,6 +52,7 @@ class ShardedProgram:
         self.model, self.caller, self.mesh = model, caller, mesh
         self._precision, self._zero = precision, zero
         self._device_type = mesh.dense.device_type
+        self._gradients_checked = False
         self._records = [Record(name, p, torch.Size(p.shape)) for name, p in model.named_parameters()]
 
     def records(self) -> list[Record]:
@@ -66,6 +68,9 @@ class ShardedProgram:
                 loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a global batch has at least one micro-batch"
+        if not self._gradients_checked:
+            check_gradients(self._records)
+            self._gradients_checked = True
         return self.mesh.sum_over_loss(total)
 
     @torch.no_grad()

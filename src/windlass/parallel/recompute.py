@@ -12,7 +12,7 @@ The forward of each block is replaced on the instance, so parameter names do not
 block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,10 +42,15 @@ def apply_recompute(blocks: Sequence[nn.Module], kind: str) -> None:
     """kind: none, selective or full; in place. Must come before compile, which traces the forward it finds."""
     if kind == "none":
         return
-    context: dict[str, Any] = {}
-    if kind == "selective":
-        context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for block in blocks:
-        block.forward = partial(  # type: ignore[method-assign]
-            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **context
-        )
+        block.forward = _recomputed(block.forward, selective=kind == "selective")  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
+    """A function of our own and no functools.partial: torch.compile traces it, and with it the checkpoint as one graph."""
+    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+
+    def recomputed_forward(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **context, **kwargs)
+
+    return recomputed_forward
