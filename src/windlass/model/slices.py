@@ -26,7 +26,8 @@ def owned_ranges(tensor: Tensor) -> list[range]:
 
 def local_part(tensor: Tensor) -> Tensor:
     """The elements this rank holds, as a plain tensor that shares their memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    whole = tensor.detach()
+    return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
 def _chunk(whole: range, num_pieces: int, index: int) -> range:

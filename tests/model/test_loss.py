@@ -1,0 +1,181 @@
+"""The head: chunks, padding, precision, and the same gradients under FSDP2."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+
+from windlass.model.config import ModelConfig
+from windlass.model.init import initialise
+from windlass.model.loss import Head
+from windlass.model.transformer import Decoder
+
+FIELDS = {
+    "family": "llama",
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.1,
+}
+
+
+def make_head(dtype, vocab_size=211, seed=0):
+    torch.manual_seed(seed)
+    head = Head(24, vocab_size, 256).to(dtype)
+    hidden_BTD = torch.randn(2, 13, 24, dtype=dtype, requires_grad=True)
+    targets_BT = torch.randint(vocab_size, (2, 13))
+    targets_BT[0, 2:7] = -100
+    return head, hidden_BTD, targets_BT
+
+
+def dense(head, hidden_BTD, targets_BT):
+    logits = functional.linear(hidden_BTD, head.weight[: head.vocab_size])
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return functional.cross_entropy(logits.flatten(0, 1).to(wide), targets_BT.flatten(), reduction="sum")
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 13, 26, 1000])
+@pytest.mark.parametrize("vocab_size", [211, 255, 256])
+def test_any_chunk_and_padding_gives_dense_cross_entropy(chunk_tokens, vocab_size):
+    head, hidden_BTD, targets_BT = make_head(torch.float64, vocab_size)
+    head.chunk_tokens = chunk_tokens
+    expected = dense(head, hidden_BTD, targets_BT)
+    wanted = torch.autograd.grad(expected * 0.3, (hidden_BTD, head.weight))
+    loss = head(hidden_BTD, targets_BT)
+    given = torch.autograd.grad(loss * 0.3, (hidden_BTD, head.weight))
+    assert abs(loss - expected) < 1e-12 * expected
+    for ours, theirs in zip(given, wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-14
+    assert given[1][vocab_size:].count_nonzero() == 0
+
+
+def test_padded_rows_are_irrelevant_whatever_they_hold():
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    before = head(hidden_BTD, targets_BT), head(hidden_BTD)
+    with torch.no_grad():
+        head.weight[211:] = 1e4
+    assert torch.equal(head(hidden_BTD, targets_BT), before[0])
+    assert torch.equal(head(hidden_BTD), before[1])
+    assert before[1].shape == (2, 13, 211)
+
+
+def test_large_logits_stay_finite():
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    loss = head(hidden_BTD * 1e4, targets_BT)
+    assert torch.allclose(loss, dense(head, hidden_BTD * 1e4, targets_BT))
+
+
+def test_no_counted_target_gives_zero_and_no_gradient():
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    loss = head(hidden_BTD, torch.full_like(targets_BT, -100))
+    loss.backward()
+    assert loss == 0 and hidden_BTD.grad.count_nonzero() == 0 and head.weight.grad.count_nonzero() == 0
+
+
+def test_bf16_sums_in_fp32_and_returns_gradients_in_bf16():
+    head, hidden_BTD, targets_BT = make_head(torch.bfloat16)
+    loss = head(hidden_BTD, targets_BT)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert hidden_BTD.grad.dtype == head.weight.grad.dtype == torch.bfloat16
+    assert torch.allclose(loss, dense(head, hidden_BTD, targets_BT), rtol=1e-6)
+    wanted = torch.autograd.grad(dense(head, hidden_BTD, targets_BT), (hidden_BTD, head.weight))
+    for ours, theirs in zip((hidden_BTD.grad, head.weight.grad), wanted, strict=True):
+        assert (ours - theirs).float().norm() < 0.01 * theirs.float().norm()
+
+
+def test_evaluation_keeps_nothing():
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    trained = head(hidden_BTD, targets_BT)
+    with torch.no_grad():
+        evaluated = head(hidden_BTD, targets_BT)
+    assert torch.equal(trained, evaluated) and not evaluated.requires_grad
+
+
+def test_a_frozen_head_passes_gradients_to_the_hidden_states_alone():
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    head.weight.requires_grad_(False)
+    head(hidden_BTD, targets_BT).backward()
+    assert head.weight.grad is None and hidden_BTD.grad.count_nonzero() > 0
+
+
+def make_batches(count):
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randint(211, (count, 3, 18), generator=generator)
+    targets = ids[:, :, 1:].clone()
+    for index in range(count):
+        targets[index, 0, index : 2 * index + 3] = -100
+    return list(zip(ids[:, :, :-1], targets, strict=True))
+
+
+def build(tied, dtype=torch.float32):
+    arch = ModelConfig(**FIELDS, tie_word_embeddings=tied).architecture()
+    with torch.device("meta"):
+        return Decoder(arch).to(dtype)
+
+
+def finish(decoder):
+    decoder.to_empty(device="cpu")
+    decoder.tie()
+    initialise(decoder.named_parameters(), decoder.arch, 3)
+    decoder.lm_head.chunk_tokens = 10
+    return decoder
+
+
+def plain_gradients(tied, dtype):
+    decoder = finish(build(tied, dtype))
+    losses = []
+    for ids, targets in make_batches(4):
+        loss = decoder(ids, targets)
+        (loss / 101).backward()
+        losses.append(loss.item())
+    return losses, {name: parameter.grad for name, parameter in decoder.named_parameters()}
+
+
+def sharded_gradients(tied, dtype, compute_dtype):
+    """On each rank: two of four batches, summed gradients, synchronised after the last."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    decoder = build(tied, dtype)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=dtype)
+    mesh = init_device_mesh("cpu", (world,))
+    for part in [*decoder.blocks, decoder]:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    finish(decoder)
+    losses = []
+    mine = make_batches(4)[rank::world]
+    for index, (ids, targets) in enumerate(mine):
+        decoder.set_requires_gradient_sync(index == len(mine) - 1)
+        loss = decoder(ids, targets)
+        (loss / 101).backward()
+        losses.append(loss.item())
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in decoder.named_parameters()}
+    assert (decoder.lm_head.weight is decoder.model.embed_tokens.weight) == tied
+    with torch.no_grad():
+        assert decoder(*mine[-1]).item() == losses[-1]
+    return losses, gradients
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_under_fsdp2_with_accumulation_equal_one_process(ranks, tied):
+    expected_losses, expected = plain_gradients(tied, torch.float64)
+    results = ranks.run(2, sharded_gradients, tied, torch.float64, None)
+    for rank, (losses, gradients) in enumerate(results):
+        assert losses == pytest.approx(expected_losses[rank::2], rel=1e-12)
+        assert gradients.keys() == expected.keys()
+        for name, gradient in gradients.items():
+            assert (gradient - expected[name]).abs().max() < 1e-13, name
+
+
+def test_bf16_compute_over_fp32_shards(ranks):
+    expected_losses, expected = plain_gradients(True, torch.float32)
+    for rank, (losses, gradients) in enumerate(ranks.run(2, sharded_gradients, True, torch.float32, torch.bfloat16)):
+        assert losses == pytest.approx(expected_losses[rank::2], rel=3e-3)
+        for name, gradient in gradients.items():
+            assert gradient.dtype == torch.float32
+            assert (gradient - expected[name]).norm() < 3e-2 * expected[name].norm(), name
