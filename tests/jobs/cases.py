@@ -100,7 +100,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         optimizer.set_learning_rate(RATES[step])
         count = mesh.sum_over_loss((targets[mine] != -100).sum())
         losses.append(program.run(batches, count).item())
-        norms.append(clip_gradients(program.records(), OPTIM.max_norm).item())
+        norms.append(clip_gradients(program.records(), OPTIM.max_norm, mesh.parts).item())
         optimizer.step(torch.tensor(norms[-1]))
         evaluations.append((program.evaluate(batches) / count).item())
     weights = {record.name: full(record.tensor.detach()) for record in program.records()}

@@ -34,7 +34,7 @@ def train(config: RunConfig) -> Result:
         batches = run.loader.next()  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
-        norm = clip_gradients(run.program.records(), config.optim.max_norm)
+        norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)
         run.optimizer.step(norm)  # skipped on all ranks alike where the norm is not finite
         step += 1
         run.recorder.step(step, loss, norm, rate, count, run.loader.wait_s)

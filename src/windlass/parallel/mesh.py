@@ -40,6 +40,11 @@ class Mesh:
         return self.dense["replicate", "fsdp"] if self.layout.replicate > 1 else self.dense["fsdp"]
 
     @property
+    def parts(self) -> dist.ProcessGroup:
+        """Ranks that hold other parameters of the same model: the pipeline's."""
+        return self.dense["pp"].get_group()
+
+    @property
     def batch_rank(self) -> int:
         """This rank's place along the batch axes: which part of each global batch it reads."""
         return self.coordinate["replicate"] * self.layout.shard + self.coordinate["shard"]
