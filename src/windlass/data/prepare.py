@@ -179,7 +179,9 @@ def _baselines(
     """Empty for a corpus that is too large for them."""
     if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):
         return {}
-    train, validation = ("".join(selections[name].texts()).encode() for name in ("train", "validation"))
+    primes = infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
+    train = "".join(selections["train"].texts()).encode() if primes else b""
+    validation = "".join(selections["validation"].texts()).encode()
     fitted = baselines.fit_and_score(directory / "train", directory / "validation", vocab_size, len(validation))
     return fitted | baselines.compress(train, validation)
 

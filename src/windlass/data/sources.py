@@ -74,15 +74,15 @@ def scan(source: SourceConfig, report: Callable[[str], None]) -> list[SourceFile
 
 def _stdlib_files() -> Iterator[tuple[Path, str]]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
-        relative = path.relative_to(root)
-        if STDLIB_SKIPPED & set(relative.parts[:-1]) or relative.parts[0].startswith(STDLIB_SKIPPED_PREFIXES):
+    named = [(path, path.relative_to(root).as_posix()) for path in _below(root, STDLIB_SKIPPED) if path.suffix == ".py"]
+    for path, name in sorted(named, key=lambda pair: pair[1]):
+        if name.startswith(STDLIB_SKIPPED_PREFIXES):
             continue
         try:
             path.read_bytes().decode()
         except UnicodeDecodeError:
             continue
-        yield path, relative.as_posix()
+        yield path, name
 
 
 def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
@@ -102,10 +102,11 @@ def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
     return sorted(named, key=lambda pair: pair[1]), False
 
 
-def _below(directory: Path) -> list[Path]:
+def _below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+    """Every file below, but for hidden ones and those in folders named in `skipped`."""
     paths = []
     for folder, subfolders, names in os.walk(directory):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skipped]
         paths += [Path(folder, name) for name in names if not name.startswith(".")]
     return paths
 

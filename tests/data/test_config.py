@@ -1,0 +1,64 @@
+"""What a recipe may and may not say about data."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from windlass.data.config import DataConfig, EvaluateConfig, SourceConfig, TokenizerConfig
+
+GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d", "sequence_length": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        (SourceConfig, {}, "neither is given"),
+        (SourceConfig, {"path": "a", "builtin": "python-stdlib"}, "both are given"),
+        (SourceConfig, {"path": ""}, "`path` is empty"),
+        (SourceConfig, {"path": []}, "`path` is empty"),
+        (SourceConfig, {"path": ["a", "s3://bucket/x"]}, "is a URL"),
+        (SourceConfig, {"builtin": "python-stdlib", "text": "body"}, "`text: body` has no effect on `builtin`"),
+        (SourceConfig, {"path": "a", "weight": 0.5}, "`weight: 0.5` asks for a mixture"),
+        (SourceConfig, {"builtin": "wikipedia"}, "python-stdlib"),
+        (TokenizerConfig, {}, "neither is given"),
+        (TokenizerConfig, {"train": 300, "from": "x"}, "both are given"),
+        (TokenizerConfig, {"train": 256}, "greater than or equal to 257"),
+        (DataConfig, {**GOOD, "sources": []}, "at least 1 item"),
+        (DataConfig, {**GOOD, "directory": "s3://bucket"}, "is a URL"),
+        (DataConfig, {**GOOD, "sequence_length": 1}, "greater than or equal to 2"),
+        (DataConfig, {**GOOD, "validation": 1.0}, "less than 1"),
+        (DataConfig, {**GOOD, "validation": 0}, "greater than 0"),
+        (DataConfig, {**GOOD, "validation": {"pth": "v"}}, "pth"),
+        (DataConfig, {**GOOD, "shuffle_window": 0}, "greater than or equal to 1"),
+        (EvaluateConfig, {"sets": {"train": {"path": "x"}}}, "cannot be named `train`"),
+        (EvaluateConfig, {"sets": {"../up": {"path": "x"}}}, "`../up` may hold letters, digits"),
+        (EvaluateConfig, {"sequences": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_words(model, settings, says):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(settings)
+    assert says in str(caught.value)
+
+
+def test_validation_is_a_share_or_a_source():
+    assert DataConfig.model_validate({**GOOD, "validation": "0.1"}).validation == 0.1
+    assert DataConfig.model_validate({**GOOD, "validation": {"path": "v"}}).validation == SourceConfig(path="v")
+
+
+def test_a_mistake_inside_the_validation_source_is_not_reported_as_a_bad_number():
+    with pytest.raises(ValidationError) as caught:
+        DataConfig.model_validate({**GOOD, "validation": {"pth": "v"}})
+    assert next(error["loc"] for error in caught.value.errors()) == ("validation", "source", "pth")
+
+
+def test_from_is_written_as_in_the_recipe():
+    assert TokenizerConfig.model_validate({"from": "x"}).from_ == "x"
+    assert TokenizerConfig(from_="x").model_dump(by_alias=True)["from"] == "x"
+
+
+def test_config_is_torch_free():
+    code = "import sys, windlass.data.config; print(sorted({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
