@@ -32,12 +32,12 @@ def write_corpus(directory: Path, num_documents=40, seed=0):
     return [text for _, text in sorted(texts) if text]
 
 
-def data_config(directory: Path, **changes):
-    """The settings of the small preparation, with dotted names replaced by whole sections."""
+def data_config(root: Path, **changes):
+    """The settings of the small preparation below `root`, some of them changed."""
     settings = {
-        "sources": [{"path": str(directory / "corpus")}],
+        "sources": [{"path": str(root / "corpus")}],
         "tokenizer": {"train": 300},
-        "directory": str(directory / "data"),
+        "directory": str(root / "data"),
         "sequence_length": 33,
         "validation": 0.2,
         "shard_bytes": 8 << 10,

@@ -77,6 +77,11 @@ def replaced(directory: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def has_leftovers(directory: Path) -> bool:
+    """Whether a preparation was killed here, or is under way."""
+    return any(_sibling(directory, what).exists() for what in ("preparing", "old"))
+
+
 def _sibling(directory: Path, what: str) -> Path:
     return directory.with_name(f".{directory.name}.{what}")
 

@@ -21,7 +21,7 @@ from windlass.data import baselines, packing, tokenizer
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.encode import encode, pieces
 from windlass.data.mds import Writer
-from windlass.data.place import alone, check_place, replaced
+from windlass.data.place import alone, check_place, has_leftovers, replaced
 from windlass.data.prepared import (
     TOKENIZER_NAME,
     Prepared,
@@ -77,7 +77,7 @@ def prepare(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report
     given = config.tokenizer.from_
     loaded = tokenizer.tokenizer_files(given) if given is not None else []
     wanted = fingerprint(settings_of(config, sets), files, loaded)
-    if _what_is_wrong(directory, wanted) is None:
+    if _what_is_wrong(directory, wanted) is None and not has_leftovers(directory):
         report(f"{directory} is prepared already and unchanged: skipped")
         return open_prepared(config, sets)
     with alone(directory, report):
