@@ -83,6 +83,12 @@ class Runtime:
         dist.broadcast(tensor, 0, group=self.control)
         return bool(tensor.item())
 
+    def hosts(self) -> list[str]:
+        """The host of every rank. Collective, on the host."""
+        names: list[str] = [""] * self.world
+        dist.all_gather_object(names, socket.gethostname(), group=self.control)
+        return names
+
     def memory_bytes(self) -> float:
         """Peak memory of this rank: allocated on its GPU, or resident on CPU."""
         if self.device.type == "cuda":

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from windlass.checkpoint.probe import probe_shared_storage
-from windlass.checkpoint.provenance import provenance
+from windlass.checkpoint.provenance import collect_provenance
 from windlass.checkpoint.state import Checkpoints
 from windlass.config import RunConfig, to_yaml
 from windlass.data.evaluation import EvaluationSet, evaluation_set
@@ -83,7 +83,7 @@ def assemble(config: RunConfig, runtime: Runtime) -> Run:
         evaluation_sets=sets,
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=provenance() if log else {},
+        provenance=collect_provenance(sys.argv, runtime.hosts()),
         lease=lease,
         start_step=start.step,
     )
@@ -167,7 +167,7 @@ def open_recorder(
         tokens_per_step=config.run.tokens_per_step,
         num_devices=runtime.world,
         flops_per_token=flops_per_token(architecture, config.data.sequence_length).causal,
-        peak_flops=device.peak_flops if device else None,
+        peak_flops=device.peak_flops if device and config.precision.policy == "bf16" else None,
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,
         start_step=start_step,
@@ -251,8 +251,9 @@ def announce(run: Run, accumulation: int, source: str) -> None:
 
 
 def _brief(record: dict[str, Any]) -> dict[str, Any]:
-    """Provenance without the diff, for the event log."""
-    return {key: value for key, value in record.items() if key not in ("diff", "git_diff")}
+    """Provenance without diff and packages, for the event log; the checkpoints hold all of it."""
+    git = {key: record["git"][key] for key in ("commit", "branch")} if record["git"] else None
+    return {**{key: record[key] for key in ("argv", "hosts", "platform", "python")}, "git": git}
 
 
 def _device_word(runtime: Runtime) -> str:

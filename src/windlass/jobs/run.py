@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from windlass.checkpoint.manifest import step_name
 from windlass.checkpoint.state import Checkpoints
-from windlass.checkpoint.store import step_name
 from windlass.config import RunConfig, to_yaml
 from windlass.data.evaluation import EvaluationSet
 from windlass.data.loader import Loader

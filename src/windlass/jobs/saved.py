@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 
 from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.manifest import CAPSULE, step_name
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed import unseal
 from windlass.checkpoint.state import Checkpoints
-from windlass.checkpoint.store import CAPSULE, Checkpoint, committed_steps, step_name
+from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf, read_hf_config
