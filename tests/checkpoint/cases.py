@@ -6,11 +6,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.sealed import seal
 from windlass.checkpoint.state import Checkpoints
+from windlass.checkpoint.storage import TensorReader, TensorWriter
+from windlass.checkpoint.verify import Checkpoint
 
 
 class Net(torch.nn.Module):
@@ -93,3 +98,46 @@ def load_sharded(directory: Path, sharded: bool) -> tuple[dict[str, object] | No
             tensor.fill_(1)
     capsule = make_checkpoints(directory).restore(tensors)
     return capsule, full(tensors)
+
+
+def save_and_load_with_dcp(run: Path) -> None:
+    """dcp.save and dcp.load, driven by torch, with our writer and reader."""
+    tensors = make_state(sharded=True)
+    whole = full(tensors)
+    writer = TensorWriter(run / "checkpoints", 100, "run", lambda token: {"capsule.json": seal({"token": token})})
+    dcp.save(tensors, storage_writer=writer)
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.fill_(1)
+    dcp.load(tensors, storage_reader=TensorReader(Checkpoint.open(run / "checkpoints/step-00000100")))
+    assert all(torch.equal(whole[name], tensor) for name, tensor in full(tensors).items())
+
+
+BIG = (3072, 1024)
+
+
+def big_tensor(dim: int) -> DTensor:
+    """12 MiB of float32, rows or columns sharded; element (r, c) is r * 1024 + c."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(BIG[0] * BIG[1], dtype=torch.float32).view(BIG)
+    return distribute_tensor(whole, mesh, [Shard(dim)])
+
+
+def save_big(directory: Path) -> None:
+    make_checkpoints(directory).save(1, {"big": big_tensor(0)}, {}, {})
+
+
+def bytes_read(directory: Path) -> tuple[int, int]:
+    """(bytes handed out, bytes read from storage) of this rank for its rows."""
+    tensor = big_tensor(0)
+    reader = TensorReader(Checkpoint.open(directory / "step-00000001"))
+    before = int(Path("/proc/self/io").read_text().split()[1])  # rchar: bytes that went through read calls
+    dcp.load({"big": tensor}, storage_reader=reader)
+    return reader.num_bytes_read, int(Path("/proc/self/io").read_text().split()[1]) - before
+
+
+def load_columns(directory: Path) -> bool:
+    expected, tensor = big_tensor(1), big_tensor(1)
+    tensor.to_local().zero_()
+    dcp.load({"big": tensor}, storage_reader=TensorReader(Checkpoint.open(directory / "step-00000001")))
+    return torch.equal(tensor.to_local(), expected.to_local())

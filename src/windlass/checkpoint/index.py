@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from windlass.checkpoint.manifest import INDEX, SCHEMA, Manifest
 from windlass.checkpoint.pieces import Count
 from windlass.checkpoint.sealed import bad, seal, unseal
-from windlass.checkpoint.store import INDEX, SCHEMA, Checkpoint, Manifest
+from windlass.checkpoint.verify import Checkpoint
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -67,6 +68,7 @@ def parse_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
         raise bad(f"{INDEX}: stale: it belongs to the save {index.token[:40]}", f"this save is {manifest.token}")
     for name, tensor in index.tensors.items():
         _check(name[:80], tensor, manifest)
+    _check_apart(index.tensors)
     return index.tensors
 
 
@@ -85,6 +87,17 @@ def _check(name: str, tensor: SavedTensor, manifest: Manifest) -> None:
     volume, starts = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), {tuple(c.offsets) for c in tensor.chunks}
     if volume != math.prod(tensor.shape) or len(starts) != len(tensor.chunks):
         raise bad(f"{INDEX}: the chunks of {name!r} do not make up its shape {tensor.shape}", "chunks tile a tensor")
+
+
+def _check_apart(tensors: dict[str, SavedTensor]) -> None:
+    """No two chunks have bytes in common."""
+    spans = [
+        (c.file, c.at, c.at + t.num_bytes(c), name) for name, t in tensors.items() for c in t.chunks if t.num_bytes(c)
+    ]
+    spans.sort()
+    for (file, _, end, name), (next_file, start, _, next_name) in zip(spans, spans[1:]):
+        if file == next_file and start < end:
+            raise bad(f"{INDEX}: {next_name[:80]!r} shares bytes of {file} with {name[:80]!r}", "chunks lie apart")
 
 
 def read_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:

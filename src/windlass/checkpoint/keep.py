@@ -6,23 +6,18 @@ settings say.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor, read_index
-from windlass.checkpoint.store import (
-    Checkpoint,
-    Problem,
-    committed_steps,
-    complaint,
-    delete,
-    quarantined,
-    step_name,
-    verify,
-)
+from windlass.checkpoint.manifest import Problem, step_name
+from windlass.checkpoint.store import committed_steps, delete, quarantined
+from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint, UserError
 
 
@@ -99,7 +94,7 @@ def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Row]:
         try:
             manifest = Checkpoint.open(directory).manifest
         except BadCheckpoint as error:
-            rows.append(Row(directory.name, step, "", 0, None, 0, False if verified else None, error.given))
+            rows.append(Row(directory.name, step, "", 0, None, 0, False, error.given))
             continue
         problems = verify(directory) if verified else survey(directory)
         text = "; ".join(map(str, problems))
@@ -155,16 +150,12 @@ def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor
 
 
 def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
-    """The hashes of the pieces that hold the tensor, in the order of its chunks. A chunk is whole pieces: see
-    pieces.py.
-    """
-    result = []
+    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see pieces.py."""
+    result: list[str] = []
     for chunk in _boxes(tensor):
-        at, end = 0, chunk.at + tensor.num_bytes(chunk)
-        for length, hash in zip(*checkpoint.manifest.files[chunk.file].rows()):
-            if chunk.at <= at < end:
-                result.append(hash)
-            at += length
+        lengths, hashes = checkpoint.manifest.files[chunk.file].rows()
+        starts = [0, *accumulate(lengths)]
+        result += hashes[bisect_left(starts, chunk.at) : bisect_left(starts, chunk.at + tensor.num_bytes(chunk))]
     return result
 
 

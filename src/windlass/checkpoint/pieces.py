@@ -10,6 +10,7 @@ rank that needs a slice of a large tensor reads at most one piece more at either
 """
 
 import os
+import platform
 import stat
 from bisect import bisect_right
 from collections.abc import Callable
@@ -17,11 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from windlass.checkpoint.sealed import bad, digest
+from windlass.errors import UserError
 
 PIECE_BYTES = 4 << 20  # fits the second-level cache with its copy; 1 TB makes 250,000 hashes, 9 MB of manifest
 BATCH_PIECES = 512  # writev takes at most 1024 buffers (IOV_MAX of Linux)
@@ -63,21 +65,8 @@ class FileEntry(BaseModel):
         return (self.lengths, self.pieces) if self.pieces or not self.size else ([self.size], [self.hash])
 
 
-class Problem(NamedTuple):
-    """What is wrong with one file. `what`: size, hash, missing, extra, stale, link, manifest."""
-
-    file: str
-    what: str
-    detail: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.what}: {self.detail}"
-
-
 class PieceWriter:
-    """Writes a new file; `close` makes it durable and returns its entry. Use as a context manager, so that it is
-    closed.
-    """
+    """Writes a new file; `close` makes it durable and returns its entry. Use it in a `with`."""
 
     def __init__(self, path: Path, digest: Callable[[Any], str] = digest):
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -150,10 +139,12 @@ class PieceReader:
         self._starts = [0, *accumulate(self._lengths)]
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise bad(
-                f"{path.name} cannot be opened: {error.strerror}", "every file of a checkpoint must be there"
-            ) from None
+        except OSError as error:  # no BadCheckpoint: the listing has seen the file, so its bytes may well be good
+            raise UserError(
+                f"{path} cannot be opened on {platform.node()}: {error.strerror}",
+                "every rank must see and be allowed to read the checkpoint's files",
+                "put the run directory on storage that all hosts share, or mend the permissions",
+            ) from error
 
     def __enter__(self) -> Self:
         return self

@@ -16,19 +16,11 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, is_rank_name, step_name
 from windlass.checkpoint.sealed import unseal
 from windlass.checkpoint.storage import TensorReader
-from windlass.checkpoint.store import (
-    CAPSULE,
-    INDEX,
-    MANIFEST,
-    Checkpoint,
-    committed_steps,
-    complaint,
-    quarantine,
-    quarantined,
-    step_name,
-)
+from windlass.checkpoint.store import committed_steps, quarantine, quarantined
+from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
 
 WHATS = ("weights", "all")
@@ -42,16 +34,12 @@ class _Offer(NamedTuple):
     capsule: bytes
 
 
-def _is_rank_file(name: str) -> bool:
-    return name.startswith("rank-") and name.endswith(".bin")
-
-
 def _offer(directory: Path) -> _Offer:
     """Rank 0: everything but the tensors' bytes, verified. BadCheckpoint names the files that are not whole."""
     checkpoint = Checkpoint.open(directory)
     problems = checkpoint.survey()
     seen = {problem.file for problem in problems}
-    small = [name for name in sorted(checkpoint.manifest.files) if not _is_rank_file(name) and name not in seen]
+    small = [name for name in sorted(checkpoint.manifest.files) if not is_rank_name(name) and name not in seen]
     problems += [problem for name in small if (problem := checkpoint.verify(name))]
     if problems:
         raise complaint(directory, problems)
@@ -158,9 +146,7 @@ def load_newest(
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints that `path` names, newest first: one checkpoint directory, a run directory, or its
-    `checkpoints`.
-    """
+    """The checkpoints that `path` names, newest first: one checkpoint, a run directory, or its `checkpoints`."""
     if not path.is_dir():
         kind = "is a file" if path.exists() else "does not exist"
         raise _no_checkpoint(f"{path} {kind}")

@@ -38,18 +38,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.tensor import DTensor
 
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
+from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, SCHEMA, step_name
 from windlass.checkpoint.restore import load_newest, load_path
+from windlass.checkpoint.save import write_checkpoint
 from windlass.checkpoint.sealed import seal
+from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
-from windlass.checkpoint.store import CAPSULE, INDEX, MANIFEST, SCHEMA, step_name, sweep
+from windlass.checkpoint.store import sweep
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,6 @@ class Saved:
     metric: float | None
     stall_s: float
     elapsed_s: float
-
-
-class LocalPlanner(DefaultSavePlanner):
-    """DCP's planner over live tensors, whose bytes come from `local`: name -> this rank's shard, on whatever device."""
-
-    def __init__(self, local: dict[str, torch.Tensor]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._local = local
-
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self._local[index.fqn]
-
-
-def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
@@ -133,7 +117,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
         self._pending: Future[Saved] | None = None
         self._saved: list[Saved] = []
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._staging = Staging()
         self._last_step: int | None = None
         self._last_time_s = time.monotonic()
         self._swept = False
@@ -146,9 +130,7 @@ class Checkpoints:
 
     @property
     def clock_due(self) -> bool:
-        """Whether it is time by this process's clock. Only rank 0's answer counts: agree on it, then hand it to
-        `due`.
-        """
+        """Whether it is time by this process's clock. Only rank 0's counts: agree on it, then hand it to `due`."""
         return clock_due(self._config, time.monotonic() - self._last_time_s)
 
     def save(
@@ -173,7 +155,7 @@ class Checkpoints:
         metric = metric if metric is not None and math.isfinite(metric) else None
         job = _Job(step, dict(tensors), json.dumps(capsule, allow_nan=False), dict(files), metric, start_s)
         if self._config.async_ and not final:
-            local = self._stage(tensors)
+            local = self._staging.copy(tensors)
             self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
         else:
             local = {name: local_shard(tensor) for name, tensor in tensors.items()}
@@ -239,60 +221,15 @@ class Checkpoints:
                 self._tell(f"{self._directory}: removed {count} unfinished save{'s' if count > 1 else ''} of this run")
         self._swept = True
 
-    def _stage(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies the local shards to the host, into buffers kept between saves (no page faults, pinned beside a
-        GPU).
-        """
-        shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
-        on_device = any(shard.device.type != "cpu" for shard in shards.values())
-        for name, shard in shards.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != shard.shape or buffer.dtype != shard.dtype:
-                pinned = shard.device.type != "cpu"
-                buffer = torch.empty(shard.shape, dtype=shard.dtype, device="cpu", pin_memory=pinned)
-                self._buffers[name] = buffer
-            buffer.copy_(shard, non_blocking=True)
-        if on_device:
-            torch.accelerator.synchronize()
-        return {name: self._buffers[name] for name in shards}
-
-    def _write(self, job: "_Job", local: dict[str, torch.Tensor], stall_s: float | None) -> Saved:
-        """Plan, write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all
-        of it.
-        """
+    def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> Saved:
+        """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
-        try:
-            self._write_tensors(writer, LocalPlanner(local), job.tensors)
-        finally:
-            if self._rank == 0 and writer.draft is not None and writer.manifest is None:
-                writer.draft.discard()
+        write_checkpoint(job.tensors, local, writer, self._exchange)
         num_bytes = self._exchange.from_first(lambda: self._prune(writer))
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)
         stall_s = elapsed_s if stall_s is None else stall_s
         return Saved(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
-
-    def _write_tensors(self, writer: TensorWriter, planner: LocalPlanner, tensors: dict[str, torch.Tensor]) -> None:
-        """What dcp.save does, with one verdict for all ranks, and without its warning where torch.distributed is
-        not set up.
-        """
-        metadata: list[Metadata] = []
-
-        def local_plan() -> SavePlan:
-            planner.set_up_planner(tensors, None, self._rank == 0)
-            writer.set_up_storage_writer(self._rank == 0, rank=self._rank)
-            return writer.prepare_local_plan(planner.create_local_plan())
-
-        def global_plan(plans: list[SavePlan]) -> list[SavePlan]:
-            plans, saved = planner.create_global_plan(plans)
-            metadata.append(saved)
-            return writer.prepare_global_plan(plans)
-
-        plan = self._exchange.reduce_scatter(local_plan, global_plan)
-        self._exchange.reduce(
-            lambda: writer.write_data(planner.finish_plan(plan), planner).value(),
-            lambda results: writer.finish(metadata[0], results),
-        )
 
     def _prune(self, writer: TensorWriter) -> int:
         """Rank 0, after the commit -> bytes of the new checkpoint."""

@@ -21,80 +21,34 @@ A kill at any moment leaves either the draft (swept at the next start) or the co
 import errno
 import os
 import re
-import secrets
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from windlass.checkpoint.pieces import Count, FileEntry, PieceReader, PieceWriter, Problem
-from windlass.checkpoint.sealed import MAX_SEALED_BYTES, bad, check_name, digest, seal, unseal
-from windlass.errors import BadCheckpoint, UserError
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
+from windlass.checkpoint.pieces import FileEntry, PieceWriter
+from windlass.checkpoint.sealed import check_name, digest, seal
+from windlass.errors import UserError
 from windlass.units import format_bytes
 
-SCHEMA = 1
-MANIFEST, INDEX, CAPSULE = "MANIFEST", "index.json", "capsule.json"
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
 
-_STEP = re.compile(r"step-(\d{8,12})")
 _QUARANTINED = re.compile(r"step-\d{8,12}\.corrupt(-\d+)?")
 _DRAFT = re.compile(r"\.tmp-\d{8,12}-([0-9a-f]{8})[0-9a-f]{8}")
-_TOKEN = re.compile(rb'"token":"([0-9a-f]{16})"')
 
 
 class DiskFull(UserError):
     """Not enough space for a checkpoint; the last committed one stays."""
 
 
-class Manifest(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    schema_version: Count
-    run_id: str
-    step: Count
-    world: Annotated[int, Field(ge=1)]
-    token: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    time: str
-    """When it was committed, ISO 8601, UTC."""
-    metric: float | None
-    """Validation loss in nats, if it was known: lower is better."""
-    files: dict[str, FileEntry]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.size for entry in self.files.values())
-
-
-def step_name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def rank_name(rank: int) -> str:
-    return f"rank-{rank:05d}.bin"
-
-
-def rank_header(token: str) -> bytes:
-    """The first 64 bytes of a rank's file: which save it belongs to."""
-    return (b'windlass {"token":"%s"}' % token.encode()).ljust(63) + b"\n"
-
-
-def new_token(run_id: str) -> str:
-    """8 digits for the run, 8 by chance."""
-    return digest(run_id.encode())[:8] + secrets.token_hex(4)
-
-
 def committed_steps(checkpoints: Path) -> list[int]:
     """The committed steps, newest first. Nothing is verified yet."""
     if not checkpoints.is_dir():
         return []
-    matches = (_STEP.fullmatch(entry.name) for entry in os.scandir(checkpoints) if entry.is_dir(follow_symlinks=False))
-    steps = {int(match[1]) for match in matches if match}
-    return sorted((step for step in steps if (checkpoints / step_name(step)).is_dir()), reverse=True)
+    found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_dir(follow_symlinks=False))
+    return sorted((step for step in found if step is not None), reverse=True)
 
 
 def quarantined(checkpoints: Path) -> list[str]:
@@ -112,20 +66,26 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def check_space(directory: Path, need: int) -> None:
-    """DiskFull unless `need` x 1.1 bytes are free where `directory` lies."""
+def _free_bytes(directory: Path) -> int:
+    while not directory.exists():
+        directory = directory.parent
     found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
-    if need * SPACE_FACTOR > free:
-        raise disk_full(directory, need, free)
+    return found.f_bavail * found.f_frsize
 
 
-def disk_full(directory: Path, need: int, free: int) -> DiskFull:
+def _disk_full(directory: Path, need: int) -> DiskFull:
+    free = format_bytes(_free_bytes(directory))
     return DiskFull(
-        f"the disk is full: a checkpoint needs {format_bytes(need)}, {format_bytes(free)} are free in {directory}",
+        f"the disk is full: a checkpoint needs {format_bytes(need)}, {free} are free in {directory}",
         f"{SPACE_FACTOR} times the need must be free when a save begins; the last committed checkpoint stays",
         "free some space, lower checkpoint.keep_last or keep_best, or set another run.directory",
     )
+
+
+def check_space(directory: Path, need: int) -> None:
+    """DiskFull unless `need` x 1.1 bytes are free where `directory` lies."""
+    if need * SPACE_FACTOR > _free_bytes(directory):
+        raise _disk_full(directory, need)
 
 
 @contextmanager
@@ -135,8 +95,7 @@ def named_errors(directory: Path, need: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            found = os.statvfs(directory)
-            raise disk_full(directory, need, found.f_bavail * found.f_frsize) from error
+            raise _disk_full(directory, need) from error
         raise UserError(
             f"writing a checkpoint failed: {error.strerror} ({error.filename or directory})",
             "the run directory must be on storage that takes writes; the last committed checkpoint stays",
@@ -155,9 +114,16 @@ class Draft:
         self.target = checkpoints / step_name(step)
 
     def create(self) -> None:
-        if self.target.exists():
-            raise bad(f"{self.target} is committed already", "a committed checkpoint is never overwritten")
+        self._refuse_overwrite()
         self.directory.mkdir(parents=True)
+
+    def _refuse_overwrite(self) -> None:
+        if self.target.exists():
+            raise UserError(
+                f"{self.target} is committed already",
+                "a committed checkpoint is never overwritten",
+                "let only one run use this directory, and resume from its newest checkpoint",
+            )
 
     def discard(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)  # what cannot be removed now is swept at the next start
@@ -186,138 +152,10 @@ class Draft:
         self.add(MANIFEST, seal(manifest.model_dump()))
         for parent, _, _ in os.walk(self.directory):
             fsync_directory(Path(parent))
-        if self.target.exists():
-            raise bad(f"{self.target} is committed already", "a committed checkpoint is never overwritten")
+        self._refuse_overwrite()
         self.directory.rename(self.target)
         fsync_directory(self.checkpoints)
         return manifest
-
-
-class Checkpoint:
-    """A committed checkpoint whose MANIFEST is whole. Its other files are verified as they are read."""
-
-    def __init__(self, directory: Path, manifest: Manifest, manifest_bytes: bytes):
-        self.directory, self.manifest, self.manifest_bytes = directory, manifest, manifest_bytes
-
-    @staticmethod
-    def open(directory: Path) -> "Checkpoint":
-        """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
-        path = directory / MANIFEST
-        if not path.is_file() or path.is_symlink():
-            raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
-        if path.stat().st_size > MAX_SEALED_BYTES:
-            raise bad(f"MANIFEST has {format_bytes(path.stat().st_size)}", f"at most {format_bytes(MAX_SEALED_BYTES)}")
-        return Checkpoint.parse(directory, path.read_bytes())
-
-    @staticmethod
-    def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
-        body = unseal(manifest_bytes, MANIFEST)
-        if body.get("schema_version") != SCHEMA:
-            raise bad(
-                f"MANIFEST: schema_version is {body.get('schema_version')!r}", f"this version reads schema {SCHEMA}"
-            )
-        try:
-            manifest = Manifest.model_validate(body)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise bad(f"MANIFEST: {'.'.join(map(str, first['loc']))}: {first['msg']}", "its fields are fixed") from None
-        for name, entry in manifest.files.items():
-            entry.check(check_name(name, MANIFEST))
-        return Checkpoint(directory, manifest, manifest_bytes)
-
-    def reader(self, name: str) -> PieceReader:
-        """Ranges of the file `name`, verified as they are read. Raises BadCheckpoint if MANIFEST does not list it."""
-        if name not in self.manifest.files:
-            raise bad(f"{self.directory.name} has no file {name!r}", "MANIFEST lists every file")
-        return PieceReader(self.directory / name, self.manifest.files[name])
-
-    def read(self, name: str) -> bytes:
-        """The whole file, verified."""
-        with self.reader(name) as reader:
-            reader.check_size()
-            size = self.manifest.files[name].size
-            return bytes(reader.read(0, size)) if size else b""
-
-    def survey(self) -> list[Problem]:
-        """What a listing shows, without reading: missing and extra files, links, wrong sizes, a directory of
-        another step.
-        """
-        step = _STEP.fullmatch(self.directory.name)
-        problems = []
-        if step and int(step[1]) != self.manifest.step:
-            problems.append(Problem(MANIFEST, "stale", f"it is of step {self.manifest.step}, in {self.directory.name}"))
-        found = _listing(self.directory)
-        for name, entry in sorted(self.manifest.files.items()):
-            kind, size = found.pop(name, ("", 0))
-            if kind == "":
-                problems.append(Problem(name, "missing", f"MANIFEST lists it with {entry.size} bytes"))
-            elif kind != "file":
-                problems.append(Problem(name, "link", f"it is a {kind}; a checkpoint holds regular files only"))
-            elif size != entry.size:
-                problems.append(Problem(name, "size", f"{size} bytes, written with {entry.size}"))
-        found.pop(MANIFEST, None)
-        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in sorted(found)]
-
-    def verify(self, name: str) -> Problem | None:
-        """Reads every byte of one file."""
-        try:
-            with self.reader(name) as reader:
-                reader.verify()
-        except BadCheckpoint as error:
-            token = self._token_of(name)
-            if token and token != self.manifest.token:
-                return Problem(
-                    name, "stale", f"it belongs to the save {token}, the checkpoint to {self.manifest.token}"
-                )
-            return Problem(name, "hash", error.given)
-        return None
-
-    def _token_of(self, name: str) -> str:
-        """The save that a file of ours says it belongs to; '' for other files. A rank's file says so first, JSON
-        last.
-        """
-        path = self.directory / name
-        if not path.is_file() or path.is_symlink():
-            return ""
-        with path.open("rb") as file:
-            head = file.read(64)
-            file.seek(max(0, path.stat().st_size - 64))
-            found = _TOKEN.search(head) or _TOKEN.search(file.read(64))
-        return found[1].decode() if found else ""
-
-
-def _listing(directory: Path) -> dict[str, tuple[str, int]]:
-    """relative name -> (file, link, directory that is empty, other; size). Links are not followed."""
-    found: dict[str, tuple[str, int]] = {}
-    for parent, directories, files in os.walk(directory):
-        here = Path(parent)
-        links = [name for name in directories if (here / name).is_symlink()]
-        if not directories and not files and here != directory:
-            found[str(here.relative_to(directory))] = ("directory", 0)
-        for name in files + links:
-            state = (here / name).lstat()
-            kind = "file" if stat.S_ISREG(state.st_mode) else "link" if stat.S_ISLNK(state.st_mode) else "device"
-            found[str((here / name).relative_to(directory))] = (kind, state.st_size)
-    return found
-
-
-def verify(directory: Path) -> list[Problem]:
-    """Every byte of a checkpoint against its MANIFEST -> what is wrong; [] means that it is whole."""
-    try:
-        checkpoint = Checkpoint.open(directory)
-    except BadCheckpoint as error:
-        return [Problem(MANIFEST, "manifest", error.given)]
-    problems = checkpoint.survey()
-    seen = {problem.file for problem in problems}
-    hashes = (checkpoint.verify(name) for name in sorted(checkpoint.manifest.files) if name not in seen)
-    return problems + [problem for problem in hashes if problem]
-
-
-def complaint(directory: Path, problems: list[Problem]) -> BadCheckpoint:
-    """The problems as one error, the first five named."""
-    more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-    listed = "; ".join(str(problem) for problem in problems[:5])
-    return bad(f"{directory}: {listed}{more}", "every file must be byte for byte what MANIFEST says")
 
 
 def quarantine(directory: Path) -> Path:

@@ -1,0 +1,147 @@
+"""Is a checkpoint whole? MANIFEST first, then a listing, then every byte. No torch.
+
+A file that differs is named with what differs: size, hash (which bytes), missing, extra, stale (it belongs to another
+save: our files carry the token of theirs), link. Nothing outside the directory is opened: names are checked and links
+are refused.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, step_of
+from windlass.checkpoint.pieces import PieceReader
+from windlass.checkpoint.sealed import MAX_SEALED_BYTES, bad, check_name, unseal
+from windlass.errors import BadCheckpoint, UserError
+from windlass.units import format_bytes
+
+_TOKEN = re.compile(rb'"token":"([0-9a-f]{16})"')
+
+
+class Checkpoint:
+    """A committed checkpoint whose MANIFEST is whole. Its other files are verified as they are read."""
+
+    def __init__(self, directory: Path, manifest: Manifest, manifest_bytes: bytes):
+        self.directory, self.manifest, self.manifest_bytes = directory, manifest, manifest_bytes
+
+    @staticmethod
+    def open(directory: Path) -> "Checkpoint":
+        """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
+        path = directory / MANIFEST
+        if path.is_symlink() or not path.is_file():
+            raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
+        size = path.stat().st_size
+        if size > MAX_SEALED_BYTES:
+            raise bad(f"MANIFEST of {directory} has {format_bytes(size)}", f"at most {format_bytes(MAX_SEALED_BYTES)}")
+        return Checkpoint.parse(directory, path.read_bytes())
+
+    @staticmethod
+    def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
+        body = unseal(manifest_bytes, MANIFEST)
+        if body.get("schema_version") != SCHEMA:
+            raise bad(
+                f"MANIFEST: schema_version is {body.get('schema_version')!r}", f"this version reads schema {SCHEMA}"
+            )
+        try:
+            manifest = Manifest.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise bad(f"MANIFEST: {'.'.join(map(str, first['loc']))}: {first['msg']}", "its fields are fixed") from None
+        for name, entry in manifest.files.items():
+            entry.check(check_name(name, MANIFEST))
+        return Checkpoint(directory, manifest, manifest_bytes)
+
+    def reader(self, name: str) -> PieceReader:
+        """Ranges of the file `name`, verified as they are read. Raises BadCheckpoint if MANIFEST does not list it."""
+        if name not in self.manifest.files:
+            raise bad(f"{self.directory.name} has no file {name!r}", "MANIFEST lists every file")
+        return PieceReader(self.directory / name, self.manifest.files[name])
+
+    def read(self, name: str) -> bytes:
+        """The whole file, verified."""
+        with self.reader(name) as reader:
+            reader.check_size()
+            size = self.manifest.files[name].size
+            return bytes(reader.read(0, size)) if size else b""
+
+    def survey(self) -> list[Problem]:
+        """What a listing shows, without reading: missing and extra files, links, wrong sizes, a directory of
+        another step.
+        """
+        step = step_of(self.directory.name)
+        problems = []
+        if step is not None and step != self.manifest.step:
+            problems.append(Problem(MANIFEST, "stale", f"it is of step {self.manifest.step}, in {self.directory.name}"))
+        found = _listing(self.directory)
+        for name, entry in sorted(self.manifest.files.items()):
+            kind, size = found.pop(name, ("", 0))
+            if kind == "":
+                problems.append(Problem(name, "missing", f"MANIFEST lists it with {entry.size} bytes"))
+            elif kind != "file":
+                problems.append(Problem(name, "link", f"it is a {kind}; a checkpoint holds regular files only"))
+            elif size != entry.size:
+                problems.append(Problem(name, "size", f"{size} bytes, written with {entry.size}"))
+        found.pop(MANIFEST, None)
+        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in sorted(found)]
+
+    def verify(self, name: str) -> Problem | None:
+        """Reads every byte of one file."""
+        try:
+            with self.reader(name) as reader:
+                reader.verify()
+        except BadCheckpoint as error:
+            token = self._token_of(name)
+            if token and token != self.manifest.token:
+                return Problem(name, "stale", f"it belongs to the save {token}, this is the save {self.manifest.token}")
+            return Problem(name, "hash", error.given)
+        except UserError as error:
+            return Problem(name, "unreadable", error.given)
+        return None
+
+    def _token_of(self, name: str) -> str:
+        """The save that a file of ours says it belongs to; '' for other files. A rank's file says so first, JSON
+        last.
+        """
+        path = self.directory / name
+        if not path.is_file() or path.is_symlink():
+            return ""
+        with path.open("rb") as file:
+            head = file.read(64)
+            file.seek(max(0, path.stat().st_size - 64))
+            found = _TOKEN.search(head) or _TOKEN.search(file.read(64))
+        return found[1].decode() if found else ""
+
+
+def _listing(directory: Path) -> dict[str, tuple[str, int]]:
+    """relative name -> (file, link or device; size). Links are not followed."""
+    found: dict[str, tuple[str, int]] = {}
+    for parent, directories, files in os.walk(directory):
+        here = Path(parent)
+        links = [name for name in directories if (here / name).is_symlink()]
+        for name in files + links:
+            state = (here / name).lstat()
+            kind = "file" if stat.S_ISREG(state.st_mode) else "link" if stat.S_ISLNK(state.st_mode) else "device"
+            found[str((here / name).relative_to(directory))] = (kind, state.st_size)
+    return found
+
+
+def verify(directory: Path) -> list[Problem]:
+    """Every byte of a checkpoint against its MANIFEST -> what is wrong; [] means that it is whole."""
+    try:
+        checkpoint = Checkpoint.open(directory)
+    except BadCheckpoint as error:
+        return [Problem(MANIFEST, "manifest", error.given)]
+    problems = checkpoint.survey()
+    seen = {problem.file for problem in problems}
+    hashes = (checkpoint.verify(name) for name in sorted(checkpoint.manifest.files) if name not in seen)
+    return problems + [problem for problem in hashes if problem]
+
+
+def complaint(directory: Path, problems: list[Problem]) -> BadCheckpoint:
+    """The problems as one error, the first five named."""
+    more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+    listed = "; ".join(str(problem) for problem in problems[:5])
+    return bad(f"{directory}: {listed}{more}", "every file must be byte for byte what MANIFEST says")

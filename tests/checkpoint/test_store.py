@@ -1,0 +1,197 @@
+import errno
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from windlass.checkpoint import storage
+from windlass.checkpoint.keep import survey
+from windlass.checkpoint.store import (
+    DiskFull,
+    Draft,
+    committed_steps,
+    delete,
+    named_errors,
+    new_token,
+    quarantine,
+    sweep,
+)
+from windlass.checkpoint.verify import Checkpoint, verify
+from windlass.errors import BadCheckpoint, UserError
+
+MIB = 1 << 20
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_a_save_leaves_the_committed_directory_and_nothing_else(tmp_path):
+    save_steps(tmp_path, 100)
+    assert names(tmp_path / "checkpoints") == ["step-00000100"]
+    files = names(tmp_path / "checkpoints" / "step-00000100")
+    assert files == ["MANIFEST", "capsule.json", "index.json", "rank-00000.bin", "resolved.yaml", "tokenizer"]
+
+
+def test_everything_is_on_disk_before_the_rename_and_the_parent_after_it(tmp_path, monkeypatch):
+    events = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor):
+        events.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", lambda *a: (events.append("RENAME"), real_rename(*a)))
+    save_steps(tmp_path, 100)
+    before, after = events[: events.index("RENAME")], events[events.index("RENAME") + 1 :]
+    draft = next(name for name in before if name.startswith(".tmp-00000100-"))
+    assert {"rank-00000.bin", "index.json", "capsule.json", "resolved.yaml", "vocab.txt", "tokenizer", draft} <= set(
+        before
+    )
+    assert before.index("rank-00000.bin") < before.index("MANIFEST") < before.index(draft)
+    assert before.index("index.json") < before.index("MANIFEST")
+    assert after == ["checkpoints"]
+
+
+def test_a_committed_step_is_never_overwritten(tmp_path):
+    save_steps(tmp_path, 100)
+    kept = (tmp_path / "checkpoints/step-00000100/rank-00000.bin").read_bytes()
+    with pytest.raises(UserError, match="step-00000100 is committed already") as caught:
+        save_steps(tmp_path, 100)
+    assert "one run" in caught.value.change
+    draft = Draft(tmp_path / "checkpoints", 100, new_token("run"))
+    draft.directory.mkdir()
+    with pytest.raises(UserError, match="is committed already"):  # somebody was faster between create and commit
+        draft.commit("run", 1, None, {})
+    assert (tmp_path / "checkpoints/step-00000100/rank-00000.bin").read_bytes() == kept
+
+
+def test_too_little_space_is_named_before_anything_is_written_and_the_last_step_stays(tmp_path, monkeypatch):
+    checkpoints = save_steps(tmp_path, 100)
+    need = Checkpoint.open(tmp_path / "checkpoints/step-00000100").manifest.num_bytes
+    real = os.statvfs(tmp_path)
+    full = SimpleNamespace(f_bavail=int(need * 1.05) // real.f_frsize, f_frsize=real.f_frsize)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(DiskFull) as caught:
+        checkpoints.save(200, make_tensors(200), {}, {})
+    assert "needs 4.2 MiB, 4.4 MiB are free in " + str(tmp_path / "checkpoints") in caught.value.given
+    assert "1.1 times" in caught.value.rule and "keep_last" in caught.value.change
+    assert names(tmp_path / "checkpoints") == ["step-00000100"]
+    monkeypatch.undo()
+    assert checkpoints.save(200, make_tensors(200), {}, {})  # when there is space again, the same step is saved
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    where = tmp_path / "small"
+    where.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(where)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"no small file system: mount says {done.stderr.decode().strip()}")
+    yield where
+    subprocess.run(["umount", str(where)], check=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_disk_that_fills_up_while_we_write_is_named_and_our_rubbish_is_removed(small_disk, monkeypatch, asynchronous):
+    checkpoints = save_steps(small_disk, 100, **{"async": asynchronous})
+    (small_disk / "others").write_bytes(b"x" * (3 * MIB))
+    monkeypatch.setattr(storage, "check_space", lambda *a: None)  # as if the space went away after the check
+    with pytest.raises(DiskFull) as caught:
+        checkpoints.save(200, make_tensors(200), {}, {})
+        checkpoints.wait()
+    assert "needs 4.2 MiB, " in caught.value.given and str(small_disk) in caught.value.given
+    assert names(small_disk / "checkpoints") == ["step-00000100"]
+    state = blank()
+    assert make_run(small_disk).restore(state) == {"samples": 1000, "step": 100} and is_state_of(state, 100)
+
+
+def test_a_small_disk_is_refused_before_writing(small_disk):
+    checkpoints = save_steps(small_disk, 100)
+    (small_disk / "others").write_bytes(b"x" * (3 * MIB))
+    with pytest.raises(DiskFull, match=r"needs 4.2 MiB, [12]\.\d MiB are free"):
+        checkpoints.save(200, make_tensors(200), {}, {})
+
+
+def test_storage_that_refuses_writes_is_named_with_the_path(tmp_path):
+    refused = pytest.raises(UserError, match=r"writing a checkpoint failed: Read-only file system \(/there/f\)")
+    with refused as caught, named_errors(tmp_path, 1):
+        raise OSError(errno.EROFS, "Read-only file system", "/there/f")
+    assert "last committed checkpoint stays" in caught.value.rule
+
+
+def test_a_run_directory_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(UserError, match="writing a checkpoint failed: File exists"):
+        save_steps(tmp_path, 1)
+
+
+def test_sweep_takes_our_own_drafts_and_leaves_everything_else(tmp_path):
+    save_steps(tmp_path, 100)
+    checkpoints = tmp_path / "checkpoints"
+    ours, theirs = Draft(checkpoints, 200, new_token("run")), Draft(checkpoints, 200, new_token("another run"))
+    for draft in (ours, theirs):
+        draft.create()
+        (draft.directory / "rank-00000.bin").write_bytes(b"half")
+    for other in (".tmp-mine", "notes", "step-00000050.corrupt"):
+        (checkpoints / other).mkdir()
+    assert sweep(checkpoints, "run") == 1
+    assert not ours.directory.exists()
+    assert {theirs.directory.name, ".tmp-mine", "notes", "step-00000050.corrupt", "step-00000100"} == set(
+        names(checkpoints)
+    )
+
+
+def test_restore_sweeps_once_and_says_so(tmp_path):
+    save_steps(tmp_path, 100)
+    Draft(tmp_path / "checkpoints", 200, new_token("run")).create()
+    told = []
+    make_run(tmp_path, told).restore(blank())
+    assert len(told) == 1 and "removed 1 unfinished save of this run" in told[0]
+
+
+def test_a_kill_while_deleting_leaves_no_half_of_a_committed_checkpoint(tmp_path, monkeypatch):
+    save_steps(tmp_path, 100, 200)
+    checkpoints = tmp_path / "checkpoints"
+    monkeypatch.setattr("shutil.rmtree", lambda *a, **k: None)  # killed before the first file is gone
+    delete(checkpoints, 100, "run")
+    monkeypatch.undo()
+    assert committed_steps(checkpoints) == [200]
+    assert sweep(checkpoints, "run") == 1
+
+
+def test_quarantine_renames_and_numbers_and_deletes_nothing(tmp_path):
+    for _ in range(3):
+        save_steps(tmp_path, 100)
+        quarantine(tmp_path / "checkpoints/step-00000100")
+    assert names(tmp_path / "checkpoints") == [f"step-00000100.corrupt{end}" for end in ("", "-1", "-2")]
+
+
+def test_only_exact_names_of_real_directories_count_as_steps(tmp_path):
+    for name in (
+        "step-00000007",
+        "step-0000000008",
+        "step-9",
+        "step-00000010.corrupt",
+        "xstep-00000011",
+        "step-00000012 ",
+    ):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000013").write_text("")
+    (tmp_path / "step-00000014").symlink_to(tmp_path / "step-00000007")
+    assert committed_steps(tmp_path) == [7]
+    assert committed_steps(tmp_path / "nowhere") == []
+
+
+def test_a_directory_copied_elsewhere_is_whole(tmp_path):
+    import shutil
+
+    save_steps(tmp_path, 100)
+    shutil.copytree(tmp_path / "checkpoints/step-00000100", tmp_path / "usb-stick")
+    assert verify(tmp_path / "usb-stick") == [] and survey(tmp_path / "usb-stick") == []
+    assert Checkpoint.open(tmp_path / "usb-stick").read("resolved.yaml") == b"seed: 1\n"
+    with pytest.raises(BadCheckpoint, match="has no file 'other'"):
+        Checkpoint.open(tmp_path / "usb-stick").read("other")

@@ -1,0 +1,249 @@
+import os
+import random
+import shutil
+
+import pytest
+
+from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
+from windlass.checkpoint.manifest import MANIFEST
+from windlass.checkpoint.sealed import seal, unseal
+from windlass.checkpoint.verify import Checkpoint, complaint, verify
+from windlass.errors import BadCheckpoint
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Steps 100 and 200. Tests work on copies."""
+    directory = tmp_path_factory.mktemp("run")
+    save_steps(directory, 100, 200)
+    return directory
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def all_files(directory):
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def rewrite(directory, **changes):
+    """MANIFEST with other fields and a fitting hash: what an attacker or a bug of ours could write."""
+    body = unseal((directory / MANIFEST).read_bytes(), MANIFEST) | changes
+    (directory / MANIFEST).write_bytes(seal(body))
+
+
+def flip(path, bit):
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def flip_bits(directory, count, seed):
+    """Flips and mends `count` random single bits, a quarter of them in the largest file -> those not found or
+    misnamed.
+    """
+    draw, missed = random.Random(seed), []
+    names = all_files(directory)
+    largest = max(names, key=lambda name: (directory / name).stat().st_size)
+    for number in range(count):
+        name = largest if number % 4 == 0 else draw.choice(names)
+        bit = draw.randrange(8 * (directory / name).stat().st_size)
+        flip(directory / name, bit)
+        problems = verify(directory)
+        if [problem.file for problem in problems] != [name] or name not in str(complaint(directory, problems)):
+            missed.append((name, bit, problems))
+        flip(directory / name, bit)
+    assert verify(directory) == []
+    return missed
+
+
+def test_a_whole_checkpoint_has_no_problems(run):
+    assert verify(run / "checkpoints/step-00000200") == []
+
+
+def test_100_single_bit_flips_in_all_files_are_found_and_the_file_is_named(copy):
+    assert flip_bits(copy / "checkpoints/step-00000200", 100, seed=1) == []
+
+
+@pytest.mark.long
+def test_1000_single_bit_flips_in_all_files_are_found_and_the_file_is_named(copy):
+    assert flip_bits(copy / "checkpoints/step-00000200", 1000, seed=2) == []
+
+
+@pytest.mark.parametrize("count", [pytest.param(12, id="12"), pytest.param(200, id="200", marks=pytest.mark.long)])
+def test_a_flipped_bit_anywhere_makes_restore_use_the_older_step(copy, count):
+    """Through the reader's own check, piece by piece, not through verify."""
+    draw = random.Random(3)
+    newest = copy / "checkpoints/step-00000200"
+    names = all_files(newest)
+    for number in range(count):
+        name = names[number % len(names)]
+        bit = draw.randrange(8 * (newest / name).stat().st_size)
+        flip(newest / name, bit)
+        told, state = [], blank()
+        assert make_run(copy, told).restore(state) == {"samples": 1000, "step": 100}
+        assert is_state_of(state, 100)
+        assert len(told) == 1 and name in told[0] and "step-00000200.corrupt" in told[0]
+        (copy / "checkpoints/step-00000200.corrupt").rename(newest)
+        flip(newest / name, bit)
+
+
+def truncate(directory):
+    os.truncate(directory / "rank-00000.bin", 1000)
+    return "rank-00000.bin", "size", "1000 bytes"
+
+
+def grow(directory):
+    with (directory / "rank-00000.bin").open("ab") as file:
+        file.write(b"\0")
+    return "rank-00000.bin", "size", "bytes"
+
+
+def zero_a_page(directory):
+    with (directory / "rank-00000.bin").open("r+b") as file:
+        file.seek(4096 * 300)
+        file.write(bytes(4096))
+    return "rank-00000.bin", "hash", "bytes 64 to 4194368"
+
+
+def zero_all(directory):
+    size = (directory / "rank-00000.bin").stat().st_size
+    (directory / "rank-00000.bin").write_bytes(bytes(size))
+    return "rank-00000.bin", "hash", "bytes 0 to 64"
+
+
+def remove(directory):
+    (directory / "rank-00000.bin").unlink()
+    return "rank-00000.bin", "missing", "MANIFEST lists it"
+
+
+def remove_small(directory):
+    (directory / "tokenizer/vocab.txt").unlink()
+    return "tokenizer/vocab.txt", "missing", "6 bytes"
+
+
+def add(directory):
+    (directory / "rank-00001.bin").write_bytes(b"more")
+    return "rank-00001.bin", "extra", "MANIFEST does not list it"
+
+
+def add_hidden(directory):
+    (directory / "tokenizer/.hidden").write_bytes(b"")
+    return "tokenizer/.hidden", "extra", "MANIFEST does not list it"
+
+
+def stale_tensors(directory):
+    shutil.copy(directory.with_name("step-00000100") / "rank-00000.bin", directory)
+    return "rank-00000.bin", "stale", "it belongs to the save"
+
+
+def stale_capsule(directory):
+    body = unseal((directory.with_name("step-00000100") / "capsule.json").read_bytes(), "capsule.json")
+    (directory / "capsule.json").write_bytes(seal(body | {"capsule": {"samples": 2000}}))
+    return "capsule.json", "stale", "it belongs to the save"
+
+
+def stale_manifest(directory):
+    shutil.rmtree(directory)
+    shutil.copytree(directory.with_name("step-00000100"), directory)
+    return MANIFEST, "stale", "it is of step 100, in step-00000200"
+
+
+def link(directory):
+    (directory / "rank-00000.bin").rename(directory.parent.parent / "elsewhere.bin")
+    (directory / "rank-00000.bin").symlink_to(directory.parent.parent / "elsewhere.bin")
+    return "rank-00000.bin", "link", "regular files only"
+
+
+def pipe(directory):
+    (directory / "rank-00000.bin").unlink()
+    os.mkfifo(directory / "rank-00000.bin")
+    return "rank-00000.bin", "link", "device"
+
+
+def no_manifest(directory):
+    (directory / MANIFEST).unlink()
+    return MANIFEST, "manifest", "has no MANIFEST"
+
+
+def empty_manifest(directory):
+    (directory / MANIFEST).write_bytes(b"")
+    return MANIFEST, "manifest", "cannot be read"
+
+
+def linked_manifest(directory):
+    (directory / MANIFEST).rename(directory.parent.parent / "m")
+    (directory / MANIFEST).symlink_to(directory.parent.parent / "m")
+    return MANIFEST, "manifest", "has no MANIFEST"
+
+
+FAULTS = [
+    *(truncate, grow, zero_a_page, zero_all, remove, remove_small, add, add_hidden, stale_tensors, stale_capsule),
+    *(stale_manifest, link, pipe, no_manifest, empty_manifest, linked_manifest),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_named_with_its_file_and_restore_uses_the_older_step(copy, fault):
+    newest = copy / "checkpoints/step-00000200"
+    file, what, detail = fault(newest)
+    problems = verify(newest)
+    assert [(problem.file, problem.what) for problem in problems] == [(file, what)] and detail in problems[0].detail
+    told, state = [], blank()
+    assert make_run(copy, told).restore(state) == {"samples": 1000, "step": 100}
+    assert is_state_of(state, 100)
+    assert len(told) == 1 and file in told[0] and "It is now step-00000200.corrupt" in told[0]
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == ["step-00000100", "step-00000200.corrupt"]
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"schema_version": 2}, "schema_version is 2"),
+        ({"schema_version": None}, "schema_version is None"),
+        ({"step": -1}, "step: Input should be greater"),
+        ({"step": "200"}, "step: Input should be a valid integer"),
+        ({"step": True}, "step: Input should be a valid integer"),
+        ({"token": "x"}, "token"),
+        ({"surprise": 1}, "surprise: Extra inputs"),
+        ({"files": []}, "files: Input should be a valid dictionary"),
+        ({"files": {"../secret": {"size": 1, "hash": "0" * 32, "lengths": [], "pieces": []}}}, "'../secret'"),
+        ({"files": {"/etc/passwd": {"size": 1, "hash": "0" * 32, "lengths": [], "pieces": []}}}, "'/etc/passwd'"),
+        ({"files": {"a": {"size": 1 << 60, "hash": "0" * 32, "lengths": [], "pieces": []}}}, "do not add up"),
+        ({"files": {"a": {"size": -1, "hash": "0" * 32, "lengths": [], "pieces": []}}}, "files.a.size"),
+        (
+            {"files": {"a": {"size": 1 << 60, "hash": "0" * 32, "lengths": [1 << 60], "pieces": ["0" * 32]}}},
+            "lengths.0",
+        ),
+        ({"files": {"a": {"size": 1, "hash": "zz", "lengths": [], "pieces": []}}}, "files.a.hash"),
+    ],
+)
+def test_a_hostile_manifest_is_refused_though_its_hash_fits(copy, changes, why):
+    rewrite(copy / "checkpoints/step-00000200", **changes)
+    with pytest.raises(BadCheckpoint) as caught:
+        Checkpoint.open(copy / "checkpoints/step-00000200")
+    assert why in caught.value.given and MANIFEST in caught.value.given
+
+
+def test_a_manifest_with_a_doubled_key_or_nan_is_refused(copy):
+    path = copy / "checkpoints/step-00000200" / MANIFEST
+    whole = path.read_bytes()
+    for bad, why in (
+        (b'{"step":1,' + whole[1:], "'step' occurs twice"),
+        (whole.replace(b"null", b"NaN"), "NaN is no JSON"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(BadCheckpoint, match=why):
+            Checkpoint.open(path.parent)
+
+
+def test_many_problems_are_cut_to_five(copy):
+    for number in range(8):
+        (copy / f"checkpoints/step-00000200/more-{number}").write_text("")
+    text = str(complaint(copy, verify(copy / "checkpoints/step-00000200")))
+    assert "more-4: extra" in text and "more-5" not in text and "(and 3 more)" in text
