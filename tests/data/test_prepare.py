@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,6 +243,7 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
 
 # ---- kills and company
 
+ROOT = Path(__file__).parents[2]  # KILLED imports from tests
 KILLED = """
 import os, signal, sys
 from tests.data.conftest import data_config
@@ -264,7 +266,7 @@ print("done", left[0])
 def kill_at(root, event):
     """Prepares with other settings and dies at the event-th rename, fsync or mkdir. True if it lived to the end."""
     command = [sys.executable, "-c", KILLED, str(root), str(event)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == 0
 
@@ -280,7 +282,8 @@ def killed(tmp_path_factory):
     write_corpus(template / "corpus", num_documents=12)
     quietly(data_config(template))
     shutil.copytree(template, root)
-    counted = subprocess.run([sys.executable, "-c", KILLED, str(root), "100000"], capture_output=True, text=True)
+    command = [sys.executable, "-c", KILLED, str(root), "100000"]
+    counted = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     return template, shards(root / "data"), 100000 - int(counted.stdout.split()[1])
 
 

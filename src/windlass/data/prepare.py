@@ -128,7 +128,7 @@ def _measure(config: DataConfig, selections: Mapping[str, Selection]) -> dict[st
             continue
         if name in ("train", "validation") and not isinstance(config.validation, SourceConfig) and total:
             given = f"validation: {config.validation:g} of {total} documents leaves none for {name}"
-            rule = "the share of documents is taken by hash, and both sides need at least one"
+            rule = "a share of whole documents is taken by hash (a text file is one document); both sides need one"
             raise UserError(given, rule, "give another share, or a source of its own: validation: {path: ...}")
         raise UserError(f"the source of {name} holds no text", "a set has at least one document", "give another source")
     return amounts
