@@ -1,7 +1,9 @@
 """One decoder for every family, with Hugging Face parameter names.
 
 architecture  what the decoder needs to know, in neutral names; parameter shapes (no torch)
-families      each family's Hugging Face config fields, and the way to an Architecture and back (no torch)
+family        what every family's config has, and which fields are refused (no torch)
+families      Hugging Face's config fields of llama and qwen3, to an Architecture and back (no torch)
+gpt2          the same for gpt2 (no torch)
 config        the recipe's `model:` section; config.json in (no torch)
 presets       named Hugging Face configs (no torch)
 flops         parameters and FLOPs per token (no torch)

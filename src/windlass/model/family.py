@@ -1,0 +1,91 @@
+"""What every family's config has in common: the fields, and which fields of others are harmless or refused. No torch.
+
+A field is one of three. *Known*: a typed field of the family's class. *Harmless*: it changes no number of a causal
+language model (INFERENCE, `harmless`). *Fixed*: it would change the maths in a way that is not implemented, so only the
+values that leave the maths alone are accepted (`fixed`). Whatever is none of these is refused by name in config.py: an
+ignored field is a model that is silently another one. Source: the configuration_*.py of transformers 5.23; a test
+compares the defaults.
+"""
+
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from windlass.model.architecture import Architecture
+from windlass.settings import Settings
+
+Activation = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+TokenIds = int | list[int] | None
+
+# Fields of transformers' PreTrainedConfig, of its older versions, and of generation configs inside config.json.
+_INFERENCE = """
+architectures auto_map model_type dtype torch_dtype transformers_version name_or_path _name_or_path _commit_hash
+use_cache return_dict output_hidden_states output_attentions output_scores return_dict_in_generate torchscript
+use_bfloat16 tf_legacy_loss attn_implementation _attn_implementation _attn_implementation_autoset
+tokenizer_class prefix finetuning_task task_specific_params id2label label2id num_labels problem_type
+pretraining_tp chunk_size_feed_forward is_decoder tie_last_hidden_states sep_token_id decoder_start_token_id
+forced_bos_token_id forced_eos_token_id max_length min_length max_new_tokens do_sample early_stopping num_beams
+num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty
+no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+"""
+INFERENCE: Final = frozenset(_INFERENCE.split())
+NEVER: Final[dict[str, tuple[Any, ...]]] = {
+    "is_encoder_decoder": (False, None),
+    "tie_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({}, None),
+    "per_layer_config": (None,),
+}
+
+
+class Family(Settings):
+    """What every family's config has. `architecture_class`: the name that config.json gives to transformers."""
+
+    architecture_class: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    aliases: ClassVar[dict[str, str]] = {}  # transformers accepts both names
+    harmless: ClassVar[frozenset[str]] = INFERENCE
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = NEVER
+
+    vocab_size: int | None = None
+    """Entries of the vocabulary; the tokenizer's size when left out."""
+    initializer_range: float = Field(0.02, ge=0.0, le=1.0)
+    """Standard deviation of the initial matrices; output projections have it divided by sqrt(2 layers)."""
+    bos_token_id: int | None = None
+    """Token id, written to the export."""
+    eos_token_id: TokenIds = None
+    """Token id or ids, written to the export; generation stops there."""
+    pad_token_id: int | None = None
+    """Token id, written to the export."""
+
+    def to_architecture(self, vocab_size: int) -> Architecture:
+        raise NotImplementedError
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        raise NotImplementedError
+
+
+def token_ids_of(fields: Family) -> dict[str, Any]:
+    eos = fields.eos_token_id
+    return {
+        "bos_token_id": fields.bos_token_id,
+        "eos_token_id": tuple(eos) if isinstance(eos, list) else eos,
+        "pad_token_id": fields.pad_token_id,
+    }
+
+
+def common_fields(architecture_class: str, arch: Architecture) -> dict[str, object]:
+    eos = arch.eos_token_id
+    return {
+        "architectures": [architecture_class],
+        "model_type": arch.family,
+        "vocab_size": arch.vocab_size,
+        "initializer_range": arch.initializer_range,
+        "tie_word_embeddings": arch.tied,
+        "bos_token_id": arch.bos_token_id,
+        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+        "pad_token_id": arch.pad_token_id,
+    }

@@ -1,0 +1,264 @@
+"""Weights in from a local Hugging Face directory, and out to one.
+
+In: safetensors files are mapped, not read; each parameter copies only the rows that this rank holds out of the mapping,
+converted to its dtype on the way. Memory is the rank's own part; the ranks of a host share the page cache, so storage
+is read once per host. Every tensor of the file must be expected, every expected one be there in the right shape: a
+model with a hole is not loaded.
+
+Out: the names, shapes and shards (at most 5 GB each) follow from the architecture alone, so parameters may arrive one
+by one; a shard is written when its last tensor has come. Memory is one shard. Padded rows of the vocabulary neither
+come in nor go out.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.names import VOCABULARY, expected_name, stored_as, stored_bytes, stored_shapes
+from windlass.model.slices import local_part, owned_ranges
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
+FLOATS: Final = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that a weight may have
+SHARD_BYTES: Final = 5 * 10**9  # transformers' own size of a shard for years; every tool reads it
+NAMED: Final = 5  # tensors that an error message lists
+
+
+@torch.no_grad()
+def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, Tensor]) -> None:
+    """Fill `tensors` (canonical name -> plain tensor or DTensor, any device, any dtype) from a directory, locally.
+
+    `tensors` may be a part of the model. Raises UserError for a directory without safetensors, a damaged file, and
+    tensors that are missing, unexpected, of another shape, or quantised.
+    """
+    with contextlib.ExitStack() as stack:
+        stored = _open_tensors(Path(directory), arch, stack)
+        _check_tensors(stored, arch, directory)
+        for name, tensor in tensors.items():
+            _read_into(tensor, name, arch, stored)
+
+
+def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, Any]) -> None:
+    """Copy this rank's part of one parameter out of the mapped file; padded rows become 0."""
+    source = VOCABULARY[0] if arch.tied and name == VOCABULARY[1] else name  # a tied head apart from its embedding
+    where = stored_as(source, arch)
+    local, ranges = local_part(tensor), owned_ranges(tensor)
+    rows = ranges[0]
+    if name in VOCABULARY:
+        rows = rows[: max(0, arch.vocab_size - rows.start)]
+        local[len(rows) :] = 0.0
+    if not rows:
+        return
+    first = where.part * tensor.shape[0]
+    index = (slice(first + rows.start, first + rows.stop), *(slice(part.start, part.stop) for part in ranges[1:]))
+    piece = stored[where.name][index[::-1] if where.transposed else index]
+    local[: len(rows)] = piece.T if where.transposed else piece
+
+
+def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Stored tensor's name -> lazy slice of it, over all files of the directory."""
+    known, stored = stored_shapes(arch), {}
+    for file in _weight_files(directory):
+        try:
+            opened = stack.enter_context(safe_open(file, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{file}: {error}",
+                "a safetensors file is as long as its header says",
+                "copy or download this file again",
+            ) from error
+        for key in opened.keys():  # noqa: SIM118  it is no dict
+            name = expected_name(key, arch, known)
+            if name is not None:
+                stored[name] = opened.get_slice(key)
+    return stored
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a Hugging Face directory, in transformers' order of preference."""
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if not (directory / INDEX).is_file():
+        raise _no_weights(directory)
+    try:
+        names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{directory / INDEX}: {error!r}",
+            "the index is JSON with a `weight_map` from tensor to file",
+            "copy or download the index again",
+        ) from error
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{directory}: {len(missing)} of {len(names)} weight files are missing: {_listed(missing)}",
+            f"{INDEX} names them",
+            "copy or download the missing files",
+        )
+    return [directory / name for name in names]
+
+
+def _no_weights(directory: Path) -> UserError:
+    pickled = sorted(file.name for file in directory.glob("*") if file.suffix in PICKLED) if directory.is_dir() else []
+    if pickled:
+        return UserError(
+            f"{directory}: only pickled weights: {_listed(pickled)}",
+            "unpickling runs whatever code the file holds, so only safetensors are read",
+            "convert it where you trust it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
+        )
+    return UserError(
+        f"{directory}: neither {SINGLE} nor {INDEX}",
+        "a Hugging Face directory holds its weights in one of these",
+        "give the directory that holds the weights",
+    )
+
+
+def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | Path) -> None:
+    """Raise UserError unless the files hold exactly the model's tensors, in its shapes and in floating point."""
+    expected = stored_shapes(arch)
+    missing = [name for name in expected if name not in stored]
+    unexpected = [name for name in stored if name not in expected]
+    for what, names in (("missing", missing), ("unexpected", unexpected)):
+        if names:
+            raise UserError(
+                f"{directory}: {len(names)} tensors are {what}: {_listed(names)}",
+                f"a {arch.family} model of this config has exactly {len(expected)} tensors",
+                "check that config.json and the weights belong together, and that the recipe overrides no size",
+            )
+    shapes = {name: tuple(stored[name].get_shape()) for name in expected}
+    wrong = [f"{name} {shapes[name]}, not {shape}" for name, shape in expected.items() if shapes[name] != shape]
+    if wrong:
+        raise UserError(
+            f"{directory}: {len(wrong)} tensors have another shape: {_listed(wrong)}",
+            "shapes follow from config.json and the recipe's overrides",
+            "check that config.json and the weights belong together, and that the recipe overrides no size",
+        )
+    others = [f"{name} ({stored[name].get_dtype()})" for name in expected if stored[name].get_dtype() not in FLOATS]
+    if others:
+        raise UserError(
+            f"{directory}: {len(others)} tensors are not in floating point: {_listed(others)}",
+            f"weights are read in {', '.join(FLOATS)}; quantised ones would need their scales",
+            "take the model's unquantised weights",
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+
+
+@torch.no_grad()
+def save_weights(
+    directory: str | Path,
+    arch: Architecture,
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    max_shard_bytes: int = SHARD_BYTES,
+    *,
+    write: bool = True,
+) -> None:
+    """Write config.json, generation_config.json and safetensors that transformers loads without a missing key.
+
+    `tensors`: canonical name and full tensor (padded or not), or DTensor, each parameter once; cheapest in the model's
+    order. DTensors are gathered one by one: then every rank calls this, and one of them with `write`. The directory
+    must hold no weights yet; to replace an export, write a fresh directory and rename it.
+    """
+    out = Path(directory)
+    if write:
+        _prepare_directory(out)
+    shards = _plan_shards(arch, dtype.itemsize, max_shard_bytes)
+    writer = _ShardWriter(out, arch, dtype, shards)
+    for name, tensor in tensors:
+        full = tensor.detach()
+        if isinstance(full, DTensor):
+            full = full.full_tensor()
+        if write and not (arch.tied and name == VOCABULARY[1]):
+            writer.add(name, full)
+    if write:
+        writer.finish()
+        kind = str(dtype).removeprefix("torch.")
+        _write_json(out / "config.json", {**arch.to_hf(), "dtype": kind, "torch_dtype": kind})
+        ids = {name: value for name, value in arch.to_hf().items() if name.endswith("_token_id") and value is not None}
+        _write_json(out / "generation_config.json", {"_from_model_config": True, **ids})
+
+
+class _ShardWriter:
+    """Collects tensors per shard, and writes a shard when it is complete."""
+
+    def __init__(self, directory: Path, arch: Architecture, dtype: torch.dtype, shards: list[list[str]]):
+        self._directory, self._arch, self._dtype = directory, arch, dtype
+        self._shapes = stored_shapes(arch)
+        self._files = _shard_names(len(shards))
+        self._file_of = {name: file for file, names in zip(self._files, shards, strict=True) for name in names}
+        self._waiting: dict[str, set[str]] = {file: set() for file in self._files}
+        for name in parameter_shapes(arch):
+            self._waiting[self._file_of[stored_as(name, arch).name]].add(name)
+        self._tensors: dict[str, dict[str, Tensor]] = {file: {} for file in self._files}
+
+    def add(self, name: str, full: Tensor) -> None:
+        where = stored_as(name, self._arch)
+        file = self._file_of[where.name]
+        assert name in self._waiting[file], f"{name} came twice"
+        if name in VOCABULARY:
+            full = full[: self._arch.vocab_size]
+        kept = self._tensors[file]
+        if where.name not in kept:
+            kept[where.name] = torch.empty(self._shapes[where.name], dtype=self._dtype)
+        part = kept[where.name].narrow(1 if where.transposed else 0, where.part * full.shape[0], full.shape[0])
+        part.copy_(full.T if where.transposed else full)
+        self._waiting[file].remove(name)
+        if not self._waiting[file]:
+            save_file(self._tensors.pop(file), self._directory / file, metadata={"format": "pt"})
+
+    def finish(self) -> None:
+        """All parameters have come; an index where there are several files."""
+        left = sorted(name for names in self._waiting.values() for name in names)
+        assert not left, f"parameters that never came: {left}"
+        if len(self._files) > 1:
+            size = sum(stored_bytes(shape, self._dtype.itemsize) for shape in self._shapes.values())
+            _write_json(self._directory / INDEX, {"metadata": {"total_size": size}, "weight_map": self._file_of})
+
+
+def _plan_shards(arch: Architecture, item_bytes: int, max_shard_bytes: int) -> list[list[str]]:
+    """Stored tensors in order, cut before one that would exceed the limit; a larger tensor is a shard of its own."""
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for name, shape in stored_shapes(arch).items():
+        size = stored_bytes(shape, item_bytes)
+        if shards[-1] and filled + size > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(name)
+        filled += size
+    return shards
+
+
+def _shard_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE]
+    return [f"model-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
+
+
+def _prepare_directory(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    present = sorted(file.name for file in directory.glob("*.safetensors*"))
+    if present:
+        raise UserError(
+            f"{directory} already holds weights: {_listed(present)}",
+            "an export never mixes with older files",
+            "give another directory or remove this one",
+        )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
