@@ -36,20 +36,15 @@ def test_workers_give_what_one_process_gives(directory, monkeypatch):
     assert found.dtype == np.int32 and found.tolist() == plain(TEXTS, directory)
 
 
-def test_large_text_is_given_to_workers_and_small_text_is_not(directory, monkeypatch):
-    started = []
+def test_workers_are_as_many_as_are_worth_their_start():
+    mib = 1 << 20
+    found = [room.num_workers(size, 8) for size in (0, mib, mib + 1, 4 * mib, 4 * mib + 1, 100 * mib)]
+    assert found == [0, 0, 1, 1, 2, 8] and room.num_workers(1 << 40, 1000) == room.MAX_WORKERS
 
-    class Counted(room.Workers):
-        def __init__(self, tokenizer_directory, num_workers):
-            started.append(num_workers)
-            super().__init__(tokenizer_directory, num_workers)
 
-    monkeypatch.setattr(room, "Workers", Counted)
-    for num_bytes in (1 << 20, (1 << 20) + 1, 5 << 20, 100 << 20):
-        assert np.concatenate(list(room.encode(TEXTS[:3], num_bytes, directory, 2))).tolist() == plain(
-            TEXTS[:3], directory
-        )
-    assert started == [1, 2, 2]
+def test_large_text_is_encoded_as_small_text_is(directory):
+    found = np.concatenate(list(room.encode(TEXTS[:3], 5 << 20, directory, 2)))
+    assert found.tolist() == plain(TEXTS[:3], directory)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_unchanged_is_skipped_and_says_so(small):
     before = {path: path.stat().st_mtime_ns for path in prepared.directory.rglob("*")}
     lines = []
     assert quietly(config, lines=lines) == prepared
-    assert lines == [f"{prepared.directory} is prepared already and unchanged: skipped"]
+    assert lines == [f"{prepared.directory} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})"]
     assert before == {path: path.stat().st_mtime_ns for path in prepared.directory.rglob("*")}
 
 

@@ -32,6 +32,7 @@ BATCH_CHARS = 256 << 10
 BATCHES_AHEAD = 3  # per worker: one at work, one waiting, one on its way back
 IN_PROCESS_BYTES = 1 << 20  # below this a worker's start (0.2 s) costs more than it gives (2.5 MB/s)
 BYTES_PER_WORKER = 4 << 20  # a worker is started for every so many bytes, up to the number of cores
+MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, has no more to give them
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 Piece = tuple[str, bool]  # text, and whether the document ends behind it
 START = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from windlass.data.encode import serve; serve()"
@@ -143,14 +144,21 @@ class Workers:
             yield pending.popleft().result()
 
 
+def num_workers(num_bytes: int, num_cores: int) -> int:
+    """How many workers are worth their start; 0: encode in this process."""
+    if num_bytes <= IN_PROCESS_BYTES:
+        return 0
+    return min(num_cores, MAX_WORKERS, -(-num_bytes // BYTES_PER_WORKER))
+
+
 def encode(texts: Iterable[str], num_bytes: int, tokenizer_directory: Path, num_cores: int) -> Iterator[np.ndarray]:
     """Ids of all documents, in order, as int32 arrays; EOS stands behind every document.
 
     num_bytes: about how much text there is; it decides how many workers are worth their start.
     """
-    num_workers = min(num_cores, -(-num_bytes // BYTES_PER_WORKER)) if num_bytes > IN_PROCESS_BYTES else 0
-    if num_workers == 0:
+    count = num_workers(num_bytes, num_cores)
+    if count == 0:
         yield from map(Encoder(tokenizer_directory), batches(texts))
         return
-    with Workers(tokenizer_directory, num_workers) as workers:
+    with Workers(tokenizer_directory, count) as workers:
         yield from workers.map(batches(texts))

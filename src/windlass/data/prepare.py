@@ -78,8 +78,9 @@ def prepare(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report
     loaded = tokenizer.tokenizer_files(given) if given is not None else []
     wanted = fingerprint(settings_of(config, sets), files, loaded)
     if _what_is_wrong(directory, wanted) is None and not has_leftovers(directory):
-        report(f"{directory} is prepared already and unchanged: skipped")
-        return open_prepared(config, sets)
+        prepared = open_prepared(config, sets)
+        report(f"{directory} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
+        return prepared
     with alone(directory, report):
         wrong = _what_is_wrong(directory, wanted)
         if wrong is not None:  # else another process has made it while this one waited
