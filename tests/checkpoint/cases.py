@@ -2,6 +2,10 @@
 are empty.
 """
 
+import os
+import platform
+import subprocess
+import time
 from pathlib import Path
 
 import torch
@@ -11,11 +15,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from windlass.checkpoint import probe, storage
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.sealed import seal
+from windlass.checkpoint.staging import local_shard
 from windlass.checkpoint.state import Checkpoints
 from windlass.checkpoint.storage import TensorReader, TensorWriter
 from windlass.checkpoint.verify import Checkpoint
+from windlass.errors import BadCheckpoint, UserError
 
 
 class Net(torch.nn.Module):
@@ -141,3 +148,149 @@ def load_columns(directory: Path) -> bool:
     tensor.to_local().zero_()
     dcp.load({"big": tensor}, storage_reader=TensorReader(Checkpoint.open(directory / "step-00000001")))
     return torch.equal(tensor.to_local(), expected.to_local())
+
+
+def constant_state(value: float, mib: int = 1) -> dict[str, torch.Tensor]:
+    """Twice `mib` MiB over all ranks in four sharded tensors, a replicated one and a counter, every element `value`."""
+    world = dist.get_world_size()
+    mesh, num_local = init_device_mesh("cpu", (world,)), 2 * mib * 65536 // world
+    tensors: dict[str, torch.Tensor] = {
+        f"shard{number}": DTensor.from_local(torch.full((num_local,), value), mesh, [Shard(0)], run_check=False)
+        for number in range(4)
+    }
+    return {**tensors, "replicated": torch.full((1000,), value), "counter": torch.tensor(value)}
+
+
+def values_of(tensors: dict[str, torch.Tensor]) -> set[float]:
+    return {float(value) for tensor in tensors.values() for value in local_shard(tensor).unique()}
+
+
+def save_values(directory: Path, steps: list[int]) -> None:
+    checkpoints = make_checkpoints(directory, keep_last=5)
+    for step in steps:
+        checkpoints.save(step, constant_state(float(step)), {}, {})
+
+
+def load_values(directory: Path) -> tuple[int, set[float]]:
+    tensors = constant_state(0.0)
+    capsule = make_checkpoints(directory).restore(tensors)
+    assert capsule is not None
+    return capsule["step"], values_of(tensors)
+
+
+def load_while_one_cannot_open(directory: Path) -> str:
+    checkpoints = make_checkpoints(directory)
+    opened = os.open
+
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("rank-00001.bin"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return opened(path, *arguments, **options)
+
+    try:
+        if dist.get_rank() == 1:
+            os.open = refuse
+        checkpoints.restore(constant_state(0.0))
+    except UserError as error:
+        return "" if isinstance(error, BadCheckpoint) else str(error)
+    finally:
+        os.open = opened
+    return ""
+
+
+def save_stages(directory: Path) -> None:
+    rank = dist.get_rank()
+    make_checkpoints(directory).save(1, {f"stage{rank}": torch.full((5,), float(rank))}, {}, {})
+
+
+def load_stages(directory: Path) -> str | None:
+    """None, or what was said."""
+    rank = dist.get_rank()
+    tensors = {f"stage{rank}": torch.zeros(5)}
+    try:
+        make_checkpoints(directory).restore(tensors)
+    except UserError as error:
+        return error.given
+    return None if values_of(tensors) == {float(rank)} else "other values"
+
+
+def fail_in_background(directory: Path, surface: str) -> tuple[str, str, bool]:
+    """Rank 1 cannot write step 2 in the background -> what this rank is told, and whether a retry commits."""
+    checkpoints = make_checkpoints(directory, asynchronous=True)
+    checkpoints.save(1, constant_state(1.0), {}, {})
+    checkpoints.wait()
+    writer = storage.PieceWriter
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if dist.get_rank() == 1:
+        storage.PieceWriter = fail  # type: ignore[assignment, misc]
+    checkpoints.save(2, constant_state(2.0), {}, {})
+    while not checkpoints.failed:
+        time.sleep(0.01)
+    storage.PieceWriter = writer  # type: ignore[misc]
+    assert [saved.step for saved in checkpoints.poll()] == [1]  # one rank of several must not raise by itself
+    try:
+        checkpoints.wait() if surface == "wait" else checkpoints.save(3, constant_state(3.0), {}, {})
+    except UserError as error:
+        retried = checkpoints.save(2, constant_state(2.0), {}, {}, final=True)
+        return type(error).__name__, str(error), retried
+    return "", "", False
+
+
+def save_while_training(directory: Path) -> bool:
+    checkpoints = make_checkpoints(directory, asynchronous=True)
+    right = True
+    for step in range(1, 9):
+        checkpoints.save(step, constant_state(float(step)), {}, {})
+        for number in range(20):
+            value = torch.tensor(float(step * number))
+            dist.all_reduce(value)
+            right = right and float(value) == dist.get_world_size() * step * number
+    checkpoints.wait()
+    return right
+
+
+def probe_directories(directories: list[Path]) -> str:
+    """What this rank is told when each rank has its own idea of the directory; each pretends to be a host of its
+    own.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    node, patience_s = platform.node, probe.PATIENCE_S
+    platform.node, probe.PATIENCE_S = lambda: f"node-{rank}", 0.2
+    try:
+        probe.probe_shared_storage(directories[rank], rank, world, dist.new_group(backend="gloo"))
+    except UserError as error:
+        return str(error)
+    finally:
+        platform.node, probe.PATIENCE_S = node, patience_s
+    return ""
+
+
+def killed_while_saving(
+    directory: Path, asynchronous: bool, everyone: bool, delay_s: float | None
+) -> tuple[int, float]:
+    """Restores, asserts that all values are the step's, saves the next step -> (restored step, seconds of the save).
+
+    A process of its own kills one rank, the other, or both, with SIGKILL, `delay_s` after the save has begun.
+    """
+    tensors = constant_state(0.0)
+    checkpoints = make_checkpoints(directory, asynchronous)
+    capsule = checkpoints.restore(tensors)
+    step = capsule["step"] if capsule else 0
+    assert values_of(tensors) == {float(step)}, (step, values_of(tensors))
+    tensors = constant_state(float(step + 1))
+    pids: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    victims = pids if everyone else [pids[step % len(pids)]]
+    command = f"sleep {delay_s}; kill -9 {' '.join(map(str, victims))}"
+    start_s = time.monotonic()
+    killer = subprocess.Popen(["sh", "-c", command]) if delay_s is not None and dist.get_rank() == 0 else None
+    checkpoints.save(step + 1, tensors, {}, {})
+    checkpoints.wait()
+    elapsed_s = time.monotonic() - start_s
+    if killer is not None:
+        killer.wait()  # no kill may reach the next trial
+    dist.barrier()
+    return step, elapsed_s

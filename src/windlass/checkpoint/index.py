@@ -5,6 +5,7 @@ row-major.
 """
 
 import math
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -95,7 +96,7 @@ def _check_apart(tensors: dict[str, SavedTensor]) -> None:
         (c.file, c.at, c.at + t.num_bytes(c), name) for name, t in tensors.items() for c in t.chunks if t.num_bytes(c)
     ]
     spans.sort()
-    for (file, _, end, name), (next_file, start, _, next_name) in zip(spans, spans[1:]):
+    for (file, _, end, name), (next_file, start, _, next_name) in pairwise(spans):
         if file == next_file and start < end:
             raise bad(f"{INDEX}: {next_name[:80]!r} shares bytes of {file} with {name[:80]!r}", "chunks lie apart")
 

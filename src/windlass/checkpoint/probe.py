@@ -66,7 +66,7 @@ def _not_shared(directory: Path, hosts: list[str], apart: list[int]) -> UserErro
         by_host.setdefault(hosts[rank], []).append(str(rank))
     named = "; ".join(f"host {host} (rank {', '.join(ranks)})" for host, ranks in by_host.items())
     return UserError(
-        f"{directory} is not the same storage on all ranks: {named} does not share files with rank 0 on host {hosts[0]}",
+        f"{directory} is not the same storage on all ranks: {named} and rank 0 on host {hosts[0]} see different files",
         "checkpoints are written by all ranks into one directory",
         "set run.directory to a path on storage that every host mounts",
     )

@@ -19,7 +19,7 @@ MAX_UNTRACKED = 200
 GIT_TIMEOUT_S = 20
 GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false")
 
-_SECRET = re.compile(r"(token|secret|password|passwd|api_?key|credential)[^=]*", re.IGNORECASE)
+_SECRET = re.compile(r"(^|[._-])(token|secret|password|passwd|key|credentials?)$", re.IGNORECASE)  # by its last word
 
 
 def collect_provenance(argv: list[str], hosts: list[str], directory: Path | None = None) -> dict[str, Any]:

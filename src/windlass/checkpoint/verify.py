@@ -36,7 +36,15 @@ class Checkpoint:
         size = path.stat().st_size
         if size > MAX_SEALED_BYTES:
             raise bad(f"MANIFEST of {directory} has {format_bytes(size)}", f"at most {format_bytes(MAX_SEALED_BYTES)}")
-        return Checkpoint.parse(directory, path.read_bytes())
+        try:
+            data = path.read_bytes()
+        except OSError as error:  # no BadCheckpoint: its bytes may well be good
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}",
+                "whoever loads a checkpoint must be allowed to read it",
+                "mend the permissions or the storage",
+            ) from error
+        return Checkpoint.parse(directory, data)
 
     @staticmethod
     def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
