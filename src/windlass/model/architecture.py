@@ -50,20 +50,6 @@ class Architecture:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-        )
-        for name in (*sizes, "max_positions"):
-            if self.__dict__[name] < 1:
-                raise UserError(
-                    f"model: {name} is {self.__dict__[name]}", "sizes are at least 1", f"give a {name} of 1 or more"
-                )
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"model: {self.num_heads} attention heads and {self.num_kv_heads} key/value heads",

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
-from windlass.model.family import INFERENCE, NEVER, Activation, Family, common_fields, token_ids_of
+from windlass.model.family import INFERENCE, NEVER, Activation, Family, Size, common_fields, token_ids_of
 from windlass.model.gpt2 import GPT2Fields
 
 
@@ -33,25 +33,25 @@ class LlamaFields(Family):
         "sliding_window": (None,),
     }
 
-    hidden_size: int
+    hidden_size: Size
     """Width of the residual stream."""
-    intermediate_size: int
+    intermediate_size: Size
     """Width inside the MLP."""
-    num_hidden_layers: int
+    num_hidden_layers: Size
     """Number of blocks."""
-    num_attention_heads: int
+    num_attention_heads: Size
     """Query heads."""
-    num_key_value_heads: int | None = None
+    num_key_value_heads: Size | None = None
     """Key and value heads; as many as query heads when left out."""
-    head_dim: int | None = None
+    head_dim: Size | None = None
     """Channels per head; hidden_size / num_attention_heads when left out."""
     hidden_act: Activation = "silu"
     """Activation of the MLP."""
-    max_position_embeddings: int = 2048
+    max_position_embeddings: Size = 2048
     """Longest sequence the model is meant for, in tokens; written to the export."""
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = Field(1e-6, ge=0.0)
     """Added to the mean square in RMSNorm."""
-    rope_theta: float | None = None
+    rope_theta: float | None = Field(None, gt=0.0)
     """Base of the rotary frequencies; 10000 when left out."""
     rope_parameters: dict[str, Any] | None = None
     """transformers 5 keeps rope_theta here; only `rope_type: default`."""
@@ -66,7 +66,7 @@ class LlamaFields(Family):
 
     def to_architecture(self, vocab_size: int) -> Architecture:
         heads = self.num_attention_heads
-        if heads < 1 or (self.hidden_size % heads and (self.head_dim is None or self.family == "llama")):
+        if self.hidden_size % heads and (self.head_dim is None or self.family == "llama"):
             raise UserError(
                 f"model: hidden_size {self.hidden_size} and {heads} attention heads",
                 "the hidden size is a multiple of the number of heads",
@@ -99,6 +99,8 @@ class LlamaFields(Family):
         """The one base of the frequencies. transformers gives rope_parameters the precedence over rope_theta."""
         given = dict(self.rope_parameters or {})
         theta = given.pop("rope_theta", None) or self.rope_theta or 10000.0
+        if not isinstance(theta, int | float) or theta <= 0:
+            raise UserError(f"model: rope_parameters.rope_theta is {theta!r}", "a base is above 0", "give a number")
         plain = {"rope_type": ("default", None), "type": ("default", None), "partial_rotary_factor": (None, 1, 1.0)}
         for name, value in given.items():
             if value not in plain.get(name, ()):
@@ -146,11 +148,11 @@ class Qwen3Fields(LlamaFields):
         "mlp_bias": (False, None),
     }
 
-    num_key_value_heads: int | None = 32
+    num_key_value_heads: Size | None = 32
     """Key and value heads; 32 when left out, as many as query heads when null."""
-    head_dim: int | None = 128
+    head_dim: Size | None = 128
     """Channels per head; 128 when left out."""
-    max_position_embeddings: int = 32768
+    max_position_embeddings: Size = 32768
     """Longest sequence the model is meant for, in tokens; written to the export."""
     layer_types: list[Literal["full_attention"]] | None = None
     """Kind of attention per block; only full attention."""

@@ -7,7 +7,7 @@ ignored field is a model that is silently another one. Source: the configuration
 compares the defaults.
 """
 
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from windlass.settings import Settings
 
 Activation = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 TokenIds = int | list[int] | None
+Size = Annotated[int, Field(ge=1)]
 
 # Fields of transformers' PreTrainedConfig, of its older versions, and of generation configs inside config.json.
 _INFERENCE = """
@@ -49,7 +50,7 @@ class Family(Settings):
     harmless: ClassVar[frozenset[str]] = INFERENCE
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = NEVER
 
-    vocab_size: int | None = None
+    vocab_size: Size | None = None
     """Entries of the vocabulary; the tokenizer's size when left out."""
     initializer_range: float = Field(0.02, ge=0.0, le=1.0)
     """Standard deviation of the initial matrices; output projections have it divided by sqrt(2 layers)."""

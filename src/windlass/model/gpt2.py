@@ -6,7 +6,7 @@ from pydantic import Field
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
-from windlass.model.family import INFERENCE, NEVER, Activation, Family, TokenIds, common_fields, token_ids_of
+from windlass.model.family import INFERENCE, NEVER, Activation, Family, Size, common_fields, token_ids_of
 
 
 class GPT2Fields(Family):
@@ -35,19 +35,19 @@ class GPT2Fields(Family):
         "reorder_and_upcast_attn": (False, None),
     }
 
-    n_embd: int
+    n_embd: Size
     """Width of the residual stream."""
-    n_layer: int
+    n_layer: Size
     """Number of blocks."""
-    n_head: int
+    n_head: Size
     """Heads."""
-    n_positions: int = 1024
+    n_positions: Size = 1024
     """Number of learned positions: the longest sequence, in tokens."""
-    n_inner: int | None = None
+    n_inner: Size | None = None
     """Width inside the MLP; 4 n_embd when left out."""
     activation_function: Activation = "gelu_new"
     """Activation of the MLP."""
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: float = Field(1e-5, ge=0.0)
     """Added to the variance in LayerNorm."""
     resid_pdrop: float = Field(0.1, ge=0.0, lt=1.0)
     """Dropout probability on each branch's output; training needs 0."""
@@ -55,15 +55,11 @@ class GPT2Fields(Family):
     """Dropout probability on the embedding; training needs 0."""
     attn_pdrop: float = Field(0.1, ge=0.0, lt=1.0)
     """Dropout probability on attention weights; training needs 0."""
-    bos_token_id: int | None = 50256
-    """Token id, written to the export."""
-    eos_token_id: TokenIds = 50256
-    """Token id or ids, written to the export; generation stops there."""
     tie_word_embeddings: bool = True
     """Embedding and head are one matrix."""
 
     def to_architecture(self, vocab_size: int) -> Architecture:
-        if self.n_head < 1 or self.n_embd % self.n_head:
+        if self.n_embd % self.n_head:
             raise UserError(
                 f"model: n_embd {self.n_embd} and n_head {self.n_head}",
                 "the hidden size is a multiple of the number of heads",

@@ -10,6 +10,8 @@ from typing import Any, Final
 _GPT2: Final[dict[str, Any]] = {
     "model_type": "gpt2",
     "vocab_size": 50257,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
     "resid_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,

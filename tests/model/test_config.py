@@ -1,0 +1,205 @@
+"""The recipe's `model:` section: what it gives, and what it refuses with which words."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import GPT2Config, LlamaConfig, Qwen3Config
+
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture, refuse_dropout
+from windlass.model.config import ModelConfig, architecture_from_hf
+from windlass.model.families import FAMILIES
+from windlass.model.presets import PRESETS
+
+SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
+LLAMA = {"family": "llama", **SIZES}
+QWEN3 = {"family": "qwen3", **SIZES, "num_key_value_heads": 2}
+GPT2 = {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6}
+HF_CONFIGS = {"llama": LlamaConfig, "qwen3": Qwen3Config, "gpt2": GPT2Config}
+
+
+def refusal(fields, vocab_size=211):
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**fields).architecture(vocab_size)
+    return str(caught.value)
+
+
+def hf_refusal(family, **changes):
+    sizes = {"n_embd": 48, "n_layer": 3, "n_head": 6} if family == "gpt2" else SIZES
+    config = {"model_type": family, "vocab_size": 211, "num_key_value_heads": 2, **sizes, **changes}
+    if family == "gpt2":
+        del config["num_key_value_heads"]
+    with pytest.raises(UserError) as caught:
+        architecture_from_hf(config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_are_those_of_transformers(family):
+    theirs = HF_CONFIGS[family]()
+    derived = ("vocab_size", "rope_theta", "rope_parameters", "layer_types")
+    for name, field in FAMILIES[family].model_fields.items():
+        if name in FAMILIES[family].required or name in (*FAMILIES[family].fixed, *derived):
+            continue
+        if name in ("num_key_value_heads", "head_dim") and field.default is None:
+            continue  # derived there as here
+        if name in ("bos_token_id", "eos_token_id"):
+            continue  # those of the family's own tokenizer there; a recipe may have another one
+        assert field.default == getattr(theirs, name), name
+    assert HF_CONFIGS[family]().tie_word_embeddings == FAMILIES[family].model_fields["tie_word_embeddings"].default
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_field_of_transformers_is_known_harmless_or_fixed(family):
+    ours = FAMILIES[family]
+    for name in HF_CONFIGS[family]().to_dict():
+        assert name in ours.model_fields or name in ours.harmless or name in ours.fixed, name
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_architecture_survives_its_own_config_json(preset):
+    arch = ModelConfig(preset=preset).architecture()
+    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+
+
+def test_a_list_of_eos_tokens_survives():
+    arch = ModelConfig(**LLAMA, eos_token_id=[2, 5]).architecture(211)
+    assert arch.eos_token_id == (2, 5)
+    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+
+
+def test_recipe_keys_override_the_preset_and_the_directory(tmp_path):
+    arch = ModelConfig(preset="qwen3-4b", num_hidden_layers=2, rope_theta="1e5").architecture()
+    assert (arch.num_layers, arch.rope_theta, arch.hidden_size) == (2, 1e5, 2560)
+    (tmp_path / "config.json").write_text(json.dumps(arch.to_hf()))
+    again = ModelConfig(**{"from": str(tmp_path)}, rope_theta=7.0, attention_dropout=0.1).architecture()
+    assert (again.num_layers, again.rope_theta, again.attn_dropout) == (2, 7.0, 0.1)
+
+
+def test_transformers_other_names_of_gpt2s_sizes_are_understood():
+    fields = {"family": "gpt2", "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6}
+    assert ModelConfig(**fields).architecture(211) == ModelConfig(**GPT2).architecture(211)
+
+
+def test_the_tokenizers_size_is_the_models_when_the_recipe_gives_none():
+    assert ModelConfig(**LLAMA).architecture(211).vocab_size == 211
+    assert ModelConfig(**LLAMA, vocab_size=300).architecture(211).vocab_size == 300
+    assert ModelConfig(preset="gpt2-124m").architecture(50257).padded_vocab_size == 50304
+
+
+def test_numbers_may_be_written_as_yaml_leaves_them():
+    arch = ModelConfig(**LLAMA, rms_norm_eps="1e-5", initializer_range="2e-2").architecture(211)
+    assert (arch.norm_eps, arch.initializer_range) == (1e-5, 0.02)
+
+
+def test_config_and_help_need_no_torch():
+    code = "import sys, windlass.model.config, windlass.model.flops; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "none of preset, from, family"),
+        ({"preset": "gpt2-124m", "family": "gpt2"}, "preset: gpt2-124m and family: gpt2"),
+        ({"preset": "gpt2-125m"}, "Did you mean `gpt2-124m`?"),
+        ({"family": "qwen2", **SIZES}, "Did you mean `qwen3`?"),
+        ({"family": "mamba", **SIZES}, "the families are qwen3, llama, gpt2"),
+        ({**LLAMA, "hiden_act": "silu"}, "did you mean `hidden_act`?"),
+        ({**LLAMA, "foo": None}, "LlamaForCausalLM has no such field"),
+        ({"preset": "gpt2-124m", "n_heads": 3}, "did you mean `n_head`?"),
+        ({"preset": "gpt2-124m", "model_type": "llama"}, "the family is that of the preset"),
+        ({"family": "llama", "hidden_size": 48}, "without intermediate_size, num_hidden_layers, num_attention_heads"),
+        ({"family": "gpt2", "n_embd": 48, "n_layer": 2}, "give model.n_head"),
+        ({**LLAMA, "num_key_value_heads": 4}, "6 attention heads and 4 key/value heads"),
+        ({**LLAMA, "num_key_value_heads": 4}, "one of [1, 2, 3, 6]"),
+        ({**LLAMA, "num_attention_heads": 5}, "hidden_size 48 and 5 attention heads"),
+        ({**GPT2, "n_head": 5}, "n_embd 48 and n_head 5"),
+        ({**QWEN3, "head_dim": 9}, "set head_dim to 8 or 10"),
+        ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers: 0"),
+        ({**LLAMA, "hidden_act": "tanh"}, "hidden_act: 'tanh'"),
+        ({**LLAMA, "hidden_size": "wide"}, "hidden_size: 'wide'"),
+        ({**LLAMA, "vocab_size": 100}, "vocab_size 100, and a tokenizer with 211 entries"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling: {"rope_type": "yarn"'),
+        ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rope_parameters.rope_type is 'llama3'"),
+        ({**LLAMA, "rope_parameters": {"rope_theta": "big"}}, "rope_parameters.rope_theta is 'big'"),
+        ({**LLAMA, "rope_theta": -1.0}, "rope_theta: -1.0"),
+        ({**QWEN3, "use_sliding_window": True}, "accepted: use_sliding_window: false"),
+        ({**QWEN3, "layer_types": ["sliding_attention"] * 3}, "layer_types.0: 'sliding_attention'"),
+        ({**QWEN3, "mlp_bias": True}, "mlp_bias: true"),
+        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: true"),
+        ({**GPT2, "resid_pdrop": 1.5}, "resid_pdrop: 1.5"),
+        ({**GPT2, "num_key_value_heads": 2}, "num_key_value_heads: 2"),
+    ],
+)
+def test_a_bad_recipe_is_answered_with(fields, words):
+    assert words in refusal(fields)
+
+
+def test_no_vocabulary_at_all_is_named():
+    assert "no vocab_size and no tokenizer" in refusal(LLAMA, None)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder: true"),
+        ("llama", {"model_type": "mixtral"}, "model.family: mixtral"),
+        ("llama", {"vocab_size": None}, "no vocab_size"),
+        ("qwen3", {"sliding_window": 7, "use_sliding_window": True}, "use_sliding_window"),
+        ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("gpt2", {"embedding_norm": True}, "embedding_norm"),
+    ],
+)
+def test_a_config_json_that_would_be_another_model_is_refused(family, changes, words):
+    assert words in hf_refusal(family, **changes)
+
+
+def test_a_config_json_without_its_family_is_named():
+    with pytest.raises(UserError, match="no model_type"):
+        architecture_from_hf({"vocab_size": 3})
+
+
+def test_what_leaves_the_maths_alone_is_accepted():
+    config = {
+        **QWEN3,
+        "model_type": "qwen3",
+        "vocab_size": 211,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "use_sliding_window": False,
+        "layer_types": ["full_attention"] * 3,
+        "rope_scaling": None,
+        "some_unset_field": None,
+        "temperature": 0.6,
+        "pretraining_tp": 1,
+    }
+    del config["family"]
+    assert isinstance(architecture_from_hf(config), Architecture)
+
+
+def test_directories_that_are_none_or_damaged_are_named(tmp_path):
+    assert "this is no directory" in refusal({"from": "Qwen/Qwen3-4B"})
+    assert "hf download Qwen/Qwen3-4B" in refusal({"from": "Qwen/Qwen3-4B"})
+    assert "has no config.json" in refusal({"from": str(tmp_path)})
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    assert "config.json is valid JSON" in refusal({"from": str(tmp_path)})
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert "config.json is valid JSON" in refusal({"from": str(tmp_path)})
+    (tmp_path / "config.json").write_text("[]")
+    assert "holds one object" in refusal({"from": str(tmp_path)})
+
+
+def test_dropout_is_refused_for_training_with_the_override_shown():
+    arch = ModelConfig(**GPT2, embd_pdrop=0.0).architecture(211)
+    assert arch.dropout == {"resid_pdrop": 0.1, "attn_pdrop": 0.1}
+    with pytest.raises(UserError, match=r"train without it: model\.resid_pdrop=0\.0 model\.attn_pdrop=0\.0"):
+        refuse_dropout(arch)
+    with pytest.raises(UserError, match=r"model\.attention_dropout=0\.0"):
+        refuse_dropout(ModelConfig(**LLAMA, attention_dropout=0.2).architecture(211))
+    refuse_dropout(ModelConfig(preset="gpt2-124m").architecture())
