@@ -1,0 +1,101 @@
+"""The charts: valid plotly, gaps where a value is missing, marks where a run resumed or diverged, nothing empty."""
+
+import plotly.graph_objects as graph_objects
+import pytest
+
+from windlass.report.page.figures import make_figures
+from windlass.report.page.history import Curve, read_history
+
+BASELINES = {"bigram": {"loss": 4.4, "bits_per_byte": 2.05}, "gzip": {"bits_per_byte": 2.0}}
+
+
+def step_line(step, **changes):
+    fields = {
+        "loss": 9.0 - step / 10, "gradient_norm": 1.0, "learning_rate": 1e-3, "tokens_per_s": 1000.0,
+        "tokens_per_s_per_gpu": 500.0, "mfu": 0.4, "memory_bytes": 2 << 30, "data_wait_s": 0.01, "step_s": 0.5,
+        "warm_up": step == 1, "ledger": {"training": step * 0.5, "warm_up": 1.0},
+    }  # fmt: skip
+    return {"kind": "step", "time": 0.0, "step": step, **fields, **changes}
+
+
+def validation(step, loss, bits):
+    return {"kind": "validation", "time": 0.0, "step": step, "name": "code", "loss": loss, "bits_per_byte": bits}
+
+
+def figures_of(*lines):
+    return make_figures(read_history([{"kind": "start", "time": 0.0, "step": 0}, *lines]), BASELINES)
+
+
+@pytest.fixture
+def full():
+    nan = {"loss": None, "non_finite": {"loss": "nan"}}
+    lines = [validation(0, 9.0, 3.0), *[step_line(step, **(nan if step == 3 else {})) for step in range(1, 9)]]
+    return figures_of(*lines, validation(8, 5.0, 1.5), {"kind": "resume", "time": 0.0, "step": 8}, step_line(9))
+
+
+def test_every_chart_is_valid_plotly(full):
+    assert set(full) == {
+        "loss", "bits", "throughput", "learning_rate", "gradient_norm", "memory", "data_wait", "ledger",
+    }  # fmt: skip
+    for figure in full.values():
+        graph_objects.Figure(figure)  # raises on an unknown or ill-typed property
+
+
+def test_a_step_without_a_loss_is_a_gap_and_a_red_mark(full):
+    single, mean = full["loss"]["data"][:2]
+    assert single["x"] == list(range(1, 10)) and single["y"][2] is None and mean["y"][2] is None
+    assert single["connectgaps"] is False
+    assert [note["text"] for note in full["loss"]["layout"]["annotations"]] == ["resumed", "not finite"]
+    assert [shape["x0"] for shape in full["loss"]["layout"]["shapes"]] == [8, 3]
+
+
+def test_baselines_with_a_loss_stand_in_the_loss_chart_and_all_of_them_among_the_bits(full):
+    assert [trace["name"] for trace in full["loss"]["data"]][-2:] == ["code", "bigram 4.40"]
+    bars = full["bits"]["data"][0]
+    assert bars["y"] == ["bigram", "gzip", "code, step 8"] and bars["x"] == [2.05, 2.0, 1.5]
+
+
+def test_throughput_leaves_warm_up_out_and_reads_the_same_curve_as_mfu(full):
+    trace = full["throughput"]["data"][0]
+    assert trace["y"][0] is None and trace["y"][1] == 1000.0
+    layout = full["throughput"]["layout"]
+    assert layout["yaxis2"]["range"][1] / layout["yaxis"]["range"][1] == pytest.approx(0.4 / 1000.0)
+
+
+def test_without_a_known_peak_there_is_no_second_scale():
+    figures = figures_of(*[step_line(step, mfu=None) for step in range(1, 5)])
+    assert "yaxis2" not in figures["throughput"]["layout"] and len(figures["throughput"]["data"]) == 1
+
+
+def test_memory_is_in_gib_and_data_wait_a_share_of_the_step(full):
+    assert full["memory"]["data"][0]["y"][0] == 2.0
+    assert full["data_wait"]["data"][0]["y"][0] == pytest.approx(0.02)
+
+
+def test_a_wide_norm_is_drawn_on_a_log_axis():
+    narrow = figures_of(*[step_line(step) for step in range(1, 5)])
+    wide = figures_of(*[step_line(step, gradient_norm=10.0**step) for step in range(1, 5)])
+    assert narrow["gradient_norm"]["layout"]["yaxis"].get("type") is None
+    assert wide["gradient_norm"]["layout"]["yaxis"]["type"] == "log"
+
+
+def test_a_run_that_has_not_begun_has_no_charts():
+    assert figures_of() == {}
+
+
+def test_a_run_that_diverged_from_its_first_step_on_still_has_a_page():
+    lost = {"loss": None, "gradient_norm": None, "non_finite": {"loss": "nan", "gradient_norm": "nan"}}
+    figures = figures_of(*[step_line(step, **lost) for step in range(1, 100)])
+    assert "loss" not in figures and "gradient_norm" not in figures and "throughput" in figures
+    assert len(figures["throughput"]["layout"]["shapes"]) == 40  # bounded
+
+
+def test_lines_of_another_writer_without_our_extra_fields_are_drawn():
+    plain = {"kind": "step", "time": 0.0, "step": 1, "loss": 2.0}
+    assert set(figures_of(plain)) == {"loss"}
+
+
+def test_the_running_mean_skips_gaps():
+    from windlass.report.page.figures import running_mean
+
+    assert running_mean(Curve([1, 2, 3], [1.0, None, 3.0])).values == [1.0, None, 2.0]
