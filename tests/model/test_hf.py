@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM
 
+from tests.model.sharded import load_sharded
 from tests.model.tiny import batch, hf_model, our_model
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf, read_hf_config
@@ -103,24 +102,6 @@ def test_shards_respect_the_limit_and_the_index_is_true(tmp_path):
         assert size <= 30_000 or len(tensors) == 1
         total += size
     assert index["metadata"]["total_size"] == total
-
-
-def load_sharded(path, out):
-    """On each rank: FSDP2 shards filled from the directory; gathered, and exported by rank 0."""
-    arch = ModelConfig(**{"from": path}).architecture()
-    with torch.device("meta"):
-        decoder = Decoder(arch)
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    for part in [*decoder.blocks, decoder]:
-        fully_shard(part, mesh=mesh)
-    decoder.to_empty(device="cpu")
-    decoder.tie()
-    for parameter in decoder.parameters():
-        parameter.detach().to_local().fill_(torch.nan)
-    load_weights(path, arch, dict(decoder.named_parameters()))
-    rank = torch.distributed.get_rank()
-    save_weights(out, arch, decoder.named_parameters(), torch.float32, write=rank == 0)
-    return {name: parameter.full_tensor().detach() for name, parameter in decoder.named_parameters()}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
@@ -229,6 +210,12 @@ def test_weights_are_never_written_beside_older_ones(tmp_path):
     save_weights(tmp_path, decoder.arch, decoder.named_parameters(), torch.float32)
     with pytest.raises(UserError, match=r"already holds weights: model\.safetensors\n"):
         save_weights(tmp_path, decoder.arch, decoder.named_parameters(), torch.float32)
+
+
+def test_a_rank_that_does_not_write_leaves_nothing(tmp_path):
+    decoder = our_model(hf_model("llama", True))
+    save_weights(tmp_path / "out", decoder.arch, decoder.named_parameters(), torch.float32, write=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_incomplete_model_is_never_written(tmp_path):

@@ -1,5 +1,8 @@
 """The decoder against transformers, and what it must refuse."""
 
+import contextlib
+from unittest import mock
+
 import pytest
 import torch
 from torch.nn import functional
@@ -67,6 +70,31 @@ def test_variants_equal_transformers(family, changes):
 
 def test_fp64_equals_transformers_to_fp64_where_transformers_stays_in_fp64():
     check_parity(hf_model("gpt2", True, torch.float64), 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_fp64_equals_transformers_without_its_detours_through_fp32(family):
+    """transformers casts to fp32 inside RMSNorm and rotary positions; with fp64 there, all agrees to fp64."""
+
+    def norm(self, hidden):
+        return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.variance_epsilon)
+
+    def rotary(self, hidden, position_ids):
+        head_dim = 2 * self.inv_freq.shape[0]
+        channels = torch.arange(0, head_dim, 2, dtype=torch.float64)
+        angles = position_ids[..., None].double() / self.config.rope_parameters["rope_theta"] ** (channels / head_dim)
+        angles = torch.cat((angles, angles), -1)
+        return angles.cos(), angles.sin()
+
+    model = hf_model(family, True, torch.float64)
+    kinds = {type(module) for module in model.modules()}
+    with contextlib.ExitStack() as patches:
+        for kind in kinds:
+            if kind.__name__.endswith("RMSNorm"):
+                patches.enter_context(mock.patch.object(kind, "forward", norm))
+            elif kind.__name__.endswith("RotaryEmbedding"):
+                patches.enter_context(mock.patch.object(kind, "forward", rotary))
+        check_parity(model, 1e-12, 1e-12)
 
 
 @pytest.mark.parametrize(("family", "tied"), CASES)
