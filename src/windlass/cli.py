@@ -1,6 +1,7 @@
 """The command line: every command parses, then makes one call. Nothing heavy is imported before the call."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,9 @@ app.add_typer(checkpoint_app, name="checkpoint")
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings that replace the recipe's: run.steps=100")]
 RunDirectory = Annotated[Path, typer.Argument(help="The run directory.")]
-SavedPath = Annotated[Path, typer.Argument(help="A run directory, one of its checkpoints, or a Hugging Face directory.")]
+SavedPath = Annotated[
+    Path, typer.Argument(help="A run directory, one of its checkpoints, or a Hugging Face directory.")
+]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
 
@@ -44,7 +47,9 @@ def train(
     recipe: Recipe,
     overrides: Overrides = None,
     nproc: Nproc = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
+    ] = False,
 ) -> None:
     """Train, or resume what stands in the run directory. Ctrl-C and SIGTERM save, then leave with exit code 75."""
     from windlass.config import load_recipe
@@ -55,12 +60,12 @@ def train(
         local.die_with_agent()
         from windlass.jobs.train import train as run
 
-        result = run(config)
+        result = run(config, is_prepared=local.has_agent())
         raise typer.Exit(EXIT_STOPPED if result.stopped and not local.is_elastic() else 0)
     if smoke:
         from windlass.launch.rehearse import rehearse
 
-        raise typer.Exit(rehearse(recipe, overrides or [], nproc))
+        raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
     num_ranks = local.choose_ranks(nproc)
     config.accumulation(config.parallel.layout(num_ranks).batch_ranks)  # refused here, before ranks start
     if num_ranks > 1:
@@ -88,15 +93,18 @@ def evaluate(
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
     from windlass.jobs.evaluate import evaluate as score
 
-    for row in score(run, step=step, sequences=sequences):
-        print(row)
+    _print(score(run, step=step, sequences=sequences))
 
 
 @app.command()
 def generate(
     path: SavedPath,
-    prompt: Annotated[list[str] | None, typer.Option(help="What the text begins with; may be given several times.")] = None,
-    step: Annotated[list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What the text begins with; may be given several times.")
+    ] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
@@ -107,9 +115,17 @@ def generate(
     from windlass.jobs.generate import generate as write
 
     prompts = prompt or [""]
-    for at in step or [None]:
+    steps: list[int | None] = [*step] if step else [None]
+    for at in steps:
         texts = write(
-            path, prompts, step=at, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, record=record
+            path,
+            prompts,
+            step=at,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            record=record,
         )
         for given, text in zip(prompts, texts):
             print(f"--- step {at}" if at is not None else "---", given + text, sep="\n", flush=True)
@@ -126,15 +142,17 @@ def export(
     from windlass.jobs.export import export as write
 
     done = write(path, target, step=step, dtype=dtype)
-    print(f"{done.directory}: loads in transformers, logits within {done.largest_difference:.1e} ({dtype}), same greedy text")
+    print(
+        f"{done.directory}: loads in transformers, logits within {done.largest_difference:.1e} ({dtype}), same greedy text"
+    )
 
 
 @app.command()
 def report(run: RunDirectory) -> None:
     """Write report.html: one page, works offline."""
-    from windlass.jobs.report import report as write
+    from windlass.report.page.write import write_report
 
-    print(write(run))
+    print(write_report(run))
 
 
 @checkpoint_app.command("list")
@@ -143,18 +161,19 @@ def checkpoint_list(
     verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte.")] = False,
 ) -> None:
     """The checkpoints of a run: step, time, size, validation loss."""
-    from windlass.checkpoint.keep import list_checkpoints, table
+    from windlass.jobs.checkpoints import table
 
-    print(table(list_checkpoints(run, verified=verify)))
+    _print(table(run, verify))
 
 
 @checkpoint_app.command("verify")
-def checkpoint_verify(path: Annotated[Path, typer.Argument(help="A run directory or one checkpoint directory.")]) -> None:
+def checkpoint_verify(
+    path: Annotated[Path, typer.Argument(help="A run directory or one checkpoint directory.")],
+) -> None:
     """Check every byte against the manifest. Exit code 2 and the file's name where something differs."""
-    from windlass.checkpoint.keep import verify_all
+    from windlass.jobs.checkpoints import check
 
-    for line in verify_all(path):
-        print(line)
+    _print(check(path))
 
 
 @checkpoint_app.command("diff")
@@ -163,9 +182,9 @@ def checkpoint_diff(
     second: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
     """Which tensors of two checkpoints differ."""
-    from windlass.checkpoint.keep import diff
+    from windlass.jobs.checkpoints import compare
 
-    print(diff(first, second))
+    _print(compare(first, second))
 
 
 @checkpoint_app.command("prune")
@@ -175,11 +194,14 @@ def checkpoint_prune(
     keep_best: Annotated[int, typer.Option(help="And the so many with the lowest validation loss.")] = 0,
 ) -> None:
     """Delete older checkpoints. The newest whole one always stays."""
-    from windlass.checkpoint.config import CheckpointConfig
-    from windlass.checkpoint.keep import checkpoints_of, prune
+    from windlass.jobs.checkpoints import delete
 
-    deleted = prune(checkpoints_of(run), CheckpointConfig(keep_last=keep_last, keep_best=keep_best))
-    print(f"deleted: {', '.join(map(str, deleted)) or 'none'}")
+    print(delete(run, keep_last, keep_best))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 def main() -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
@@ -63,6 +70,11 @@ class RunSettings(Settings):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without start_what where it has no effect: what is written out must load again."""
+        return {key: value for key, value in dump(self).items() if key != "start_what" or self.start_from is not None}
+
 
 class ObjectiveConfig(Settings):
     kind: Literal["pretrain"] = "pretrain"
@@ -111,11 +123,12 @@ class RunConfig(Settings):
                 f"a global batch is whole sequences, and {tokens} / {length} = {tokens / length:.2f}",
                 f"the nearest that divide: run.tokens_per_step={choices}",
             )
-        if self.run.steps is not None and self.optim.warmup_steps > self.run.steps:
+        steps = -(-self.run.tokens // tokens) if self.run.tokens is not None else self.run.steps
+        if steps is not None and self.optim.warmup_steps > steps:
             raise UserError(
-                f"optim.warmup_steps={self.optim.warmup_steps} with run.steps={self.run.steps}",
+                f"optim.warmup_steps={self.optim.warmup_steps} in a run of {steps} steps",
                 "warm-up ends within the run",
-                f"use optim.warmup_steps={max(1, self.run.steps // 20)} (5 % of the steps), or more steps",
+                f"use optim.warmup_steps={max(1, steps // 20)} (5 % of the steps), or more steps",
             )
         return self
 
@@ -144,14 +157,15 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but `3e-4` is a number (YAML 1.2), and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = {key for key in keys if keys.count(key) > 1}
-        if twice:
-            raise UserError(
-                f"the key `{sorted(twice)[0]}` stands twice (line {node.start_mark.line + 1})",
-                "a key has one value",
-                "remove one of the two",
-            )
+        seen: list[Any] = []
+        for key, _ in node.value:
+            if key.value in seen:
+                raise UserError(
+                    f"the key `{key.value}` stands twice (line {key.start_mark.line + 1})",
+                    "a key has one value",
+                    "remove one of the two",
+                )
+            seen.append(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -168,7 +182,9 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
     text, name = _read(path)
     tree = _parse(text, name)
     if not isinstance(tree, dict):
-        raise UserError(f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md")
+        raise UserError(
+            f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md"
+        )
     for override in overrides:
         _apply(tree, override)
     config = check_recipe(tree)
@@ -199,7 +215,10 @@ def shipped_recipes() -> dict[str, Path]:
 def _read(path: str | Path) -> tuple[str, str]:
     file = Path(path)
     if file.is_file():
-        return file.read_text("utf-8"), str(file)
+        try:
+            return file.read_text("utf-8"), str(file)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is no text: {error}", "a recipe is YAML in UTF-8", "save it as UTF-8") from None
     shipped = shipped_recipes()
     if str(path) in shipped:
         return shipped[str(path)].read_text("utf-8"), str(path)
@@ -214,7 +233,9 @@ def _parse(text: str, name: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line") from None
+        raise UserError(
+            f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line"
+        ) from None
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:

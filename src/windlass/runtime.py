@@ -11,14 +11,16 @@ is held to one step ahead (by waiting for an event, not by reading a value) and 
 """
 
 import datetime
+import io
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TextIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +31,9 @@ GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
 FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
+
+ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Terminal control sequences (ECMA-48, 5.4)."""
 
 Result = TypeVar("Result")
 
@@ -143,13 +148,38 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
+class _Tee(io.TextIOBase):
+    """The terminal, and a log that gets whole lines only: no colours, no progress line that is rewritten in place."""
+
+    def __init__(self, terminal: TextIO, log: TextIO):
+        self._terminal, self._log = terminal, log
+
+    def write(self, text: str) -> int:
+        if text.endswith("\n"):
+            self._log.write(ANSI.sub("", text.rpartition("\r")[2]))
+            self._log.flush()
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+
 def redirect_output(run_directory: Path, rank: int) -> None:
-    """Rank 0 keeps the terminal; what the others print goes to logs/rank-N.log of the run directory."""
-    if rank == 0:
-        return
+    """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too; the others write there alone."""
     logs = run_directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(logs / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    file = logs / f"rank-{rank}.log"
+    if rank == 0:
+        terminal = sys.stdout._terminal if isinstance(sys.stdout, _Tee) else sys.stdout  # a second run in one process
+        sys.stdout = _Tee(terminal, file.open("a", encoding="utf-8"))
+        return
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

@@ -26,12 +26,19 @@ SETTINGS = Settings(RATES, max_norm=0.3)
 
 SIZES = {
     "qwen3": dict(
-        hidden_size=40, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=12
+        hidden_size=40,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
     ),
     "llama": dict(
         hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2
     ),
-    "gpt2": dict(n_embd=36, n_layer=3, n_head=3, n_positions=32, n_inner=100, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "gpt2": dict(
+        n_embd=36, n_layer=3, n_head=3, n_positions=32, n_inner=100, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    ),
 }
 
 
@@ -86,7 +93,12 @@ def train_layout(directory: str, case: Layout) -> dict:
     architecture = ModelConfig.model_validate({"from": directory}).architecture()
     mesh = make_mesh(parallel.layout(case.world), "cpu")
     program = build_program(
-        architecture, parallel, precision, mesh, torch.device("cpu"), lambda named: load_weights(directory, architecture, named)
+        architecture,
+        parallel,
+        precision,
+        mesh,
+        torch.device("cpu"),
+        lambda named: load_weights(directory, architecture, named),
     )
     optimizer = AdamW(program.records(), OPTIM)
     losses, norms, evaluations = [], [], []
@@ -94,9 +106,7 @@ def train_layout(directory: str, case: Layout) -> dict:
     for step, (ids, targets) in enumerate(global_batches()):
         mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
         micro = case.micro_batch
-        batches = [
-            {"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))
-        ]
+        batches = [{"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))]
         optimizer.set_learning_rate(RATES[step])
         count = mesh.sum_over_loss((targets[mine] != -100).sum())
         losses.append(program.run(batches, count).item())

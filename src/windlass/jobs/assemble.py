@@ -7,12 +7,11 @@ data is prepared (by rank 0, once), then the model is shaped, laid out and fille
 import fcntl
 import json
 import math
-import os
 import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -45,7 +44,7 @@ from windlass.runtime import Runtime, redirect_output
 from windlass.units import format_count
 
 
-def assemble(config: RunConfig, runtime: Runtime) -> Run:
+def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
     accumulation = config.accumulation(layout.batch_ranks)
@@ -57,7 +56,9 @@ def assemble(config: RunConfig, runtime: Runtime) -> Run:
     redirect_output(directory, runtime.rank)
     lease = hold_directory(directory) if runtime.rank == 0 else None
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
-    prepared = prepare_once(config, runtime, console)
+    if not is_prepared:
+        runtime.first(lambda: prepare(config.data, config.evaluate.sets, console.say))
+    prepared = open_prepared(config.data, config.evaluate.sets)
     config = with_steps(config, prepared)
     architecture = shape_of(config, prepared)
     refuse_dropout(architecture)
@@ -91,12 +92,6 @@ def assemble(config: RunConfig, runtime: Runtime) -> Run:
     return run
 
 
-def prepare_once(config: RunConfig, runtime: Runtime, console: Console) -> Prepared:
-    """The prepared data: made by rank 0 if it is not there, opened by all."""
-    runtime.first(lambda: prepare(config.data, config.evaluate.sets, console.say))
-    return open_prepared(config.data, config.evaluate.sets)
-
-
 def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     """The config with its length as a number of steps. A length in tokens or epochs is rounded up to whole steps."""
     run = config.run
@@ -107,7 +102,9 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
         assert run.epochs is not None
         tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
     steps = math.ceil(tokens / run.tokens_per_step)
-    resolved = config.model_copy(update={"run": run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})})
+    resolved = config.model_copy(
+        update={"run": run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})}
+    )
     resolved._recipe = config.recipe
     return resolved
 
@@ -209,19 +206,19 @@ def evaluation_sets(
     }
 
 
-def hold_directory(directory: Path) -> int:
-    """A lock on the run directory, held as long as the process lives (the kernel frees it on any death)."""
-    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def hold_directory(directory: Path) -> BinaryIO:
+    """A lock on the run directory, held until the file is closed (by the kernel, on any death of the process)."""
+    lease = (directory / ".lock").open("wb")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(descriptor)
+        lease.close()
         raise UserError(
             f"run.directory={directory} is in use by another process",
             "one run writes to a run directory at a time",
             "wait for the other run, stop it, or choose another run.directory",
         ) from None
-    return descriptor
+    return lease
 
 
 def announce(run: Run, accumulation: int, source: str) -> None:
@@ -246,8 +243,13 @@ def announce(run: Run, accumulation: int, source: str) -> None:
     header = "".join(f"# {name}: {value}\n" for name, value in derived.items())
     (config.run.directory / "recipe.yaml").write_text(config.recipe)
     (config.run.directory / "resolved.yaml").write_text(header + to_yaml(config))
-    kind = "resume" if run.start_step else "start"
-    run.recorder.event(kind, run.start_step, derived=derived, provenance=_brief(run.provenance))
+    run.recorder.event(
+        "resume" if run.start_step else "start",
+        run.start_step,
+        derived=derived,
+        provenance=_brief(run.provenance),
+        baselines=run.prepared.baselines,
+    )
 
 
 def _brief(record: dict[str, Any]) -> dict[str, Any]:

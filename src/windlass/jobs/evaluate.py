@@ -1,15 +1,13 @@
 """Validation of a checkpoint, on the sets of its own recipe, over any number of ranks."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from windlass.config import check_recipe
+from windlass.config import RunConfig, check_recipe
+from windlass.data.evaluation import EvaluationSet
 from windlass.data.prepare import open_prepared
 from windlass.jobs.assemble import evaluation_sets, lay_out
-from windlass.jobs.saved import find_checkpoint, open_reader, read_capsule
 from windlass.jobs.restore import weight_tensors
+from windlass.jobs.saved import find_checkpoint, open_reader, read_capsule
 from windlass.model.config import architecture_from_hf
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
@@ -17,38 +15,39 @@ from windlass.runtime import start_runtime
 from windlass.units import bits_per_byte, perplexity
 
 
-@dataclass(frozen=True)
-class Score:
-    """Of one set: nats per target; bits per byte where the tokenizer's bytes are exact, else None."""
-
-    name: str
-    step: int
-    loss: float
-    perplexity: float | None
-    bits_per_byte: float | None
-    num_targets: int
-
-
-def evaluate(path: Path, *, step: int | None = None, sequences: int | None = None) -> list[Score]:
-    """Scores every set of the run. `sequences`: per set, instead of the recipe's number. Collective."""
+def evaluate(path: Path, *, step: int | None = None, sequences: int | None = None) -> list[str]:
+    """Scores every set of the run on all ranks -> one line per set, on rank 0. `sequences`: per set, instead of the recipe's
+    number. Collective. Raises UserError."""
     runtime = start_runtime()
     directory = find_checkpoint(path, step)
     capsule = read_capsule(directory)
-    config = check_recipe(capsule["config"])
-    if sequences is not None:
-        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"sequences": sequences})})
-    config = config.model_copy(update={"parallel": ParallelConfig(zero=3)})
+    config = for_evaluation(check_recipe(capsule["config"]), sequences)
     mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
     program = lay_out(config, architecture_from_hf(capsule["model"]), mesh, runtime.device)
-    open_reader(directory, runtime.rank, runtime.world, runtime.saving).restore_from(
-        directory, weight_tensors(program), what="weights"
-    )
+    reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
+    reader.restore_from(directory, weight_tensors(program), what="weights")
     prepared = open_prepared(config.data, config.evaluate.sets)
-    scores = []
+    lines = []
     for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
         nats = float(program.evaluate(data.batches))
-        loss = nats / data.num_targets
-        per_byte = bits_per_byte(nats, data.num_bytes) if data.num_bytes else None
-        scores.append(Score(name, capsule["step"], loss, perplexity(loss), per_byte, data.num_targets))
+        lines.append(describe(name, capsule["step"], nats, data))
+    rank = runtime.rank
     runtime.close()
-    return scores
+    return lines if rank == 0 else []
+
+
+def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:
+    """The run's recipe on whatever ranks are here: parameters sharded, random weights that the checkpoint replaces."""
+    watch = config.evaluate if sequences is None else config.evaluate.model_copy(update={"sequences": sequences})
+    return config.model_copy(update={"evaluate": watch, "parallel": ParallelConfig()})
+
+
+def describe(name: str, step: int, nats: float, data: EvaluationSet) -> str:
+    """A set's figures in one line; bits per byte only where the tokenizer's bytes are exact."""
+    loss = nats / data.num_targets
+    power = perplexity(loss)
+    text = f"{name}: step {step}, loss {loss:.4f}, perplexity {'n/a' if power is None else f'{power:.4g}'}"
+    per_byte = bits_per_byte(nats, data.num_bytes)
+    if per_byte is not None:
+        text += f", {per_byte:.3f} bits per byte"
+    return f"{text}, {data.num_targets:,} targets"

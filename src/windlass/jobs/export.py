@@ -7,6 +7,7 @@ and only then renamed: a directory called export/ is one that works.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,7 +56,8 @@ def compare(saved: Saved, directory: Path, dtype: torch.dtype) -> float:
     """Largest difference of logits between our model and the directory loaded by transformers. Raises where they disagree."""
     from transformers import AutoModelForCausalLM
 
-    theirs, report = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
+    theirs, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"], report
     ours = saved.model.to(dtype)
     generator = torch.Generator().manual_seed(0)

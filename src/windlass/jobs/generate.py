@@ -48,7 +48,9 @@ def check_sampling(max_tokens: int, temperature: float, top_p: float) -> None:
     if max_tokens < 1:
         raise UserError(f"--max-tokens {max_tokens}", "at least one token is generated", "use 1 or more")
     if temperature < 0:
-        raise UserError(f"--temperature {temperature}", "a temperature is 0 (greedy) or positive", "0.6 is a usual value")
+        raise UserError(
+            f"--temperature {temperature}", "a temperature is 0 (greedy) or positive", "0.6 is a usual value"
+        )
     if not 0 < top_p <= 1:
         raise UserError(f"--top-p {top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual")
 

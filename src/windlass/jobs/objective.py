@@ -4,8 +4,6 @@ The loop asks an objective to weigh a global batch before it is run; every objec
 count, never another loop.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from windlass.parallel.program import Batch, Program
@@ -17,8 +15,8 @@ IGNORED = -100
 class Pretrain:
     """Next-token prediction: every target that is not ignored counts once."""
 
-    def weigh(self, batches: Sequence[Batch], program: Program) -> tuple[Sequence[Batch], torch.Tensor]:
-        """-> the batches, and the number of counted targets over all ranks (0-dim, float64 where available, on the device)."""
+    def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
+        """-> the batches, and the number of counted targets over all ranks (0-dim, on the device)."""
         counts = [(batch["targets"] != IGNORED).sum() for batch in batches]
         local = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
         return batches, program.mesh.sum_over_loss(local)

@@ -96,11 +96,11 @@ def _check_drift(capsule: dict[str, Any], config: RunConfig) -> list[str]:
     sentences = [f"accepted drift: {item}" for item in found]
     before, now, step = capsule["total_steps"], config.run.steps, capsule["step"]
     assert now is not None
-    if now < step:
+    if now < step or (now < before and "run.steps" not in accepted):
         raise UserError(
-            f"run.steps={now}, and the checkpoint has done {step}",
-            "a run does not go back",
-            f"set run.steps to {step} or more, or start a new run with run.start_from",
+            f"run.steps={now}, and the checkpoint has done {step} of {before}",
+            "a run may become longer; it becomes shorter only where that is accepted, and never shorter than what is done",
+            f"set run.steps to {before} or more, or to {step} or more with run.accept_drift=[run.steps]",
         )
     if now != before:
         old_rate = learning_rate(step, before, config.optim)
@@ -110,5 +110,3 @@ def _check_drift(capsule: dict[str, Any], config: RunConfig) -> list[str]:
             f"the learning rate of step {step + 1} becomes {new_rate:.3g} (was to be {old_rate:.3g})"
         )
     return sentences
-
-

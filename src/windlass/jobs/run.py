@@ -4,11 +4,10 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from windlass.checkpoint.manifest import step_name
 from windlass.checkpoint.state import Checkpoints
 from windlass.config import RunConfig, to_yaml
 from windlass.data.evaluation import EvaluationSet
@@ -41,8 +40,8 @@ class Run:
     checkpoints: Checkpoints
     recorder: Recorder
     provenance: dict[str, Any]
-    lease: int | None
-    """The lock on the run directory, rank 0's; held until the process ends."""
+    lease: BinaryIO | None
+    """The lock on the run directory; rank 0 holds it."""
     start_step: int
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
@@ -77,8 +76,15 @@ class Run:
         A failed background save comes to light here, on all ranks alike, before the new one is begun."""
         for is_last_try in (False, True):
             try:
-                self.checkpoints.save(step, state_tensors(self.program, self.optimizer), self._capsule(step), self._files(), self.metric, final=is_last)
-                self.recorder.event("checkpoint", step, directory=step_name(step))
+                self.checkpoints.save(
+                    step,
+                    state_tensors(self.program, self.optimizer),
+                    self._capsule(step),
+                    self._files(),
+                    self.metric,
+                    final=is_last,
+                )
+                self.recorder.event("checkpoint", step)
                 return
             except (UserError, OSError) as error:
                 self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
@@ -124,3 +130,5 @@ class Run:
         self.recorder.end(step, reason, self.prepared.baselines)
         if self.runtime.rank == 0:
             write_report(self.config.run.directory, self.prepared.baselines)
+        if self.lease is not None:
+            self.lease.close()

@@ -19,10 +19,13 @@ class Result:
     stopped: bool
 
 
-def train(config: RunConfig) -> Result:
-    """Trains as `config` says, on every rank alike, from where the run directory stands. Raises UserError."""
+def train(config: RunConfig, is_prepared: bool = False) -> Result:
+    """Trains as `config` says, on every rank alike, from where the run directory stands. Raises UserError.
+
+    `is_prepared`: the launcher has just prepared the data, so sources are not looked at again.
+    """
     runtime = start_runtime()
-    run = assemble(config, runtime)
+    run = assemble(config, runtime, is_prepared)
     stop = Stop(runtime)
     step = run.start_step
     if step == 0:
@@ -32,7 +35,7 @@ def train(config: RunConfig) -> Result:
         rate = learning_rate(step, run.total_steps, config.optim)
         run.optimizer.set_learning_rate(rate)
         batches = run.loader.next()  # this rank's micro-batches of global batch `step`
-        batches, count = run.objective.weigh(batches, run.program)
+        batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
         norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)
         run.optimizer.step(norm)  # skipped on all ranks alike where the norm is not finite

@@ -10,6 +10,7 @@ with their agent (a killed torchrun leaves them training).
 """
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -60,6 +61,11 @@ def is_elastic() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def has_agent() -> bool:
+    """Whether our own launcher started this rank; it has prepared the data before."""
+    return _CHILD in os.environ
+
+
 def die_with_agent() -> None:
     """A worker of ours is killed by the kernel when its agent dies: no orphan goes on writing."""
     agent = os.environ.get(_CHILD)
@@ -76,6 +82,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # it warns of every signal it forwards
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ[_CHILD] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))

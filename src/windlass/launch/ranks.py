@@ -130,13 +130,13 @@ class Ranks:
         deadline_s = time.monotonic() + timeout_s
         while len(results) + len(failed) < world:
             pending = {self._pipes[r]: r for r in range(world) if r not in results and r not in failed}
-            ready = wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
+            ready: list[Any] = wait(list(pending), timeout=max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 break
             for pipe in ready:
-                rank = pending[pipe]  # type: ignore[index]
+                rank = pending[pipe]
                 try:
-                    good, value = pipe.recv()  # type: ignore[union-attr]
+                    good, value = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join(1)
                     good, value = False, f"died with exit code {self._processes[rank].exitcode}"

@@ -41,7 +41,7 @@ class AdamW:
         for record in records:
             mesh = record.tensor.device_mesh if isinstance(record.tensor, DTensor) else None
             groups.setdefault((len(record.logical_shape) >= 2, mesh), []).append(record.tensor)
-        self.torch_optimizer = torch.optim.AdamW(
+        self.torch_optimizer: Any = torch.optim.AdamW(
             [
                 {"params": tensors, "weight_decay": config.weight_decay if is_decayed else 0.0}
                 for (is_decayed, _), tensors in groups.items()
@@ -52,8 +52,6 @@ class AdamW:
             fused=self._fused,
             foreach=not self._fused,
         )
-        self._engine: Any = self.torch_optimizer
-        self._engine.grad_scale = None  # found_inf is read only where this exists
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.torch_optimizer.param_groups:
@@ -62,7 +60,7 @@ class AdamW:
     def step(self, norm: torch.Tensor) -> None:
         """One update, or none where `norm` (0-dim, equal on all ranks) is not finite. Then zeroes the gradients."""
         if self._fused:
-            self._engine.found_inf = (~torch.isfinite(norm)).float()
+            self.torch_optimizer.found_inf = (~torch.isfinite(norm)).float()
             self.torch_optimizer.step()
         elif torch.isfinite(norm):  # the one host read per step that the foreach kernel costs
             self.torch_optimizer.step()
@@ -72,7 +70,7 @@ class AdamW:
         """`<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step` of every counted parameter: what a checkpoint keeps.
         They exist from the start (zeros), so that a restore has somewhere to write."""
         state = self.torch_optimizer.state
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for record in self._records:
             if record.tensor not in state:
                 state[record.tensor] = self._fresh_state(record.tensor)

@@ -5,7 +5,7 @@ A layout is a factorisation of the world: world = pp x replicate x shard x conte
 """
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,16 @@ class ParallelConfig(Settings):
     context_kind: Literal["allgather"] = "allgather"
     """How context ranks exchange keys and values. Only its default, since context is 1 in this version."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """What is left open follows from what is given, so that each field holds what it means, and a dump loads again."""
+        if not isinstance(given, dict):
+            return given
+        if given.get("zero") == 0:
+            return {"replicate": -1, "shard": 1} | given
+        return {"shard": 1} | given if given.get("replicate") == -1 else given
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for axis in LATER:
@@ -75,7 +85,7 @@ class ParallelConfig(Settings):
         for axis, size in (("replicate", self.replicate), ("shard", self.shard)):
             if size == 0:
                 raise UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
-        if self.replicate == -1 and self.shard == -1 and self.zero != 0 and "shard" in self.model_fields_set:
+        if self.replicate == -1 and self.shard == -1 and self.zero != 0:
             raise UserError(
                 "parallel.replicate=-1 and parallel.shard=-1",
                 "only one axis can take what is left",
@@ -93,10 +103,6 @@ class ParallelConfig(Settings):
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
         replicate, shard = self.replicate, self.shard
         if self.zero == 0:
-            shard = 1
-            if "replicate" not in self.model_fields_set:
-                replicate = -1
-        elif replicate == -1 and "shard" not in self.model_fields_set:
             shard = 1
         if replicate == -1:
             replicate = max(1, world // shard)

@@ -43,12 +43,12 @@ def apply_recompute(blocks: Sequence[nn.Module], kind: str) -> None:
     if kind == "none":
         return
     for block in blocks:
-        block.forward = _recomputed(block.forward, selective=kind == "selective")  # type: ignore[method-assign]
+        block.forward = _recomputed(block.forward, selective=kind == "selective")
 
 
 def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
     """A function of our own and no functools.partial: torch.compile traces it, and with it the checkpoint as one graph."""
-    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    context: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
 
     def recomputed_forward(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **context, **kwargs)

@@ -1,0 +1,49 @@
+"""What `windlass checkpoint` prints: a run's checkpoints as a table, what is wrong with one, how two differ, what was deleted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.keep import checkpoints_of, diff, list_checkpoints, prune
+from windlass.checkpoint.restore import candidates
+from windlass.checkpoint.verify import complaint, verify
+from windlass.units import format_bytes
+
+
+def table(run_directory: Path, verified: bool) -> Iterator[str]:
+    """One line per checkpoint, oldest first."""
+    yield f"{'name':<22} {'written':<20} {'size':>10} {'loss':>9} {'ranks':>5}  state"
+    for row in list_checkpoints(run_directory, verified):
+        state = {True: "whole", None: "committed", False: f"BAD: {row.problem}"}[row.verified]
+        loss = f"{row.metric:.4f}" if row.metric is not None else "-"
+        yield (
+            f"{row.name:<22} {row.time[:19]:<20} {format_bytes(row.num_bytes):>10} {loss:>9} {row.world or '-':>5}  {state}"
+        )
+
+
+def check(path: Path) -> Iterator[str]:
+    """Reads every byte of every checkpoint that `path` names. Raises BadCheckpoint for the first that is not whole."""
+    for directory in candidates(path):
+        if problems := verify(directory):
+            raise complaint(directory, problems)
+        yield f"{directory}: whole"
+
+
+def compare(first: Path, second: Path) -> Iterator[str]:
+    """Which tensors of two checkpoints differ; for a run directory its newest checkpoint is taken."""
+    difference = diff(candidates(first)[0], candidates(second)[0])
+    for label, names in (
+        ("only in the first", difference.only_first),
+        ("only in the second", difference.only_second),
+        ("another shape or dtype", difference.form),
+        ("other values", difference.bytes),
+    ):
+        for name in names:
+            yield f"{label}: {name}"
+    yield f"{difference.same} tensors are equal, bit for bit"
+
+
+def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
+    """Deletes all but the newest `keep_last` and the `keep_best` with the lowest validation loss."""
+    steps = prune(checkpoints_of(run_directory), CheckpointConfig(keep_last=keep_last, keep_best=keep_best))
+    return f"deleted: {', '.join(f'step {step}' for step in steps) or 'nothing'}"
