@@ -15,10 +15,10 @@ environment: .venv/stamp
 
 demo: .venv/stamp
 	@echo "== demo: pretraining on Python's standard library, recipes/demo.yaml"
-	$(WINDLASS) train recipes/demo.yaml
-	@echo "== demo: text from the trained model"
-	$(WINDLASS) generate runs/demo
-	@echo "== demo: Hugging Face export"
+	$(WINDLASS) train recipes/demo.yaml --nproc auto
+	@echo "== demo: one prompt's continuation at steps 0, 200 and last"
+	$(WINDLASS) generate runs/demo --record --prompt "class " --prompt '"""Return' --step 0 --step 200 --step 1200
+	@echo "== demo: Hugging Face export, loaded back and compared"
 	$(WINDLASS) export runs/demo
 	@echo "== demo: report"
 	$(WINDLASS) report runs/demo

@@ -1,0 +1,38 @@
+"""docs/recipe.md and docs/errors.md say what the code says now."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def build():
+    spec = importlib.util.spec_from_file_location("docs_build", ROOT / "docs" / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recipe_page_is_up_to_date(build):
+    assert (ROOT / "docs" / "recipe.md").read_text() == build.recipe_page(), "run `make docs`"
+
+
+def test_errors_page_is_up_to_date(build):
+    assert (ROOT / "docs" / "errors.md").read_text() == build.errors_page(), "run `make docs`"
+
+
+def test_every_key_of_a_recipe_says_what_it_does(build):
+    bare = [line for line in build.recipe_page().splitlines() if line.startswith("| `") and line.endswith("|  |")]
+    assert bare == []
+
+
+def test_each_bad_recipe_is_a_user_error_that_leaves_nothing_behind(build):
+    assert len(build.CASES) >= 10
+    for title, arguments, files in build.CASES:
+        code, printed, left = build.run_command(arguments, files)
+        assert code == 2, title
+        assert printed.startswith("windlass: ") and "\n  rule:   " in printed and "\n  change: " in printed, printed
+        assert left == sorted(files) and "Traceback" not in printed, title
