@@ -1,11 +1,10 @@
-"""RunConfig: the rooms' configs side by side, read from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
+"""RunConfig: the rooms' configs side by side, from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
 
 Everything that can be checked without looking at data, weights or devices is checked here, before anything starts. What
 depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in jobs/assemble.
 """
 
 import importlib.resources
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from windlass.errors import UserError, nearest
 from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.parallel.config import ParallelConfig, PrecisionConfig
+from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
 
@@ -62,7 +62,7 @@ class RunSettings(Settings):
                 "the length of a run is given exactly once",
                 "set one of run.steps, run.tokens, run.epochs",
             )
-        if self.start_from is None and "start_what" in self.model_fields_set:
+        if self.start_from is None and self.start_what != "weights":
             raise UserError(
                 f"run.start_what={self.start_what} without run.start_from",
                 "start_what says what is taken from the checkpoint that start_from names",
@@ -153,40 +153,19 @@ class RunConfig(Settings):
         )
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but `3e-4` is a number (YAML 1.2), and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[Any] = []
-        for key, _ in node.value:
-            if key.value in seen:
-                raise UserError(
-                    f"the key `{key.value}` stands twice (line {key.start_mark.line + 1})",
-                    "a key has one value",
-                    "remove one of the two",
-                )
-            seen.append(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
     """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides.
 
     Raises UserError for a missing file, bad YAML, unknown or mistyped keys, and settings that contradict each other.
     """
     text, name = _read(path)
-    tree = _parse(text, name)
+    tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise UserError(
             f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md"
         )
     for override in overrides:
-        _apply(tree, override)
+        apply_override(tree, override)
     config = check_recipe(tree)
     config._recipe = "".join(f"# override: {override}\n" for override in overrides) + text
     return config
@@ -227,29 +206,6 @@ def _read(path: str | Path) -> tuple[str, str]:
         "a recipe is a YAML file, or the name of one that ships with windlass",
         nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
     )
-
-
-def _parse(text: str, name: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line"
-        ) from None
-
-
-def _apply(tree: dict[str, Any], override: str) -> None:
-    path, equals, value = override.partition("=")
-    keys = path.split(".")
-    if not equals or not all(keys):
-        raise UserError(
-            f"the override `{override}`", "overrides have the form section.key=value", "for example run.steps=100"
-        )
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise UserError(f"the override `{override}`", f"`{key}` holds a value, not a section", "shorten the path")
-    tree[keys[-1]] = _parse(value, f"the override `{override}`")
 
 
 def _explain(error: ValidationError) -> UserError:

@@ -5,7 +5,9 @@ complaint into a sentence that names the nearest key). The docstring under a fie
 is generated from it.
 """
 
-from pydantic import BaseModel, ConfigDict
+import typing
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Settings(BaseModel):
@@ -18,3 +20,13 @@ class Settings(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """pydantic takes True for 1, and YAML 1.1 reads `yes` and `on` as True."""
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
+            raise ValueError(f"a number or text is meant, and {value} is neither")
+        return value

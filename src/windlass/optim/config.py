@@ -36,7 +36,8 @@ class OptimConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if "decay_fraction" in self.model_fields_set and self.schedule != "wsd":
+        default = type(self).model_fields["decay_fraction"].default
+        if self.decay_fraction != default and self.schedule != "wsd":
             raise UserError(
                 f"optim.decay_fraction={self.decay_fraction} with optim.schedule={self.schedule}",
                 "decay_fraction shapes the wsd schedule only; here it would have no effect",

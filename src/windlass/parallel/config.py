@@ -40,8 +40,9 @@ class Layout:
 class ParallelConfig(Settings):
     pp: int = Field(1, ge=1)
     """Pipeline stages. This version trains with 1."""
-    replicate: int = Field(1, ge=-1)
-    """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave."""
+    replicate: int | None = Field(None, ge=-1)
+    """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave. Not given: 1, or with
+    zero 0 all ranks."""
     shard: int = Field(-1, ge=-1)
     """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: what the other axes leave."""
     context: int = Field(1, ge=1)
@@ -103,7 +104,9 @@ class ParallelConfig(Settings):
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
         replicate, shard = self.replicate, self.shard
         if self.zero == 0:
-            shard = 1
+            shard, replicate = 1, world if replicate is None else replicate
+        if replicate is None:
+            replicate = 1
         if replicate == -1:
             replicate = max(1, world // shard)
         elif shard == -1:
@@ -111,7 +114,7 @@ class ParallelConfig(Settings):
         if replicate * shard != world:
             legal = ", ".join(f"{r}x{world // r}" for r in range(1, world + 1) if world % r == 0)
             raise UserError(
-                f"parallel.replicate={self.replicate}, parallel.shard={self.shard} on {world} ranks",
+                f"parallel.replicate={replicate}, parallel.shard={shard} on {world} ranks",
                 f"replicate x shard must be the number of ranks; here it is {replicate} x {shard} = {replicate * shard}",
                 f"start {replicate * shard} ranks, or choose replicate x shard among: {legal}",
             )
