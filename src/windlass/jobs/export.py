@@ -55,7 +55,9 @@ def export(path: Path, target: Path | None = None, *, step: int | None = None, d
 def compare(saved: Saved, directory: Path, dtype: torch.dtype) -> float:
     """Largest difference of logits between our model and the directory loaded by transformers. Raises where they disagree."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, output_loading_info=True)
     theirs, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"], report

@@ -82,7 +82,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # it warns of every signal it forwards
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say what happened ourselves
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ[_CHILD] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))

@@ -33,25 +33,37 @@ def clip_gradients(records: Sequence[Parameter], max_norm: float, parts: dist.Pr
 
     `parts`: the ranks that hold other parameters (pipeline stages); over it squares are summed, unless it is one rank.
     """
-    by_mesh: dict[object, list[torch.Tensor]] = {}
-    gradients = []
-    for record in records:
-        gradient = record.tensor.grad
-        if gradient is None:
-            continue
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        gradients.append(local)
-        if record.counted:
-            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(gradient)
-    norms = [_norm(group) for group in by_mesh.values()]
+    gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
+    counted = [gradient for record in records if record.counted and (gradient := record.tensor.grad) is not None]
+    norms = [_norm(group) for group in _by_mesh(counted)]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if parts.size() > 1:
         square = norm.square()
         dist.all_reduce(square, group=parts)
         norm = square.sqrt()
-    torch._foreach_mul_(gradients, (max_norm / (norm + EPSILON)).clamp_(max=1.0))
+    torch._foreach_mul_(_local(gradients), (max_norm / (norm + EPSILON)).clamp_(max=1.0))
     return norm
+
+
+def _by_mesh(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    if not _has_shards(gradients):
+        return [gradients]
+    groups: dict[object, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+        groups.setdefault(mesh, []).append(gradient)
+    return list(groups.values())
+
+
+def _local(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    if not _has_shards(gradients):
+        return gradients
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+
+
+def _has_shards(gradients: list[torch.Tensor]) -> bool:
+    """One call for the whole model, where asking each gradient would be a call per parameter and step."""
+    return DTensor in set(map(type, gradients))
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
