@@ -117,7 +117,7 @@ def _quality_table(
     validations: Mapping[str, list[dict[str, Any]]], baselines: Mapping[str, Mapping[str, float]]
 ) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("validation")
+    table.add_column("set")
     for heading in ("step", "loss (nats)", "perplexity", "bits per byte"):
         table.add_column(heading, justify="right")
     for name, results in validations.items():

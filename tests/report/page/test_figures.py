@@ -3,7 +3,7 @@
 import plotly.graph_objects as graph_objects
 import pytest
 
-from windlass.report.page.figures import make_figures
+from windlass.report.page.figures import make_figures, running_mean
 from windlass.report.page.history import Curve, read_history
 
 BASELINES = {"bigram": {"loss": 4.4, "bits_per_byte": 2.05}, "gzip": {"bits_per_byte": 2.0}}
@@ -42,8 +42,8 @@ def test_every_chart_is_valid_plotly(full):
 
 
 def test_a_step_without_a_loss_is_a_gap_and_a_red_mark(full):
-    single, mean = full["loss"]["data"][:2]
-    assert single["x"] == list(range(1, 10)) and single["y"][2] is None and mean["y"][2] is None
+    single = full["loss"]["data"][0]
+    assert single["x"] == list(range(1, 10)) and single["y"][2] is None
     assert single["connectgaps"] is False
     assert [note["text"] for note in full["loss"]["layout"]["annotations"]] == ["resumed", "not finite"]
     assert [shape["x0"] for shape in full["loss"]["layout"]["shapes"]] == [8, 3]
@@ -95,7 +95,17 @@ def test_lines_of_another_writer_without_our_extra_fields_are_drawn():
     assert set(figures_of(plain)) == {"loss"}
 
 
-def test_the_running_mean_skips_gaps():
-    from windlass.report.page.figures import running_mean
+def test_the_running_mean_is_centred_and_skips_gaps():
+    assert running_mean(Curve([1, 2, 3], [1.0, None, 3.0])).values == [2.0, None, 2.0]
+    straight = Curve(list(range(60)), [float(step) for step in range(60)])
+    assert running_mean(straight).values[2:-2] == straight.values[2:-2]  # no lag
 
-    assert running_mean(Curve([1, 2, 3], [1.0, None, 3.0])).values == [1.0, None, 2.0]
+
+def test_a_short_run_has_no_running_mean():
+    names = [trace["name"] for trace in figures_of(*[step_line(step) for step in range(1, 49)])["loss"]["data"]]
+    assert names == ["training, one step", "bigram 4.40"]
+
+
+def test_a_wait_of_next_to_nothing_is_drawn_as_that():
+    figures = figures_of(*[step_line(step, data_wait_s=1e-6) for step in range(1, 9)])
+    assert figures["data_wait"]["layout"]["yaxis"]["range"] == [0, 0.01]

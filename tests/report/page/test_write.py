@@ -62,7 +62,7 @@ def run(tmp_path_factory):
     for step in range(1, 41):
         if step == 31:
             log.write("incident", 36, {"what": EVIL})
-            log.write("resume", 30, {"derived": {"starts": "step 30"}, EVIL: EVIL})
+            log.write("resume", 30, {"derived": {"starts": "step 30", "bigram": {"loss": 4.4, "bits": 2}}, EVIL: EVIL})
         log.write("step", step, {
             "loss": math.nan if step == 7 else 8.0 - step / 10, "gradient_norm": 1.0, "learning_rate": 1e-3,
             "tokens": step * 2048, "tokens_per_s": 14_600.0, "tokens_per_s_per_gpu": 7300.0, "mfu": 0.412,
@@ -116,7 +116,8 @@ def test_the_page_tells_figures_settings_derived_values_and_what_happened(text):
     words = " ".join(Page(text).text.split())
     for told in (
         "mine", "finished", "at step 40", "4.0000", "8.00 at step 0", "perplexity 54.6", "1.700 bits per byte",
-        "14.6 k", "7.3 k per device", "41.2%", "3.0 GiB", "2 sessions", "run: note:", "starts", "step 30", "incident",
+        "14.6 k", "7.3 k per device", "41.2%", "3.0 GiB", "2 sessions", "run: note:", "starts", "step 30",
+        "loss 4.4, bits 2", "incident",
     ):  # fmt: skip
         assert told in words, told
 
@@ -130,6 +131,20 @@ def test_a_run_that_only_started_and_one_without_settings_have_a_page(tmp_path):
     EventLog(tmp_path / "events.jsonl").write("start", 0, {})
     words = Page(write_report(tmp_path).read_text()).text
     assert "no end yet" in words and "still running, or killed" in words
+
+
+def test_baselines_come_from_the_run_itself_where_none_are_given(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("start", 0, {"baselines": {"gzip": {"bits_per_byte": 2.0}}})
+    log.write("validation", 0, {"name": "code", "loss": 8.0, "perplexity": 2981.0, "bits_per_byte": 3.1})
+
+    def bars(**given):
+        (raw,) = [body for kind, body in Page(write_report(tmp_path, **given).read_text()).scripts if kind]
+        return json.loads(raw).get("bits", {"data": [{"y": []}]})["data"][0]["y"]
+
+    assert bars() == ["code, step 0", "gzip"]
+    assert bars(baselines={"xz": {"bits_per_byte": 1.0}}) == ["code, step 0", "xz"]
+    assert bars(baselines={}) == []
 
 
 def test_a_torn_last_line_does_not_stop_the_report(tmp_path):

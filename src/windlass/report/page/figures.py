@@ -21,6 +21,8 @@ CAUSES: Final = {
 }
 MAX_MARKS: Final = 40  # vertical lines of one kind in a chart
 LOG_RATIO: Final = 20  # a curve whose largest is so many times its smallest is drawn on a log axis
+LEAST_FOR_MEAN: Final = 50  # points; a running mean of fewer would bend the curve
+LEAST_WAIT_AXIS: Final = 0.01  # of a step's time: less waiting than this is shown as the little that it is
 
 Figure = dict[str, Any]
 
@@ -45,8 +47,10 @@ def loss_figure(history: History, baselines: Mapping[str, Mapping[str, float]]) 
     curve = history.curve("loss")
     data = []
     if any(value is not None for value in curve.values):
-        data.append(_line(curve, "training, one step", BLUE, width=1, opacity=0.5))
-        data.append(_line(running_mean(curve), "training, running mean", BLUE, width=2))
+        is_long = len(curve.steps) >= LEAST_FOR_MEAN
+        data.append(_line(curve, "training, one step", BLUE, width=1 if is_long else 2, opacity=0.5 if is_long else 1))
+        if is_long:
+            data.append(_line(running_mean(curve), "training, running mean", BLUE, width=2))
     for index, (name, lines) in enumerate(history.validations.items()):
         points = Curve([line["step"] for line in lines], [line["loss"] for line in lines])
         data.append({**_line(points, name, SETS[index % len(SETS)], width=2.5), "mode": "lines+markers"})
@@ -60,12 +64,12 @@ def loss_figure(history: History, baselines: Mapping[str, Mapping[str, float]]) 
 
 
 def running_mean(curve: Curve) -> Curve:
-    """Over the latest 5 points or 2 % of them; gaps stay gaps."""
-    window = max(5, len(curve.values) // 50)
+    """Over the neighbouring 5 points, or 2 % of all where that is more, half before and half after; gaps stay gaps."""
+    reach = max(2, len(curve.values) // 100)
     values: list[float | None] = []
-    for end, value in enumerate(curve.values, 1):
-        recent = [one for one in curve.values[max(0, end - window) : end] if one is not None]
-        values.append(None if value is None else sum(recent) / len(recent))
+    for at, value in enumerate(curve.values):
+        near = [one for one in curve.values[max(0, at - reach) : at + reach + 1] if one is not None]
+        values.append(None if value is None else sum(near) / len(near))
     return Curve(curve.steps, values)
 
 
@@ -76,9 +80,10 @@ def bits_figure(history: History, baselines: Mapping[str, Mapping[str, float]]) 
         for name, lines in history.validations.items()
         if lines[-1].get("bits_per_byte") is not None
     ]
-    if not rows:
+    others = [(name, row["bits_per_byte"], GREY) for name, row in baselines.items() if "bits_per_byte" in row]
+    if not rows or not others:
         return {"data": [], "layout": {}}
-    rows += [(name, row["bits_per_byte"], GREY) for name, row in baselines.items() if "bits_per_byte" in row]
+    rows += others
     rows.sort(key=lambda row: -row[1])
     bar = {
         "type": "bar",
@@ -135,8 +140,10 @@ def wait_figure(history: History) -> Figure:
         for line in history.steps
         if line.get("data_wait_s") is not None
     ]
-    axis = {"title": {"text": "of step time, slowest rank"}, "tickformat": ".1%", "rangemode": "tozero"}
-    return _one(history, _of(history, lines).curve("share"), "data wait", RED, axis)
+    curve = _of(history, lines).curve("share")
+    top = max(LEAST_WAIT_AXIS, *(1.1 * share for share in curve.values if share is not None), 0.0)
+    axis = {"title": {"text": "of step time, slowest rank"}, "tickformat": ".1%", "range": [0, top]}
+    return _one(history, curve, "data wait", RED, axis)
 
 
 def ledger_figure(ledger: Mapping[str, float]) -> Figure:

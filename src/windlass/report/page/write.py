@@ -42,11 +42,12 @@ def write_report(run_directory: Path, baselines: Mapping[str, Mapping[str, float
     """
     lines = read_lines(run_directory / "events.jsonl")
     settings = run_directory / "resolved.yaml"
+    history = read_history(lines)
     page = render(
         run_directory.resolve().name,
-        read_history(lines),
+        history,
         settings.read_text("utf-8") if settings.is_file() else "",
-        baselines or {},
+        history.opening.get("baselines", {}) if baselines is None else baselines,
     )
     target = run_directory / "report.html"
     partial = run_directory / ".report.html.part"
@@ -158,11 +159,16 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
         tables.append(("run", False, [(str(key), words(value)) for key, value in rest]))
     while waiting:
         title, table = waiting.pop(0)
-        inner = [(str(key), value) for key, value in table.items() if isinstance(value, Mapping)]
-        waiting = inner + waiting
-        rows = [(str(key), words(value)) for key, value in table.items() if not isinstance(value, Mapping) and value]
+        deeper = [(str(key), value) for key, value in table.items() if isinstance(value, Mapping) and not is_row(value)]
+        waiting = deeper + waiting
+        rows = [(str(key), words(value)) for key, value in table.items() if value and (key, value) not in deeper]
         tables.append((title.replace("_", " "), title in BULKY or len(rows) > 30, rows))
     return [table for table in tables if table[2]]
+
+
+def is_row(table: Mapping[str, Any]) -> bool:
+    """Whether a nested table is small enough to stand in one line of its parent's."""
+    return len(table) <= 3 and all(isinstance(value, int | float) for value in table.values())
 
 
 def remark(note: Event) -> str:
@@ -175,6 +181,8 @@ def remark(note: Event) -> str:
 def words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item)}" for key, item in value.items())
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= 1000 else text[:1000] + " ..."
 
