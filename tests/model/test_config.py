@@ -126,6 +126,7 @@ def test_config_and_help_need_no_torch():
         ({**LLAMA, "rope_parameters": {"rope_type": "llama3"}}, "rope_parameters.rope_type is 'llama3'"),
         ({**LLAMA, "rope_parameters": {"rope_theta": "big"}}, "rope_parameters.rope_theta is 'big'"),
         ({**LLAMA, "rope_theta": -1.0}, "rope_theta: -1.0"),
+        ({**LLAMA, "pad_token_id": 211}, "pad_token_id 211 and vocab_size 211"),
         ({**QWEN3, "use_sliding_window": True}, "accepted: use_sliding_window: false"),
         ({**QWEN3, "layer_types": ["sliding_attention"] * 3}, "layer_types.0: 'sliding_attention'"),
         ({**QWEN3, "mlp_bias": True}, "mlp_bias: true"),

@@ -123,7 +123,8 @@ def test_greedy_text_equals_transformers_with_and_without_a_cache(family):
     prompt = batch(decoder.arch.vocab_size, 2, 9)[0]
     new = 20
     with torch.no_grad():
-        theirs = model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False)
+        mask = torch.ones_like(prompt)  # or generate would hide the padding token in the prompt
+        theirs = model.generate(prompt, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False)
         plain = prompt
         for _ in range(new):
             logits = decoder(plain)[:, -1]

@@ -111,6 +111,9 @@ def batch(vocab_size, batch_size=3, length=17):
     """Ids, and targets shifted once with an uneven mask."""
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(vocab_size, (batch_size, length + 1), generator=generator)
+    ids[0, 1] = (
+        0  # the padding token, read and predicted: transformers gives its embedding no gradient where it is read
+    )
     targets = ids[:, 1:].clone()
     targets[0, 3:9] = -100
     targets[2:] = -100

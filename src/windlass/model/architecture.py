@@ -56,6 +56,12 @@ class Architecture:
                 "each key/value head serves the same number of attention heads",
                 f"set num_key_value_heads to one of {divisors(self.num_heads)}",
             )
+        if self.pad_row is not None and not 0 <= self.pad_row < self.vocab_size:
+            raise UserError(
+                f"model: pad_token_id {self.pad_row} and vocab_size {self.vocab_size}",
+                "the padding token is a row of the embedding, and transformers gives that row no gradient",
+                "set model.pad_token_id to a row of its own, or to null",
+            )
         if self.rope_theta is not None and self.head_dim % 2:
             raise UserError(
                 f"model: head_dim is {self.head_dim}",
@@ -67,6 +73,11 @@ class Architecture:
     def padded_vocab_size(self) -> int:
         """Rows of embedding and head in memory."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def pad_row(self) -> int | None:
+        """The token whose embedding gets no gradient where it is read, as transformers has it (its `padding_idx`)."""
+        return None if self.family == "gpt2" else self.pad_token_id
 
     @property
     def dropout(self) -> dict[str, float]:

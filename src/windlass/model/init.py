@@ -2,9 +2,9 @@
 
 The logical tensor, flattened, is cut into blocks of 2^20 elements; block b of parameter `name` comes from a CPU
 generator seeded by hash(seed, name, b). A rank draws the blocks that its part touches and keeps its part: memory is its
-own slice and one block, time its own elements (8 s per 1e9 on one core). A whole block is drawn each time, because a
-shorter draw is not a prefix of a longer one. Draws are fp32 on the CPU whatever the parameter's dtype and device, so a
-bf16, an fp32 and an fp64 model start from the same numbers.
+own slice and one block per thread, time its own elements (8 s per 1e9 and core). A whole block is drawn each time,
+because a shorter draw is not a prefix of a longer one. Draws are fp32 on the CPU whatever the parameter's dtype and
+device, so a bf16, an fp32 and an fp64 model start from the same numbers.
 
 Rule, for every family (Radford et al. 2019): matrices N(0, initializer_range); the projections that write to the
 residual stream, o_proj and down_proj, have it divided by sqrt(2 layers), so that the stream's variance does not grow
@@ -14,6 +14,7 @@ with depth; norms 1; biases 0; the padded rows of the vocabulary 0.
 import hashlib
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import torch
@@ -65,13 +66,15 @@ def draw_block(key: str, index: int) -> Tensor:
 
 
 def _fill_rows(flat: Tensor, first: int, key: str, std: float) -> None:
-    """`flat` holds the consecutive elements first, first + 1, ... of the logical tensor."""
-    done = 0
-    while done < flat.numel():
-        index, offset = divmod(first + done, BLOCK)
-        count = min(BLOCK - offset, flat.numel() - done)
-        flat[done : done + count] = draw_block(key, index)[offset : offset + count] * std
-        done += count
+    """`flat` holds the consecutive elements first, first + 1, ... of the logical tensor. Threads share the blocks."""
+    end = first + flat.numel()
+
+    def fill(index: int) -> None:
+        start, stop = max(first, index * BLOCK), min(end, (index + 1) * BLOCK)
+        flat[start - first : stop - first] = draw_block(key, index)[start - index * BLOCK : stop - index * BLOCK] * std
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(fill, range(first // BLOCK, -(-end // BLOCK))))
 
 
 def _fill_scattered(local: Tensor, ranges: list[range], shape: tuple[int, ...], key: str, std: float) -> None:

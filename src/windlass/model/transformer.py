@@ -165,6 +165,8 @@ class Decoder(nn.Module):
     def _embed(self, ids_BT: Tensor, positions_T: Tensor, end: int) -> Tensor:
         """Token rows, plus position rows where positions are learned; `end`: one past the last position."""
         hidden_BTD = self.model.embed_tokens(ids_BT)
+        if self.arch.pad_row is not None:
+            hidden_BTD = torch.where((ids_BT == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD)
         if self.arch.rope_theta is not None:
             return hidden_BTD
         if end > self.arch.max_positions:
