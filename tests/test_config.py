@@ -217,9 +217,19 @@ def test_a_warm_up_longer_than_the_run_is_refused_and_the_remedy_works():
     for length in ({"steps": 100}, {"steps": None, "tokens": 6400}):
         error = refused(run=length, optim={"warmup_steps": 101})
         assert "optim.warmup_steps=101" in error.given and "within the run" in error.rule
-        assert "optim.warmup_steps=5 " in error.change
+        assert "use optim.warmup_steps=5," in error.change
         check_recipe(tree(run=length, optim={"warmup_steps": 5}))
         check_recipe(tree(run=length, optim={"warmup_steps": 100}))
+
+
+def test_a_warm_up_that_reaches_into_the_decay_is_refused_and_the_remedy_works():
+    for fraction, decay, remedy in ((0.2, 20, 5), (0.98, 98, 2), (1.0, 100, 0)):
+        wsd = {"schedule": "wsd", "decay_fraction": fraction}
+        error = refused(optim={**wsd, "warmup_steps": 101 - decay})
+        assert f"in a run of 100 steps, the last {decay} of which decay" in error.given
+        assert "before the decay begins" in error.rule and f"use optim.warmup_steps={remedy}," in error.change
+        check_recipe(tree(optim={**wsd, "warmup_steps": remedy}))
+        check_recipe(tree(optim={**wsd, "warmup_steps": 100 - decay}))
 
 
 def test_start_what_alone_is_refused():

@@ -124,13 +124,20 @@ class RunConfig(Settings):
                 f"the nearest that divide: run.tokens_per_step={choices}",
             )
         steps = -(-self.run.tokens // tokens) if self.run.tokens is not None else self.run.steps
-        if steps is not None and self.optim.warmup_steps > steps:
-            raise UserError(
-                f"optim.warmup_steps={self.optim.warmup_steps} in a run of {steps} steps",
-                "warm-up ends within the run",
-                f"use optim.warmup_steps={max(1, steps // 20)} (5 % of the steps), or more steps",
-            )
+        if steps is not None:
+            self._check_schedule(steps)
         return self
+
+    def _check_schedule(self, steps: int) -> None:
+        optim = self.optim
+        decay = max(1, round(optim.decay_fraction * steps)) if optim.schedule == "wsd" else 0
+        if optim.warmup_steps + decay > steps:
+            raise UserError(
+                f"optim.warmup_steps={optim.warmup_steps} in a run of {steps} steps"
+                + (f", the last {decay} of which decay" if decay else ""),
+                f"warm-up ends within the run{', before the decay begins' if decay else ''}",
+                f"use optim.warmup_steps={min(max(1, steps // 20), steps - decay)}, or more steps",
+            )
 
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step when `batch_ranks` ranks hold different samples. Raises where it is not whole."""

@@ -40,9 +40,9 @@ class Layout:
 class ParallelConfig(Settings):
     pp: int = Field(1, ge=1)
     """Pipeline stages. This version trains with 1."""
-    replicate: int | None = Field(None, ge=-1)
-    """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave. Not given: 1, or with
-    zero 0 all ranks."""
+    replicate: int = Field(1, ge=-1)
+    """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave; so too with zero 0
+    where it is not given."""
     shard: int = Field(-1, ge=-1)
     """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: what the other axes leave."""
     context: int = Field(1, ge=1)
@@ -104,9 +104,7 @@ class ParallelConfig(Settings):
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
         replicate, shard = self.replicate, self.shard
         if self.zero == 0:
-            shard, replicate = 1, world if replicate is None else replicate
-        if replicate is None:
-            replicate = 1
+            shard = 1
         if replicate == -1:
             replicate = max(1, world // shard)
         elif shard == -1:
