@@ -7,7 +7,8 @@ once. DTensor knows which axes cut and which repeat, so its norm is summed over 
 gradients are whole on every rank. A norm per rank would scale the shards of one tensor differently (seen in the field: 0.11
 and 0.41 where 0.43 is true). Parameters of different meshes cannot share a foreach call: norms are taken per mesh.
 
-Sent: one all-reduce of 4 bytes over `fsdp`, and one over the pipeline stages where there are several. Source: Pascanu et al., arXiv 1211.5063.
+Sent: one all-reduce of 4 bytes over `fsdp`, and one over the pipeline stages where there are several.
+Source: Pascanu et al., arXiv 1211.5063.
 """
 
 from collections.abc import Sequence
