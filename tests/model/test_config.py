@@ -104,8 +104,8 @@ def test_config_and_help_need_no_torch():
     [
         ({}, "none of preset, from, family"),
         ({"preset": "gpt2-124m", "family": "gpt2"}, "preset: gpt2-124m and family: gpt2"),
-        ({"preset": "gpt2-125m"}, "Did you mean `gpt2-124m`?"),
-        ({"family": "qwen2", **SIZES}, "Did you mean `qwen3`?"),
+        ({"preset": "gpt2-125m"}, "did you mean `gpt2-124m`?"),
+        ({"family": "qwen2", **SIZES}, "did you mean `qwen3`?"),
         ({"family": "mamba", **SIZES}, "the families are qwen3, llama, gpt2"),
         ({**LLAMA, "hiden_act": "silu"}, "did you mean `hidden_act`?"),
         ({**LLAMA, "foo": None}, "LlamaForCausalLM has no such field"),

@@ -45,8 +45,7 @@ class ModelConfig(Settings):
         if self.family is not None:
             _family(self.family)
         if self.from_ is None:  # a directory is read when it is needed: here no file is touched
-            fields = self.hf_fields()
-            _checked(fields)
+            _checked(self.hf_fields())
         return self
 
     def hf_fields(self) -> dict[str, Any]:
@@ -127,14 +126,14 @@ def _causal(config: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _family(name: str) -> type[Family]:
-    if name not in FAMILIES:
+    if str(name) not in FAMILIES:
         raise _unknown("family", name, list(FAMILIES))
     return FAMILIES[name]
 
 
 def _unknown(what: str, name: str, choices: list[str]) -> UserError:
     rule = f"the {'families' if what == 'family' else 'presets'} are {', '.join(choices)}"
-    return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these".capitalize())
+    return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these")
 
 
 def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:

@@ -59,7 +59,7 @@ class Family(Settings):
     eos_token_id: TokenIds = None
     """Token id or ids, written to the export; generation stops there."""
     pad_token_id: int | None = None
-    """Token id, written to the export."""
+    """Token id, written to the export. As in transformers, its embedding gets no gradient where it is read (not gpt2)."""
 
     def to_architecture(self, vocab_size: int) -> Architecture:
         raise NotImplementedError
