@@ -14,13 +14,13 @@ environment: .venv/stamp
 	@sh scripts/environment.sh
 
 demo: .venv/stamp
-	@echo "== demo: pretraining on Python's standard library, recipes/demo.yaml"
+	@echo "== 1/4 train: a million parameters learn the shape of Python from its standard library"
 	$(WINDLASS) train recipes/demo.yaml --nproc auto
-	@echo "== demo: one prompt's continuation at steps 0, 200 and last"
-	$(WINDLASS) generate runs/demo --record --prompt "class " --prompt '"""Return' --step 0 --step 200 --step 1200
-	@echo "== demo: Hugging Face export, loaded back and compared"
+	@echo "== 2/4 generate: one prompt at step 0, early, and at the end"
+	$(WINDLASS) generate runs/demo --step 0 --step 150 --step 1200 --prompt "class Reader:" --record
+	@echo "== 3/4 export: a Hugging Face directory, loaded back and compared"
 	$(WINDLASS) export runs/demo
-	@echo "== demo: report"
+	@echo "== 4/4 report: open it in a browser"
 	$(WINDLASS) report runs/demo
 
 test: .venv/stamp

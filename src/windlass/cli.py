@@ -63,7 +63,7 @@ def train(
         result = run(config, is_prepared=local.has_agent())
         raise typer.Exit(EXIT_STOPPED if result.stopped and not local.is_elastic() else 0)
     if smoke:
-        from windlass.launch.rehearse import rehearse
+        from windlass.jobs.rehearse import rehearse
 
         raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
     num_ranks = local.choose_ranks(nproc)

@@ -111,7 +111,7 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
     architecture = config.model.architecture(prepared.vocab_size)
-    if architecture.eos_token_id is None:  # what ends a text is known by the tokenizer
+    if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
         architecture = replace(architecture, eos_token_id=prepared.eos_id)
     if config.data.sequence_length > architecture.max_positions:
         raise UserError(
