@@ -39,7 +39,7 @@ class Mesh:
     @property
     def fsdp(self) -> DeviceMesh:
         """(replicate, fsdp): HSDP. With one replica the fsdp axis alone: on two axes FSDP2 would call an all-reduce over a
-        group of one rank for every unit (counted in tests/parallel/test_communication)."""
+        group of one rank for every unit (counted in tests/parallel/test_fsdp)."""
         return self.dense["replicate", "fsdp"] if self.layout.replicate > 1 else self.dense["fsdp"]
 
     @property

@@ -1,0 +1,78 @@
+"""Coordinates and groups of the ranks' grid, against the factorisation written out."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from windlass.parallel.config import Layout
+from windlass.parallel.mesh import AXES, make_mesh
+
+LAYOUTS = {
+    "one": Layout(1, 1, 1, 1, 1, 1),
+    "ddp4": Layout(1, 4, 1, 1, 1, 1),
+    "shard4": Layout(1, 1, 4, 1, 1, 1),
+    "hsdp2x2": Layout(1, 2, 2, 1, 1, 1),
+    "pp2 x shard2": Layout(2, 1, 2, 1, 1, 1),
+    "shard2 x tp2": Layout(1, 1, 2, 1, 2, 1),
+    "context2 x shard2": Layout(1, 1, 2, 2, 1, 1),
+    "hsdp2x4": Layout(1, 2, 4, 1, 1, 1),
+    "pp2 x shard2 x tp2": Layout(2, 1, 2, 1, 2, 1),
+    "replicate2 x shard2 x context2": Layout(1, 2, 2, 2, 1, 1),
+}
+
+
+def describe(layout):
+    """What this rank sees of the grid."""
+    mesh = make_mesh(layout, "cpu")
+    summed = mesh.sum_over_loss(torch.tensor(2.0 ** dist.get_rank()))
+    return {
+        "coordinate": mesh.coordinate,
+        "batch_rank": mesh.batch_rank,
+        "loss": dist.get_process_group_ranks(mesh.loss_group),
+        "summed": int(summed.item()),
+        "parts": dist.get_process_group_ranks(mesh.parts),
+        "fsdp": sorted(mesh.fsdp.mesh.flatten().tolist()),
+        "fsdp_dims": mesh.fsdp.ndim,
+        "replicate": dist.get_process_group_ranks(mesh.dense["replicate"].get_group()),
+    }
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_grid_is_the_factorisation_of_the_world_with_tp_innermost(ranks, name):
+    layout = LAYOUTS[name]
+    sizes = [getattr(layout, axis) for axis in AXES]
+    places = [dict(zip(AXES, place)) for place in itertools.product(*map(range, sizes))]
+
+    def together(rank, *varying):
+        """Ranks whose place differs from `rank`'s along `varying` only."""
+        fixed = [axis for axis in AXES if axis not in varying]
+        return [other for other, place in enumerate(places) if all(place[a] == places[rank][a] for a in fixed)]
+
+    results = ranks.run(layout.world, describe, layout)
+    for rank, seen in enumerate(results):
+        assert seen["coordinate"] == places[rank]
+        assert seen["batch_rank"] == places[rank]["replicate"] * layout.shard + places[rank]["shard"]
+        assert seen["loss"] == together(rank, "replicate", "shard", "context")
+        assert seen["summed"] == sum(2**other for other in seen["loss"])
+        assert seen["parts"] == together(rank, "pp")
+        assert seen["fsdp"] == together(rank, *(("replicate",) if layout.replicate > 1 else ()), "shard", "context")
+        assert seen["fsdp_dims"] == (2 if layout.replicate > 1 else 1)
+        assert seen["replicate"] == together(rank, "replicate")
+    batch_ranks = [seen["batch_rank"] for seen in results]
+    assert sorted(set(batch_ranks)) == list(range(layout.batch_ranks)), "the batch axes cut the batch without a gap"
+    if layout.batch_ranks == layout.world:
+        assert batch_ranks == list(range(layout.world)), "rank r reads part r"
+
+
+def wrong_world():
+    try:
+        make_mesh(Layout(1, 1, 4, 1, 1, 1), "cpu")
+    except AssertionError as error:
+        return "Layout" in str(error)
+    return False
+
+
+def test_a_layout_of_another_world_is_our_bug(ranks):
+    assert ranks.run(2, wrong_world) == [True, True]

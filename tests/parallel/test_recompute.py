@@ -1,0 +1,58 @@
+"""Recomputation changes no number: it keeps less, and repeats what it says it repeats."""
+
+import pytest
+import torch
+
+from tests.parallel.tiny import Operators, assert_equal, batch, gradients, make_program
+
+LAYOUT = {0: (2, 0, 2, 1), 3: (2, 3, 1, 2)}
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_recomputation_changes_no_gradient(ranks, recompute, zero):
+    plain = ranks.run(2, gradients, *LAYOUT[zero])[0]
+    again = ranks.run(2, gradients_with, recompute, *LAYOUT[zero])[0]
+    assert_equal(plain, again, 0.0)
+
+
+def gradients_with(recompute, *layout):
+    return gradients(*layout, recompute=recompute)
+
+
+def saved_bytes(recompute):
+    """Bytes that autograd keeps of one forward, parameters aside."""
+    program = make_program(1, recompute=recompute)
+    own = {record.tensor.untyped_storage().data_ptr() for record in program.records()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = program.model(**batch())
+    del loss
+    return sum(kept.values())
+
+
+def test_full_recomputation_keeps_least_and_none_most(ranks):
+    kept = {kind: ranks.run(1, saved_bytes, kind)[0] for kind in ("none", "full")}
+    assert kept["full"] < 0.5 * kept["none"], kept
+
+
+def count_operators(recompute):
+    program = make_program(1, recompute=recompute)
+    with Operators() as mode:
+        program.run([batch()], torch.tensor(8.0))
+    return mode.calls
+
+
+def test_selective_repeats_the_cheap_operators_and_no_matrix_product(ranks):
+    none, selective, full = (ranks.run(1, count_operators, kind)[0] for kind in ("none", "selective", "full"))
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    for product in ("mm", attention):
+        assert none[product] == selective[product] < full[product], product
+    assert none["silu"] < selective["silu"] == full["silu"]
