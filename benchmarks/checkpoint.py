@@ -11,6 +11,7 @@ Results are written to benchmarks/results/checkpoint.json.
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -120,7 +121,9 @@ def hash_result(ranks: Ranks, world: int, place: Path, mib: int, pairs: int) -> 
 
 def cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def main() -> None:
@@ -141,8 +144,6 @@ def main() -> None:
         stalls = ranks.run(arguments.ranks, stall_case, Path(directory) / "stall", 96, 10, timeout_s=600)[0]
         commits = ranks.run(arguments.ranks, commit_case, Path(directory) / "commit", 20, timeout_s=600)[0]
     ranks.close()
-    import os
-
     result = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": f"python benchmarks/checkpoint.py --mib {mib} --pairs {pairs} --ranks {arguments.ranks}",

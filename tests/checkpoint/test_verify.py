@@ -83,7 +83,8 @@ def test_a_flipped_bit_anywhere_makes_restore_use_the_older_step(copy, count):
     names = all_files(newest)
     for number in range(count):
         name = names[number % len(names)]
-        bit = draw.randrange(8 * (newest / name).stat().st_size)
+        bits = 8 * (newest / name).stat().st_size
+        bit = draw.randrange(512 if number == names.index("rank-00000.bin") else bits)  # once in the header
         flip(newest / name, bit)
         told, state = [], blank()
         assert make_run(copy, told).restore(state) == {"samples": 1000, "step": 100}
@@ -240,6 +241,25 @@ def test_a_manifest_with_a_doubled_key_or_nan_is_refused(copy):
         path.write_bytes(bad)
         with pytest.raises(BadCheckpoint, match=why):
             Checkpoint.open(path.parent)
+
+
+def test_a_huge_manifest_is_refused_before_it_is_read(copy):
+    directory = copy / "checkpoints/step-00000200"
+    os.truncate(directory / MANIFEST, 3 << 30)  # sparse: it takes no space
+    with pytest.raises(BadCheckpoint, match=r"MANIFEST of .* has 3.0 GiB"):
+        Checkpoint.open(directory)
+
+
+def test_a_directory_that_is_a_link_is_not_followed(copy):
+    directory = copy / "checkpoints/step-00000200"
+    (directory / "tokenizer").rename(copy / "elsewhere")
+    (directory / "tokenizer").symlink_to(copy / "elsewhere")
+    assert [(one.file, one.what) for one in verify(directory)] == [
+        ("tokenizer/vocab.txt", "missing"),
+        ("tokenizer", "extra"),
+    ]
+    with pytest.raises(BadCheckpoint, match=r"tokenizer/vocab.txt .* lies outside of it, through a link"):
+        Checkpoint.open(directory).read("tokenizer/vocab.txt")
 
 
 def test_many_problems_are_cut_to_five(copy):

@@ -65,9 +65,7 @@ class Exchange:
     def _attempt(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except (
-            Exception
-        ) as error:  # not swallowed: every rank raises it in _settle; a rank that left alone would hang the others
+        except Exception as error:  # not swallowed: _settle raises it on every rank, so that none waits for this one
             return _Failure(self.rank, error, f"{type(error).__name__}: {error}")
 
     def _settle(self, mine: Any, verdict: Any) -> Any:

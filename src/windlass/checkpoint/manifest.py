@@ -11,6 +11,7 @@ from windlass.checkpoint.sealed import digest
 
 SCHEMA = 1
 MANIFEST, INDEX, CAPSULE = "MANIFEST", "index.json", "capsule.json"
+HEADER_BYTES = 64
 
 _STEP = re.compile(r"step-(\d{8,12})")
 _RANK = re.compile(r"rank-\d{5,7}\.bin")
@@ -65,8 +66,8 @@ def is_rank_name(name: str) -> bool:
 
 
 def rank_header(token: str) -> bytes:
-    """The first 64 bytes of a rank's file: which save it belongs to."""
-    return (b'windlass {"token":"%s"}' % token.encode()).ljust(63) + b"\n"
+    """The first HEADER_BYTES of a rank's file: which save it belongs to."""
+    return (b'windlass {"token":"%s"}' % token.encode()).ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def new_token(run_id: str) -> str:

@@ -21,43 +21,40 @@ PATIENCE_S = 3.0  # a network file system may show a new file a moment late
 
 
 def probe_shared_storage(directory: Path, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
-    """Returns when all ranks see the same `directory` and may write there; else UserError on all ranks names who
-    not.
-    """
+    """Returns when all ranks see the same `directory` and may write there; else UserError, on all ranks, names who."""
     exchange = Exchange(rank, world, group)
     token: str = exchange.from_first(lambda: secrets.token_hex(8))
-    mine = directory / f".probe-{token}-{rank}"
-    first = directory / f".probe-{token}-0"
+    files = [directory / f".probe-{token}-{one}" for one in range(world)]
 
     def write() -> None:
         with named_errors(directory, len(token)):
             directory.mkdir(parents=True, exist_ok=True)
-            mine.write_text(token)
+            files[rank].write_text(token)
 
     def look() -> tuple[str, bool]:
-        return platform.node(), _appears(first)
+        return platform.node(), not _hidden(files[:1])
 
     def judge(seen: list[tuple[str, bool]]) -> None:
-        theirs = [(rank, _appears(directory / f".probe-{token}-{rank}")) for rank in range(world)]
-        blind = [rank for rank, (_, sees) in enumerate(seen) if not sees]
-        hidden = [rank for rank, visible in theirs if not visible and rank not in blind]
-        if blind or hidden:
-            raise _not_shared(directory, [host for host, _ in seen], sorted(blind + hidden))
+        blind = {rank for rank, (_, sees) in enumerate(seen) if not sees}
+        apart = blind | {files.index(path) for path in _hidden(files)}
+        if apart:
+            raise _not_shared(directory, [host for host, _ in seen], sorted(apart))
 
     exchange.reduce(write, lambda _: None)
     try:
         exchange.reduce(look, judge)
     finally:
-        mine.unlink(missing_ok=True)
+        files[rank].unlink(missing_ok=True)
 
 
-def _appears(path: Path) -> bool:
+def _hidden(paths: list[Path]) -> list[Path]:
+    """Those that do not appear within PATIENCE_S."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        if time.monotonic() >= deadline_s:
-            return False
+    hidden = [path for path in paths if not path.exists()]
+    while hidden and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    return True
+        hidden = [path for path in hidden if not path.exists()]
+    return hidden
 
 
 def _not_shared(directory: Path, hosts: list[str], apart: list[int]) -> UserError:

@@ -5,7 +5,7 @@ same object without that key. Reading parses strictly (no NaN, no overflowing nu
 the hash out, writes the rest again in canonical form, and compares both the hash and the bytes: a flipped bit
 anywhere, even in a blank, is found. xxh3 finds accidents, not attackers; whoever can write the directory can write a
 fitting hash. So nothing that is read here is ever executed, and every path is checked before use. https://xxhash.com
-(14 GB/s a core, measured on the project's test machine).
+(28 GB/s a core on an EPYC of Zen 4: measured, benchmarks/checkpoint.py).
 """
 
 import json
@@ -33,9 +33,7 @@ def bad(given: str, rule: str) -> BadCheckpoint:
 
 
 def check_name(name: str, where: str) -> str:
-    """`name` if it is a plain relative path (letters, digits, . _ + = @ -, no leading dot, no `..`); else
-    BadCheckpoint.
-    """
+    """`name` if it is a plain relative path (letters, digits, . _ + = @ -, no leading dot), else BadCheckpoint."""
     if len(name) > 512 or not _NAME.fullmatch(name):
         raise bad(
             f"{where} names the file {name[:80]!r}",

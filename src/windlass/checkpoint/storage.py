@@ -3,14 +3,12 @@
 DCP's planners decide which rank writes which chunk (a replicated tensor is written once) and which saved chunks make
 up a local shard in another layout; both work on metadata alone. This file turns their plans into bytes.
 
-    rank-00003.bin   64 bytes of header, then the chunks of rank 3 one after the other, row-major, little-endian as in
-    memory index.json       name -> dtype, shape, chunks: (offsets, sizes in the tensor; file, at: where the bytes
-    begin)
+    rank-00003.bin   64 bytes of header, then the chunks of rank 3 one after the other, row-major, as in memory
+    index.json       name -> dtype, shape, chunks: offsets and sizes in the tensor, file and byte where they begin
 
 Bytes written: each chunk once, hashed as it is written. Bytes read per rank: the rows that its shard needs of each
 chunk it overlaps, rounded out to pieces of at most 4 MiB, each verified before a byte of it reaches a tensor. In the
-layout that saved, that is the rank's own file; in another layout together as much as is needed, and no rank reads
-all.
+layout that saved, that is the rank's own file.
 
 Only tensors are stored. Objects (DCP would pickle them) are refused: the capsule is JSON, see state.py.
 """
@@ -45,7 +43,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor, parse_index, seal_index
-from windlass.checkpoint.manifest import INDEX, Manifest, new_token, rank_header, rank_name
+from windlass.checkpoint.manifest import HEADER_BYTES, INDEX, Manifest, new_token, rank_header, rank_name
 from windlass.checkpoint.pieces import FileEntry, PieceReader, PieceWriter
 from windlass.checkpoint.sealed import digest
 from windlass.checkpoint.store import Draft, check_space, named_errors
@@ -62,9 +60,7 @@ assert set(DTYPES) == set(ITEM_BYTES)
 
 
 class Place(NamedTuple):
-    """Where a chunk's bytes begin. `entry` is what the manifest will say of the file; on the first chunk of a file
-    only.
-    """
+    """Where a chunk's bytes begin. `entry`, on a file's first chunk only, is what the manifest will say of the file."""
 
     file: str
     at: int
@@ -195,9 +191,7 @@ def _metadata(tensors: dict[str, SavedTensor]) -> Metadata:
 
 
 class TensorReader(StorageReader):
-    """Reads tensors out of a checkpoint whose MANIFEST is whole. `index_bytes`: index.json, where rank 0 has read
-    it for all.
-    """
+    """Reads tensors out of a checkpoint whose MANIFEST is whole. `index_bytes`: index.json, if rank 0 read it for all."""
 
     def __init__(self, checkpoint: Checkpoint, index_bytes: bytes | None = None):
         self._checkpoint = checkpoint
@@ -231,6 +225,7 @@ class TensorReader(StorageReader):
         for file, items in sorted(by_file.items()):
             with self._checkpoint.reader(file) as reader:
                 reader.check_size()
+                reader.read(0, HEADER_BYTES)  # no tensor lies there, but a whole file is whole everywhere
                 for at, item in sorted(items, key=lambda pair: pair[0]):
                     self._read_item(reader, at, item, planner)
         return _done(None)
@@ -249,11 +244,8 @@ class TensorReader(StorageReader):
         first_row = item.storage_offsets[0] if sizes else 0
         data = reader.read(at + first_row * row_bytes, rows * row_bytes)
         self.num_bytes_read += len(data)
-        tensor = (
-            torch.frombuffer(data, dtype=dtype).view(rows, *sizes[1:])
-            if sizes
-            else torch.frombuffer(data, dtype=dtype)[0]
-        )
+        tensor = torch.frombuffer(data, dtype=dtype).view(rows, *sizes[1:])
+        tensor = tensor if sizes else tensor[0]
         for dim in range(1, len(sizes)):
             tensor = tensor.narrow(dim, item.storage_offsets[dim], item.lengths[dim])
         target = planner.resolve_tensor(item).detach()

@@ -66,19 +66,24 @@ class Checkpoint:
         """Ranges of the file `name`, verified as they are read. Raises BadCheckpoint if MANIFEST does not list it."""
         if name not in self.manifest.files:
             raise bad(f"{self.directory.name} has no file {name!r}", "MANIFEST lists every file")
-        return PieceReader(self.directory / name, self.manifest.files[name])
+        path = self.directory / name
+        if not path.parent.resolve().is_relative_to(self.directory.resolve()):
+            raise bad(f"{name} of {self.directory.name} lies outside of it, through a link", "links are not followed")
+        return PieceReader(path, self.manifest.files[name])
 
     def read(self, name: str) -> bytes:
-        """The whole file, verified."""
+        """The whole file, verified. For small files: at most 1 GiB."""
         with self.reader(name) as reader:
             reader.check_size()
             size = self.manifest.files[name].size
+            if size > MAX_SEALED_BYTES:
+                raise bad(
+                    f"{name} has {format_bytes(size)}", f"such a file has at most {format_bytes(MAX_SEALED_BYTES)}"
+                )
             return bytes(reader.read(0, size)) if size else b""
 
     def survey(self) -> list[Problem]:
-        """What a listing shows, without reading: missing and extra files, links, wrong sizes, a directory of
-        another step.
-        """
+        """What a listing shows: missing and extra files, links, wrong sizes, a directory of another step."""
         step = step_of(self.directory.name)
         problems = []
         if step is not None and step != self.manifest.step:
@@ -110,9 +115,7 @@ class Checkpoint:
         return None
 
     def _token_of(self, name: str) -> str:
-        """The save that a file of ours says it belongs to; '' for other files. A rank's file says so first, JSON
-        last.
-        """
+        """The save that a file of ours says it belongs to, a rank's file at its start, JSON at its end; else ''."""
         path = self.directory / name
         if not path.is_file() or path.is_symlink():
             return ""
