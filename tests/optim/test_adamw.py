@@ -1,0 +1,241 @@
+"""AdamW over records: who decays, what a bad step leaves, what a checkpoint gets, and torch's for-loop as the oracle."""
+
+import pytest
+import torch
+
+from tests.parallel.tiny import Operators, batch, full, make_program
+from windlass.optim.adamw import AdamW
+from windlass.optim.clip import clip_gradients
+from windlass.optim.config import OptimConfig
+from windlass.parallel.records import Record
+
+GPT2 = {
+    "family": "gpt2",
+    "vocab_size": 150,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 16,
+    "n_inner": 40,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+LAYOUTS = {"one": (1, 3, 1, 1), "ddp2": (2, 0, 2, 1), "zero3-2": (2, 3, 1, 2), "hsdp2x2": (4, 3, 2, 2)}
+KERNELS = ["fused", "foreach"]
+
+
+def record(name, tensor, logical_shape=None, counted=True):
+    return Record(name, torch.nn.Parameter(tensor), torch.Size(logical_shape or tensor.shape), counted)
+
+
+# ---- decay
+
+
+def shrunk_by_decay(kernel, layout):
+    """{name: w after / w before} of an update whose gradients are all zero: decay is all that moves a weight."""
+    program = make_program(*layout, "fp64", model=GPT2)
+    optimizer = AdamW(program.records(), OptimConfig(learning_rate=0.5, weight_decay=0.1, kernel=kernel))
+    before = {}
+    for one in program.records():
+        with torch.no_grad():
+            one.tensor.add_(1.0)  # biases begin at zero
+        before[one.name] = full(one.tensor)
+        one.tensor.grad = torch.zeros_like(one.tensor)
+    optimizer.step(torch.tensor(0.0))
+    ratios = {}
+    for one in program.records():
+        ratio = full(one.tensor) / before[one.name]
+        assert ratio.max() - ratio.min() <= 1e-12, one.name
+        ratios[one.name] = ratio.mean().item()
+    return ratios
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_matrices_decay_and_norms_and_biases_do_not(ranks, layout, kernel):
+    for ratios in ranks.run(LAYOUTS[layout][0], shrunk_by_decay, kernel, LAYOUTS[layout]):
+        decayed = {name for name, ratio in ratios.items() if ratio == pytest.approx(0.95)}
+        kept = {name for name, ratio in ratios.items() if ratio == 1.0}
+        assert decayed | kept == set(ratios)
+        assert kept == {name for name in ratios if name.endswith("bias") or "norm" in name}
+        assert "model.embed_tokens.weight" in decayed and len(decayed) == 2 + 2 * 6, sorted(decayed)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_flat_shard_of_a_matrix_decays_by_its_logical_shape(kernel):
+    records = [record("matrix", torch.ones(6), (3, 4)), record("bias", torch.ones(6))]
+    optimizer = AdamW(records, OptimConfig(learning_rate=0.5, weight_decay=0.1, kernel=kernel))
+    for one in records:
+        one.tensor.grad = torch.zeros(6)
+    optimizer.step(torch.tensor(0.0))
+    assert records[0].tensor.tolist() == pytest.approx([0.95] * 6) and records[1].tensor.tolist() == [1.0] * 6
+
+
+# ---- steps that are skipped
+
+
+def state_of(program, optimizer):
+    tensors = {one.name: full(one.tensor) for one in program.records()}
+    return tensors | {name: full(value) for name, value in optimizer.state_tensors().items()}
+
+
+def good_bad_good(layout, kernel, bad):
+    """(what a bad step changed, step counters at the end, whether the good step after it changed weights)."""
+    program = make_program(*layout, "fp64")
+    optimizer = AdamW(program.records(), OptimConfig(learning_rate=1e-2, kernel=kernel))
+    states = []
+    for spoil in (False, True, False):
+        program.run([batch(program.mesh.batch_rank)], torch.tensor(8.0 * layout[0]))
+        if spoil:  # one element of one gradient, as the sum over ranks would leave it on all that hold it
+            gradient = program.records()[3].tensor.grad
+            local = gradient.to_local() if layout[0] > 1 and layout[1] else gradient
+            if program.mesh.coordinate["shard"] == 0:
+                local.view(-1)[0] = bad
+        optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+        assert all(one.tensor.grad is None or not one.tensor.grad.any() for one in program.records())
+        states.append(state_of(program, optimizer))
+    good, after_bad, last = states
+    changed = [name for name in good if not torch.equal(good[name], after_bad[name])]
+    counters = {int(value) for name, value in last.items() if name.endswith(".step")}
+    return changed, counters, not torch.equal(last["model.norm.weight"], good["model.norm.weight"])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_non_finite_norm_touches_nothing_on_any_rank(ranks, layout, kernel, bad):
+    for changed, counters, moved in ranks.run(LAYOUTS[layout][0], good_bad_good, LAYOUTS[layout], kernel, bad):
+        assert changed == [], "weights, moments and counters of the bad step"
+        assert counters == {2} and moved, "the steps around it count"
+
+
+def reads_of_a_step(layout, kernel):
+    program = make_program(*layout)
+    optimizer = AdamW(program.records(), OptimConfig(kernel=kernel))
+    reads = []
+    for _ in range(2):
+        program.run([batch()], torch.tensor(8.0 * layout[0]))
+        with Operators() as mode:
+            optimizer.set_learning_rate(1e-3)
+            optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+        reads.append(mode.calls["_local_scalar_dense"])
+    return reads
+
+
+@pytest.mark.parametrize("layout", ["one", "zero3-2"])
+def test_fused_reads_nothing_on_the_host(ranks, layout):
+    assert set(map(tuple, ranks.run(LAYOUTS[layout][0], reads_of_a_step, LAYOUTS[layout], "fused"))) == {(0, 0)}
+
+
+def test_the_counter_sees_the_read_of_a_norm(ranks):
+    (reads,) = ranks.run(1, reads_of_a_step, LAYOUTS["one"], "foreach")
+    assert min(reads) >= 1, "foreach asks whether the norm is finite"
+
+
+# ---- against torch's for-loop
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_both_kernels_are_torchs_for_loop(kernel):
+    torch.manual_seed(3)
+    shapes = [(5, 7), (7,), (3, 2, 2), (1,)]
+    starts = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    config = OptimConfig(learning_rate=1.0, beta1=0.8, beta2=0.97, epsilon=1e-6, weight_decay=0.3, kernel=kernel)
+    records = [record(str(index), start.clone()) for index, start in enumerate(starts)]
+    ours = AdamW(records, config)
+    plain = [torch.nn.Parameter(start.clone()) for start in starts]
+    groups = [
+        {"params": [p for p in plain if p.dim() >= 2], "weight_decay": 0.3},
+        {"params": [p for p in plain if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    theirs = torch.optim.AdamW(groups, lr=1.0, betas=(0.8, 0.97), eps=1e-6, foreach=False, fused=False)
+    for rate in (1e-2, 3e-2, 1e-3, 5e-3):
+        for one, parameter in zip(records, plain, strict=True):
+            one.tensor.grad = torch.randn_like(parameter)
+            parameter.grad = one.tensor.grad.clone()
+        ours.set_learning_rate(rate)
+        for group in theirs.param_groups:
+            group["lr"] = rate
+        ours.step(torch.tensor(1.0))
+        theirs.step()
+        for one, parameter in zip(records, plain, strict=True):
+            assert (one.tensor - parameter).abs().max() <= 1e-12
+    state = ours.state_tensors()
+    for index, parameter in enumerate(plain):
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert (state[f"{index}.{key}"] - theirs.state[parameter][key]).abs().max() <= 1e-12
+
+
+# ---- state
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_state_is_named_after_the_parameters_and_there_from_the_start(kernel):
+    records = [
+        record("a.weight", torch.ones(2, 3)),
+        record("b", torch.ones(4)),
+        record("copy", torch.ones(2), None, False),
+    ]
+    optimizer = AdamW(records, OptimConfig(kernel=kernel))
+    state = optimizer.state_tensors()
+    assert set(state) == {f"{name}.{key}" for name in ("a.weight", "b") for key in ("exp_avg", "exp_avg_sq", "step")}
+    assert all(not value.any() for value in state.values())
+    assert state["a.weight.exp_avg"].shape == (2, 3) and state["b.step"].dtype == torch.float32
+    for one in records:
+        one.tensor.grad = torch.ones_like(one.tensor)
+    optimizer.step(torch.tensor(1.0))
+    after = optimizer.state_tensors()
+    assert all(after[name] is state[name] for name in state), "the tensors that were handed out are the ones in use"
+    assert (after["b.step"].item(), after["b.exp_avg"][0].item()) == (1.0, pytest.approx(0.1))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_state_put_back_continues_bit_for_bit(kernel):
+    def train(optimizer, records, steps):
+        for step in steps:
+            for one in records:
+                one.tensor.grad = torch.full_like(one.tensor, 0.1 + step) * torch.arange(1.0, 7.0).view(
+                    one.tensor.shape
+                )
+            optimizer.step(torch.tensor(1.0))
+        return records
+
+    def fresh():
+        records = [record("a", torch.ones(2, 3)), record("b", torch.ones(6))]
+        return records, AdamW(records, OptimConfig(learning_rate=1e-2, kernel=kernel))
+
+    whole, optimizer = fresh()
+    train(optimizer, whole, range(6))
+    first, optimizer = fresh()
+    train(optimizer, first, range(3))
+    second, resumed = fresh()
+    with torch.no_grad():
+        for one, other in zip(second, first, strict=True):
+            one.tensor.copy_(other.tensor)
+        for name, value in resumed.state_tensors().items():
+            value.copy_(optimizer.state_tensors()[name])
+    train(resumed, second, range(3, 6))
+    assert all(torch.equal(one.tensor, other.tensor) for one, other in zip(whole, second, strict=True))
+
+
+def sharded_state():
+    program = make_program(2, 3, 1, 2)
+    optimizer = AdamW(program.records(), OptimConfig())
+    tensors = {one.name: one.tensor for one in program.records()}
+    state = optimizer.state_tensors()
+    return all(
+        state[f"{name}.{key}"].placements == tensor.placements and state[f"{name}.{key}"].shape == tensor.shape
+        for name, tensor in tensors.items()
+        for key in ("exp_avg", "exp_avg_sq")
+    )
+
+
+def test_state_is_cut_as_its_parameter_is(ranks):
+    assert ranks.run(2, sharded_state) == [True, True]
+
+
+def test_the_learning_rate_reaches_every_group():
+    optimizer = AdamW([record("a", torch.ones(2, 3)), record("b", torch.ones(6))], OptimConfig())
+    optimizer.set_learning_rate(0.25)
+    assert [group["lr"] for group in optimizer.torch_optimizer.param_groups] == [0.25, 0.25]
