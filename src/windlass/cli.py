@@ -211,7 +211,3 @@ def main() -> None:
     except UserError as error:
         print(f"windlass: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None
-
-
-if __name__ == "__main__":
-    main()

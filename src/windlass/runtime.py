@@ -170,21 +170,30 @@ class _Tee(io.TextIOBase):
         return self._terminal.fileno()
 
 
-def redirect_output(run_directory: Path, rank: int) -> None:
-    """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too; the others write there alone."""
+def redirect_output(run_directory: Path, rank: int) -> Callable[[], None]:
+    """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too; the others write there alone.
+
+    -> what puts rank 0's stdout back and closes its log. (The others are processes of the run, and end with it.)
+    """
     logs = run_directory / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     file = logs / f"rank-{rank}.log"
     if rank == 0:
-        terminal = sys.stdout._terminal if isinstance(sys.stdout, _Tee) else sys.stdout  # a second run in one process
-        sys.stdout = _Tee(terminal, file.open("a", encoding="utf-8"))
-        return
+        terminal, log = sys.stdout, file.open("a", encoding="utf-8")
+        sys.stdout = _Tee(terminal, log)
+
+        def restore() -> None:
+            sys.stdout = terminal
+            log.close()
+
+        return restore
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    return lambda: None
 
 
 class Stop:

@@ -53,7 +53,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     directory.mkdir(parents=True, exist_ok=True)
     if runtime.world > 1:
         probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
-    redirect_output(directory, runtime.rank)
+    restore_output = redirect_output(directory, runtime.rank)
     lease = hold_directory(directory) if runtime.rank == 0 else None
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     if not is_prepared:
@@ -86,6 +86,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts()),
         lease=lease,
+        restore_output=restore_output,
         start_step=start.step,
     )
     announce(run, accumulation, start.source)

@@ -53,7 +53,7 @@ def rehearse(recipe: str, overrides: list[str], nproc: str | None, run_directory
 
 
 def _command(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "windlass.cli", *arguments]
+    return [sys.executable, "-m", "windlass", *arguments]
 
 
 def _call(arguments: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +42,8 @@ class Run:
     provenance: dict[str, Any]
     lease: BinaryIO | None
     """The lock on the run directory; rank 0 holds it."""
+    restore_output: Callable[[], None]
+    """Ends the log beside the terminal."""
     start_step: int
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
@@ -132,3 +134,4 @@ class Run:
             write_report(self.config.run.directory, self.prepared.baselines)
         if self.lease is not None:
             self.lease.close()
+        self.restore_output()

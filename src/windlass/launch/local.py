@@ -97,7 +97,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    command = [sys.executable, "-m", "windlass.cli", *arguments]
+    command = [sys.executable, "-m", "windlass", *arguments]
     try:
         elastic_launch(config, command[0])(*command[1:])
     except SignalException:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, SupportsFloat
 
+from windlass.errors import UserError
 from windlass.report.console import Console
 from windlass.report.events import EventLog, Kind
 from windlass.units import bits_per_byte, perplexity
@@ -96,12 +97,19 @@ class Recorder:
         if self._log is None and self._console is None:
             self._window_step, self._window_wait_s = step, 0.0
             return
+        targets = int(float(count))
+        if targets == 0:
+            raise UserError(
+                f"the global batch of step {step} counts no target",
+                "a step is an average over counted targets",
+                "look at the labels of the data: all of this batch are -100",
+            )
         values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
         warm_up, seconds = self._close_window()
         tokens_per_s = num_steps * self._tokens_per_step / seconds
         line = {
             **values,
-            "targets": int(float(count)),
+            "targets": targets,
             "tokens": step * self._tokens_per_step,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,

@@ -1,0 +1,5 @@
+"""`python -m windlass`: the command line, also under torchrun."""
+
+from windlass.cli import main
+
+main()

@@ -1,0 +1,18 @@
+"""What `windlass checkpoint` prints."""
+
+import shutil
+
+from windlass.jobs import checkpoints
+
+
+def test_checkpoint_commands_print_what_there_is(run, tmp_path):
+    lines = list(checkpoints.table(run, verified=True))
+    assert [line.split()[0] for line in lines[1:]] == [f"step-{step:08d}" for step in (0, 3, 6, 9, 10)]
+    assert all(line.endswith("whole") for line in lines[1:])
+    assert len(list(checkpoints.check(run))) == 5
+    changed = list(checkpoints.compare(run / "checkpoints" / "step-00000009", run))
+    assert changed[-1] == "0 tensors are equal, bit for bit"
+    assert "other values: model.model.norm.weight" in changed
+    copied = shutil.copytree(run, tmp_path / "run")
+    assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: step 0, step 3, step 6, step 9"
+    assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: nothing"

@@ -1,0 +1,53 @@
+"""Text from a checkpoint: what a seed fixes, what sampling may draw, what is refused."""
+
+import json
+
+import pytest
+import torch
+
+from tests.jobs import tiny
+from windlass.errors import UserError
+from windlass.jobs.generate import choose, generate
+
+
+def test_a_seed_draws_the_same_text_and_steps_differ(run):
+    first = generate(run, ["a rope"], max_tokens=24, temperature=1.0, seed=1)
+    assert first == generate(run, ["a rope"], max_tokens=24, temperature=1.0, seed=1)
+    assert first != generate(run, ["a rope"], max_tokens=24, temperature=1.0, seed=2)
+    assert first != generate(run, ["a rope"], step=0, max_tokens=24, temperature=1.0, seed=1)
+
+
+def test_recorded_samples_reach_the_events(run):
+    generate(run, ["pull"], max_tokens=3, record=True)
+    line = json.loads((run / "events.jsonl").read_text().splitlines()[-1])
+    assert (line["kind"], line["step"], line["prompt"]) == ("sample", tiny.STEPS, "pull")
+
+
+def test_sampling_takes_the_likeliest_at_temperature_zero_and_stays_in_the_nucleus():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.tensor([0.1, 3.0, 2.0, -1.0]).log_softmax(-1)
+    assert choose(logits, 0, 1.0, generator) == 1
+    drawn = [choose(logits, 1.0, 1.0, generator) for _ in range(400)]
+    assert set(drawn) == {0, 1, 2, 3}
+    assert 0.55 < drawn.count(1) / 400 < 0.8, "probability 0.68"
+    assert {choose(logits, 1.0, 0.7, generator) for _ in range(200)} == {1, 2}
+    assert {choose(logits, 1.0, 0.5, generator) for _ in range(50)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": 0}, "--max-tokens 0"),
+        ({"temperature": -1.0}, "--temperature -1.0"),
+        ({"top_p": 0.0}, "--top-p 0.0"),
+        ({"step": 5}, "choose one of: 0, 3, 6, 9, 10"),
+    ],
+)
+def test_bad_generation_options_are_refused(run, options, said):
+    with pytest.raises(UserError, match=said):
+        generate(run, ["a"], **options)
+
+
+def test_a_prompt_longer_than_the_model_is_refused(run):
+    with pytest.raises(UserError, match="for a model of 64 positions"):
+        generate(run, ["the ship " * 60])

@@ -1,0 +1,50 @@
+"""The oracle imports nothing of ours, and its float64 has none of transformers' float32 detours."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.jobs import cases
+from windlass.jobs import reference
+
+
+def test_it_imports_torch_and_transformers_and_none_of_ours():
+    tree = ast.parse(Path(reference.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= {
+        "collections",
+        "dataclasses",
+        "pathlib",
+        "typing",
+        "torch",
+        "transformers",
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
+def test_float64_differs_from_float32_by_float32s_rounding_and_not_from_itself(tmp_path, family):
+    directory = cases.write_model(tmp_path, family, tied=True)
+    ids = cases.global_batches()[0][0]
+    with torch.no_grad():
+        exact = reference.load_model(directory, torch.float64)(input_ids=ids, use_cache=False).logits
+        rounded = reference.load_model(directory, torch.float32)(input_ids=ids, use_cache=False).logits
+        from transformers import AutoModelForCausalLM
+
+        unpatched = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)(input_ids=ids).logits
+    assert exact.dtype == torch.float64
+    assert (exact - rounded).abs().max() < 2e-5
+    detour = (exact - unpatched).abs().max()
+    assert detour < 1e-5 and (family == "gpt2" or detour > 1e-9), "what the patch removes"
+
+
+def test_the_clip_and_the_decay_are_torchs_own(tmp_path):
+    directory = cases.write_model(tmp_path, "gpt2", tied=True)
+    batches = cases.global_batches()
+    plain = reference.train_reference(directory, batches, torch.float64, cases.SETTINGS)
+    loose = reference.Settings(cases.RATES, max_norm=1e9, weight_decay=0.0)
+    free = reference.train_reference(directory, batches, torch.float64, loose)
+    assert plain.norms[0] == free.norms[0] > cases.SETTINGS.max_norm, "the norm is the one before the clip"
+    assert plain.losses[0] == free.losses[0] and plain.losses[2] != free.losses[2]
