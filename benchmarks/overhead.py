@@ -1,0 +1,164 @@
+"""What a trainer adds to a bare loop, counted: calls, ATen operations and scalar reads per step.
+
+    python benchmarks/overhead.py [--layers 12] [--functions 30]
+
+Each contender runs in a process of its own (contenders.py); how is counted stands in counting.py.
+
+    bare         batches lie ready in a list; forward, backward, clip_grad_norm_, optimizer, LambdaLR, zero_grad
+    bare+loader  the same with torch's DataLoader, as the next but ours have it
+    windlass     `windlass.jobs.train.train` on a recipe, as a user starts it
+    accelerate   the same loop through Accelerate
+    trainer      transformers' Trainer, progress bar and reports off
+
+Names that end in @10 log every 10 steps, so twice in a window; the others do not log in it. What a logging step of ours costs is
+the difference. The contenders must end with the same validation loss, or they did not do the same work.
+
+Limits for windlass over bare: at most 300 calls, 10 operations and 0 reads per step. Exit code 1 when one is exceeded, or when a
+contender trained something else. `--functions N` prints where windlass differs from bare. Results are written to
+benchmarks/results/overhead.json.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import LOOPS, recipe, validation_loss, write_corpus
+from counting import STEPS, Count
+from loader import cpu_name
+
+from windlass.data.prepare import prepare
+from windlass.model.transformer import Decoder
+
+RESULTS = Path(__file__).parent / "results" / "overhead.json"
+LIMITS = {"calls": 300, "operations": 10, "reads": 0}
+CONTENDERS = ("bare", "bare+loader", "windlass", "windlass@10", "accelerate", "trainer", "trainer@10")
+LOG_NEVER = 1000  # more steps than a contender makes; the first and the last are logged all the same
+
+
+def count_one(name: str, folder: Path, num_layers: int) -> None:
+    """In the contender's own process: trains, and leaves <folder>/<name>.json."""
+    torch.set_num_threads(1)
+    loop, _, every = name.partition("@")
+    log_every = int(every or LOG_NEVER)
+    config = recipe(folder, name, num_layers, log_every)
+    count = Count(Decoder.forward.__code__)
+    decoder = LOOPS[loop](config, count, log_every)
+    threading.setprofile(None)  # type: ignore[arg-type]
+    found = count.per_step() | {"validation_loss": validation_loss(config, decoder)}
+    (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+def count_all(names: tuple[str, ...], num_layers: int) -> dict[str, dict[str, Any]]:
+    """name -> what `Count.per_step` found, and the validation loss. One process each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_corpus(folder / "corpus")
+        prepare(recipe(folder, "prepare", num_layers, LOG_NEVER).data, {}, lambda _sentence: None)
+        with ThreadPoolExecutor(2) as pool:  # two at a time: what is counted does not depend on speed
+            list(pool.map(lambda contender: _run(contender, folder, num_layers), names))
+        return {contender: json.loads((folder / f"{contender}.json").read_text()) for contender in names}
+
+
+def _run(contender: str, folder: Path, num_layers: int) -> None:
+    command = [sys.executable, __file__, "--one", contender, "--folder", str(folder), "--layers", str(num_layers)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{contender} failed:\n{done.stdout}{done.stderr}")
+
+
+def failures(found: dict[str, dict[str, Any]]) -> list[str]:
+    """A sentence per limit that windlass exceeds, and per contender that did not train the same."""
+    sentences = []
+    for kind, limit in LIMITS.items():
+        over = found["windlass"][kind] - found["bare"][kind]
+        if over > limit:
+            sentences.append(f"windlass makes {over:.4g} {kind} per step more than the bare loop; the limit is {limit}")
+    wanted = found["bare"]["validation_loss"]
+    for name, one in found.items():
+        if abs(one["validation_loss"] - wanted) > 1e-5:
+            sentences.append(
+                f"{name} ends with validation loss {one['validation_loss']:.7f}, the bare loop with {wanted:.7f}"
+            )
+    return sentences
+
+
+def difference(found: dict[str, dict[str, Any]], part: str) -> dict[str, float]:
+    """What windlass has more of than the bare loop (less: negative), by name, the largest first."""
+    ours, theirs = found["windlass"][part], found["bare"][part]
+    changes = {name: ours.get(name, 0.0) - theirs.get(name, 0.0) for name in {*ours, *theirs}}
+    return {name: changes[name] for name in sorted(changes, key=lambda name: -abs(changes[name])) if changes[name]}
+
+
+def report(found: dict[str, dict[str, Any]], num_layers: int) -> dict[str, Any]:
+    kinds = ("calls", "operations", "reads", "calls_in_other_threads", "validation_loss")
+    rows = {}
+    for name, one in found.items():
+        over = {f"{kind}_over_bare": one[kind] - found["bare"][kind] for kind in LIMITS}
+        rows[name] = {kind: one[kind] for kind in kinds} | over
+    lines = STEPS / 10
+    rows["windlass, per logging step"] = {
+        k: (found["windlass@10"][k] - found["windlass"][k]) * STEPS / lines for k in LIMITS
+    }
+    return {
+        "date": datetime.date.today().isoformat(),
+        "command": f"python benchmarks/overhead.py --layers {num_layers}",
+        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "platform": platform.system()},
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "accelerate")},
+        "limits": LIMITS,
+        "rows": rows,
+        "windlass_calls_over_bare": difference(found, "by_function"),
+        "windlass_operations_over_bare": difference(found, "by_operation"),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--layers", type=int, default=12, help="decoder layers; what a trainer costs may grow with them"
+    )
+    parser.add_argument("--functions", type=int, default=0, metavar="N", help="print the N functions that differ most")
+    parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        count_one(arguments.one, arguments.folder, arguments.layers)
+        return 0
+    found = count_all(CONTENDERS, arguments.layers)
+    result = report(found, arguments.layers)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    for part in ("windlass_calls_over_bare", "windlass_operations_over_bare"):
+        for name, number in list(result[part].items())[: arguments.functions]:
+            print(f"{number:+9.1f}  {name}")
+    print(
+        f"{'per step':<12}  {'calls':>8}  {'over bare':>9}  {'ATen ops':>8}  {'over bare':>9}  {'reads':>5}  {'threads':>7}"
+    )
+    for name, row in ((name, result["rows"][name]) for name in CONTENDERS):
+        print(
+            f"{name:<12}  {row['calls']:>8.1f}  {row['calls_over_bare']:>+9.1f}  {row['operations']:>8.1f}  "
+            f"{row['operations_over_bare']:>+9.1f}  {row['reads']:>5.1f}  {row['calls_in_other_threads']:>7.1f}"
+        )
+    line = result["rows"]["windlass, per logging step"]
+    print(
+        f"windlass, a logging step: {line['calls']:+.0f} calls, {line['operations']:+.0f} ops, {line['reads']:+.0f} reads"
+    )
+    wrong = failures(found)
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
