@@ -1,13 +1,14 @@
 """The process a rank runs in: its place in the world, device, process group, threads, and the agreement to stop.
 
-The only file that reads the environment while training. What torchrun (or our launcher, or a scheduler's prolog) set there is taken; with an
-empty environment the process is a world of its own, with a store in memory instead of a port.
+The only file that reads the environment while training. What torchrun (or our launcher, or a scheduler's prolog) set
+there is taken; with an empty environment the process is a world of its own, with a store in memory instead of a port.
 
 Stopping (Ctrl-C, SIGTERM). A rank that saved alone would hang the others, so all stop after the same step, without a
-collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each step. The write
-happens before that rank enters step s; another rank leaves step s only after a collective in which all took part, so it
-sees the write by then. On CPU collectives block, and s is the next step; on a GPU the host runs ahead of the device, so it
-is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after the next.
+collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each
+step. The write happens before that rank enters step s; another rank leaves step s only after a collective in which all
+took part, so it sees the write by then. On CPU collectives block, and s is the next step; on a GPU the host runs ahead
+of the device, so it is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after
+the next.
 """
 
 import datetime
@@ -139,7 +140,7 @@ def _device(local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise UserError(
-            f"local rank {local_rank} on {socket.gethostname()}, which has {count} GPUs",
+            f"local rank {local_rank} on {socket.gethostname()}, which has {count} GPU{'s' if count > 1 else ''}",
             "each rank has a GPU of its own (NCCL refuses two ranks on one device)",
             f"start at most {count} ranks per host (--nproc {count})",
         )
@@ -153,10 +154,13 @@ class _Tee(io.TextIOBase):
 
     def __init__(self, terminal: TextIO, log: TextIO):
         self._terminal, self._log = terminal, log
+        self._line = ""
 
     def write(self, text: str) -> int:
-        if text.endswith("\n"):
-            self._log.write(ANSI.sub("", text.rpartition("\r")[2]))
+        *lines, begun = (self._line + text).split("\n")  # print writes a line and its end one after the other
+        self._line = begun.rpartition("\r")[2]
+        if lines:
+            self._log.writelines(ANSI.sub("", line.rpartition("\r")[2]) + "\n" for line in lines)
             self._log.flush()
         return self._terminal.write(text)
 

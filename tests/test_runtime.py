@@ -1,0 +1,259 @@
+"""The process a rank runs in: its world, its output, and the agreement of all ranks on the step they stop after."""
+
+import os
+import random
+import signal
+import socket
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from windlass import runtime as page
+from windlass.errors import UserError
+from windlass.launch.ranks import RankFailed
+from windlass.runtime import Runtime, Stop, redirect_output, start_runtime
+
+CPU = torch.device("cpu")
+
+
+def runtime_over(path):
+    """This rank of the pool's world, with a store of its own, as start_runtime makes it under a launcher."""
+    world = dist.get_world_size()
+    store = dist.PrefixStore("windlass", dist.FileStore(path, world))
+    return Runtime(dist.get_rank(), world, CPU, store, dist.group.WORLD, dist.group.WORLD)
+
+
+def alone():
+    return Runtime(0, 1, CPU, dist.HashStore(), None, None)
+
+
+# ---- stopping
+
+
+def steps_until_stop(path, signals, trials):
+    """Runs `trials` loops of 8 steps; in trial t, rank r signals itself in step signals[t][r] (0: never), before or after
+    the step's collective. -> the step after which this rank stopped, per trial (8: it ran to the end)."""
+    rank, stopped = dist.get_rank(), []
+    draw = random.Random(rank)
+    for trial in range(trials):
+        stop = Stop(runtime_over(f"{path}-{trial}"))
+        try:
+            for step in range(1, 9):
+                is_early = draw.random() < 0.5
+                if signals[trial][rank] == step and is_early:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(draw.random() * 2e-3)
+                dist.all_reduce(torch.ones(()))
+                time.sleep(draw.random() * 2e-3)
+                if signals[trial][rank] == step and not is_early:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if stop.after(step):
+                    break
+            stopped.append(step)
+        finally:
+            stop.close()
+    return stopped
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_that_are_signalled_in_different_steps_stop_after_the_same(ranks, tmp_path, world):
+    draw = random.Random(world)
+    signals = [[3] + [0] * (world - 1), [0] * (world - 1) + [3], [0] * world, [5] * world, [8] + [0] * (world - 1)]
+    signals += [[draw.randint(0, 7) for _ in range(world)] for _ in range(35)]
+    results = ranks.run(world, steps_until_stop, str(tmp_path / "store"), signals, len(signals))
+    for trial, asked in enumerate(signals):
+        first = min((step for step in asked if step), default=8)
+        assert {result[trial] for result in results} == {min(first + 1, 8)}, (trial, asked)
+
+
+def test_one_process_stops_at_once_and_puts_the_handlers_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        stop = Stop(alone())
+        try:
+            assert not stop.after(1)
+            os.kill(os.getpid(), number)
+            assert stop.after(2)
+        finally:
+            stop.close()
+        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_the_second_ctrl_c_does_not_wait():
+    stop = Stop(alone())
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.after(1), "a second SIGTERM changes nothing"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        stop.close()
+
+
+def handlers_inside_a_foreign_group():
+    before = signal.getsignal(signal.SIGTERM)
+    stop = Stop(start_runtime())
+    return signal.getsignal(signal.SIGTERM) is before, stop.after(1)
+
+
+def test_a_program_that_made_the_group_keeps_its_handlers(ranks):
+    assert ranks.run(2, handlers_inside_a_foreign_group) == [(True, False)] * 2
+
+
+# ---- the world
+
+
+def test_an_empty_environment_is_a_world_of_one(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    runtime = start_runtime()
+    try:
+        assert (runtime.rank, runtime.world, dist.get_world_size()) == (0, 1, 1)
+        assert runtime.store is not None and runtime.control.size() == runtime.saving.size() == 1
+        assert runtime.control is not runtime.saving
+        assert runtime.first(lambda: 7) == 7 and runtime.max_over_ranks(3.5) == 3.5 and runtime.agree(True) is True
+        assert runtime.hosts() == [socket.gethostname()]
+    finally:
+        runtime.close()
+    assert not dist.is_initialized()
+
+
+def asked_of_all(path):
+    """What the ranks agree on, with a store and inside a foreign group."""
+    rank = dist.get_rank()
+    own, foreign = runtime_over(path), start_runtime()
+    answers = []
+    for runtime in (own, foreign):
+        answers.append(runtime.max_over_ranks([1.5, 2.5][rank]))
+        answers += [runtime.agree(rank == 0), runtime.agree(rank == 1), runtime.hosts()]
+        answers.append(runtime.first(lambda: rank))
+    foreign.close()
+    return answers, dist.is_initialized(), foreign.memory_bytes() > 1e6
+
+
+def test_ranks_agree_with_or_without_a_store(ranks, tmp_path):
+    host = socket.gethostname()
+    for rank, (answers, is_open, has_memory) in enumerate(ranks.run(2, asked_of_all, str(tmp_path / "store"))):
+        assert answers == [2.5, True, False, [host, host], 0 if rank == 0 else None] * 2
+        assert is_open, "a group that was there before is left open"
+        assert has_memory
+
+
+def first_waits(path):
+    runtime = runtime_over(path)
+    begun_s = time.monotonic()
+    runtime.first(lambda: time.sleep(0.3))
+    return time.monotonic() - begun_s
+
+
+def test_the_others_wait_for_what_the_first_does(ranks, tmp_path):
+    assert min(ranks.run(2, first_waits, str(tmp_path / "store"))) >= 0.25
+
+
+def first_fails(path):
+    def work():
+        raise UserError("a", "b", "c")
+
+    try:
+        runtime_over(path).first(work)
+    except (UserError, SystemExit) as error:
+        return type(error).__name__, error.code if isinstance(error, SystemExit) else None
+    return "went on", None
+
+
+def test_where_the_first_fails_the_others_leave_silently(ranks, tmp_path):
+    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [("UserError", None), ("SystemExit", 2)]
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(("count", "word"), [(2, "2 GPUs"), (1, "1 GPU")])
+def test_more_ranks_than_gpus_are_refused_with_both_numbers(monkeypatch, count, word):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with pytest.raises(UserError) as caught:
+        page._device(count)
+    assert f"local rank {count} on {socket.gethostname()}, which has {word}" == caught.value.given
+    assert f"--nproc {count})" in caught.value.change
+    assert page._device(count - 1) == torch.device("cuda", count - 1)
+
+
+# ---- output
+
+
+class Terminal:
+    """What rank 0 shows; ~ where it was flushed."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+        return len(text)
+
+    def flush(self):
+        self.text += "~"
+
+    def isatty(self):
+        return True
+
+
+def test_rank_0_keeps_the_terminal_and_logs_whole_lines(tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    restore = redirect_output(tmp_path / "run", 0)
+    print("one", "line")
+    print("flushed", flush=True)
+    sys.stdout.write("in one\n\x1b[1mbold\x1b[0m\n")
+    sys.stdout.write("\r\x1b[2Kprogress 1")
+    sys.stdout.write("\r\x1b[2Kprogress 2")
+    sys.stdout.write("\r\x1b[2K")
+    print("after progress")
+    print("pieces", end=" ")
+    print("joined")
+    assert sys.stdout.isatty()
+    restore()
+    assert sys.stdout is terminal
+    print("not logged")
+    assert terminal.text.startswith("one line\nflushed\n~in one\n\x1b[1mbold") and "progress 1" in terminal.text
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert log == "one line\nflushed\nin one\nbold\nafter progress\npieces joined\n"
+    redirect_output(tmp_path / "run", 0)()
+    assert (tmp_path / "run" / "logs" / "rank-0.log").read_text() == log, "a resumed run appends"
+
+
+def write_from_every_kind(path):
+    import pathlib
+    import subprocess
+
+    kept = [os.dup(1), os.dup(2)]
+    redirect_output(pathlib.Path(path), dist.get_rank() + 1)
+    print("from python")
+    print("to stderr", file=sys.stderr)
+    subprocess.run(["echo", "from a child"], check=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(kept[0], 1)
+    os.dup2(kept[1], 2)
+
+
+def test_other_ranks_write_to_their_log_alone(ranks, tmp_path):
+    ranks.run(2, write_from_every_kind, str(tmp_path))
+    for rank in (1, 2):
+        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert set(log.splitlines()) == {"from python", "to stderr", "from a child"}
+
+
+def die(path):
+    raise RuntimeError("planted")
+
+
+def test_the_pool_is_whole_after_these(ranks):
+    with pytest.raises(RankFailed, match="planted"):
+        ranks.run(2, die, "")
