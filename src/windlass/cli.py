@@ -68,14 +68,14 @@ def train(
         raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
     num_ranks = local.choose_ranks(nproc)
     config.accumulation(config.parallel.layout(num_ranks).batch_ranks)  # refused here, before ranks start
-    if num_ranks > 1:
-        from windlass.data.prepare import prepare as prepare_data
+    from windlass.data.prepare import prepare as prepare_data
 
-        prepare_data(config.data, config.evaluate.sets)
+    prepare_data(config.data, config.evaluate.sets)
+    if num_ranks > 1:
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, config.run.directory))
     from windlass.jobs.train import train as run
 
-    raise typer.Exit(EXIT_STOPPED if run(config).stopped else 0)
+    raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
 
 
 @app.command()
@@ -206,8 +206,11 @@ def _print(lines: Iterable[str]) -> None:
 
 def main() -> None:
     """The entry point: a UserError becomes three lines and exit code 2."""
+    from windlass.launch import local
+
     try:
         app()
     except UserError as error:
-        print(f"windlass: {error}", file=sys.stderr)
+        if not (local.has_agent() and local.rank()):  # what all ranks of ours refuse alike is said once
+            print(f"windlass: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR) from None

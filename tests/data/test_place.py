@@ -68,7 +68,7 @@ def test_a_file_or_a_place_below_a_file_is_refused(tmp_path):
         with pytest.raises(UserError, match=says):
             check_place(path)
     check_place(tmp_path / "a" / "b" / "data")
-    assert (tmp_path / "a" / "b").is_dir()
+    assert not (tmp_path / "a").exists(), "a refused recipe leaves nothing"
 
 
 def test_an_unwritable_parent_is_named(tmp_path):

@@ -20,20 +20,21 @@ from windlass.units import format_bytes
 
 
 def check_place(directory: Path) -> None:
-    """Makes the directory's parent. Raises UserError where data can never lie."""
+    """Raises UserError where data can never lie. Makes nothing: the sources may still be wrong."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        given = f"data.directory {directory} cannot be made: {error.strerror}"
-        raise UserError(given, "prepared data needs a directory to write", "give another data.directory") from None
+    nearest = next(parent for parent in directory.parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        reason = "cannot be written" if nearest.is_dir() else "is a file"
+        given = f"data.directory {directory} cannot be made: {nearest} {reason}"
+        raise UserError(given, "prepared data needs a directory to write", "give another data.directory")
 
 
 @contextlib.contextmanager
 def alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first sweeps up what a killed preparation left. Raises UserError where it cannot write."""
     try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
         lock = open(_sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
     except OSError as error:
         given = f"{directory.parent} cannot be written: {error.strerror}"

@@ -120,9 +120,9 @@ def _nearest_folder(path: Path) -> Path:
 def _hint(path: Path) -> str:
     folder = _nearest_folder(path)
     names = sorted(os.listdir(folder))
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    holds = f"{len(names)} entries: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else "nothing"
     guess = nearest(path.name, names) if folder == path.parent else ""
-    return f"{guess}the nearest existing folder is {folder.absolute()}; it holds {len(names)} entries: {shown}"
+    return f"{guess}the nearest existing folder is {folder.absolute()}; it holds {holds}"
 
 
 def _is_binary(path: Path) -> bool:

@@ -49,19 +49,19 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     layout = config.parallel.layout(runtime.world)
     accumulation = config.accumulation(layout.batch_ranks)
     check_compiler(config.parallel, runtime.device.type)
-    directory = config.run.directory
-    directory.mkdir(parents=True, exist_ok=True)
-    if runtime.world > 1:
-        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
-    restore_output = redirect_output(directory, runtime.rank)
-    lease = hold_directory(directory) if runtime.rank == 0 else None
-    console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     if not is_prepared:
-        runtime.first(lambda: prepare(config.data, config.evaluate.sets, console.say))
+        runtime.first(lambda: prepare(config.data, config.evaluate.sets))
     prepared = open_prepared(config.data, config.evaluate.sets)
     config = with_steps(config, prepared)
     architecture = shape_of(config, prepared)
     refuse_dropout(architecture)
+    directory = config.run.directory
+    directory.mkdir(parents=True, exist_ok=True)  # nothing is written for a recipe that was refused
+    if runtime.world > 1:
+        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
+    lease = hold_directory(directory) if runtime.rank == 0 else None
+    restore_output = redirect_output(directory, runtime.rank)
+    console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     mesh = make_mesh(layout, runtime.device.type)
     program = lay_out(config, architecture, mesh, runtime.device)
     optimizer = AdamW(program.records(), config.optim)

@@ -56,6 +56,11 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def rank() -> int:
+    """This process's rank; 0 where there is no launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_elastic() -> bool:
     """Whether torchelastic started this rank: it takes any exit code but 0 for a failure, and restarts."""
     return "TORCHELASTIC_RUN_ID" in os.environ
