@@ -28,6 +28,14 @@ def test_checkpoints_are_kept_as_the_recipe_says(base, ranks):
     assert steps_of(config.run.directory) == [1, 4, 10], "the last, which is the best, and the two named"
 
 
+def test_minutes_are_judged_by_one_clock_on_logging_steps(base, ranks):
+    config = tiny.recipe(
+        base, "minutes", checkpoint={"every_steps": None, "every_minutes": 1e-6}, report={"every_steps": 4}
+    )
+    ranks.run(2, tiny.train, config)
+    assert steps_of(config.run.directory) == [4, 8, 10]
+
+
 def test_validation_runs_at_the_start_on_its_steps_and_at_the_end(base, ranks):
     config = tiny.recipe(
         base, "validated", evaluate={"every_steps": 4, "sets": {"own": {"path": str(base / "corpus")}}}

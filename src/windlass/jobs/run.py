@@ -96,7 +96,7 @@ class Run:
     def _clock_due(self, step: int) -> bool:
         """Rank 0's clock decides for all; asked on logging steps only, since the answer is sent to every rank."""
         every = self.config.report.every_steps
-        if self.config.checkpoint.every_minutes is None or step % every:
+        if self.config.checkpoint.every_minutes is None or step == 0 or step % every:
             return False
         return self.runtime.agree(self.checkpoints.clock_due)
 
