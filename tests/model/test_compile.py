@@ -1,4 +1,4 @@
-"""One graph serves all blocks and all steps."""
+"""One graph serves all blocks and all steps; layers without positions or with a window of their own are a second one."""
 
 import pytest
 import torch
@@ -10,14 +10,29 @@ from windlass.model.transformer import Decoder
 
 GPT2 = {"family": "gpt2", "vocab_size": 211, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 40}
 
+SIZES = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+OTHERS = {
+    "gpt2": GPT2,
+    "smollm3": {"family": "smollm3", **SIZES, "no_rope_layer_interval": 2},
+    "mistral": {"family": "mistral", **SIZES, "sliding_window": 3, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+}
+
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it, and hides it from users
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_blocks_compile_to_one_graph_and_equal_eager(family):
+@pytest.mark.parametrize(("family", "num_graphs"), [("llama", 1), ("gpt2", 1), ("mistral", 1), ("smollm3", 2)])
+def test_blocks_compile_to_one_graph_per_kind_and_equal_eager(family, num_graphs):
     if family == "llama":
         decoder = finish(build(True))
     else:
-        decoder = Decoder(ModelConfig(**GPT2).architecture())
+        decoder = Decoder(ModelConfig(**OTHERS[family]).architecture())
         initialise(decoder.named_parameters(), decoder.arch, 3)
     names = [name for name, _ in decoder.named_parameters()]
     batches = make_batches(4)
@@ -35,6 +50,6 @@ def test_blocks_compile_to_one_graph_and_equal_eager(family):
         loss = decoder(*batch)
         loss.backward()
         assert loss.item() == pytest.approx(expected, rel=1e-6)
-    assert len(graphs) == 1
+    assert len(graphs) == num_graphs
     assert [name for name, _ in decoder.named_parameters()] == names
     torch._dynamo.reset()

@@ -8,13 +8,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.model.sharded import load_sharded
-from tests.model.tiny import batch, hf_model, our_model
+from tests.model.tiny import CASES, batch, hf_model, our_model
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf, read_hf_config
 from windlass.model.hf import load_weights, save_weights
 from windlass.model.transformer import Decoder
-
-CASES = [(family, tied) for family in ("llama", "qwen3", "gpt2") for tied in (False, True)]
 
 
 def save_theirs(path, family, tied, dtype=torch.float32, shard_size="5GB"):

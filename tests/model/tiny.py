@@ -7,7 +7,15 @@ could be asked of anyone.
 """
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from windlass.model.config import architecture_from_hf
 from windlass.model.transformer import Decoder
@@ -47,7 +55,37 @@ GPT2 = {
     "pad_token_id": 0,
 }
 GPT2_LINEAR = {"self_attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
-FAMILIES = {"llama": (LlamaConfig, LLAMA), "qwen3": (Qwen3Config, QWEN3), "gpt2": (GPT2Config, GPT2)}
+FAMILIES = {
+    "llama": (LlamaConfig, LLAMA),
+    "qwen3": (Qwen3Config, QWEN3),
+    "gpt2": (GPT2Config, GPT2),
+    "mistral": (MistralConfig, {**LLAMA, "sliding_window": 7}),
+    "qwen2": (Qwen2Config, {**LLAMA, "num_key_value_heads": 3}),
+    "smollm3": (SmolLM3Config, {**LLAMA, "no_rope_layer_interval": 2}),
+}
+CASES = [(family, tied) for family in FAMILIES for tied in (False, True)]
+# Stretched so that at these sizes some channels are kept, some divided and some between.
+SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 40,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "beta_fast": 24.0,
+        "beta_slow": 0.5,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.4,
+        "truncate": False,
+    },
+    "yarn-attention": {"rope_type": "yarn", "factor": 2.5, "attention_factor": 0.8},
+}
 
 
 def hf_model(family, tied, dtype=torch.float32, **changes):

@@ -2,12 +2,15 @@
 
 architecture  what the decoder needs to know, in neutral names; parameter shapes (no torch)
 family        what every family's config has, and which fields are refused (no torch)
-families      Hugging Face's config fields of llama and qwen3, to an Architecture and back (no torch)
-gpt2          the same for gpt2 (no torch)
+rotary        the fields that the families with rotary positions share, to an Architecture and back (no torch)
+families      the families by name, and what each has besides (no torch)
+gpt2          gpt2's fields (no torch)
+scaling       stretched rotary positions: numbers and spellings (no torch)
 config        the recipe's `model:` section; config.json in (no torch)
 presets       named Hugging Face configs (no torch)
 flops         parameters and FLOPs per token (no torch)
 transformer   the decoder
+rope          the tables of the rotary positions, and the turn
 attention     the seam `attend(q, k, v, layout)`
 cache         keys and values kept for generation
 loss          head and cross-entropy in chunks of tokens

@@ -1,8 +1,8 @@
 """What the decoder needs to know about a model, in neutral names, and the shapes that follow from it. No torch.
 
-One frozen record serves every family; the families' own field names live in families.py. Parameters carry one canonical
-naming, Llama's on Hugging Face, for every family (`model.layers.3.self_attn.q_proj.weight`); a plain MLP has up_proj
-and down_proj.
+One frozen record serves every family; the families' own field names live in rotary.py, families.py and gpt2.py.
+Parameters carry one canonical naming, Llama's on Hugging Face, for every family
+(`model.layers.3.self_attn.q_proj.weight`); a plain MLP has up_proj and down_proj.
 
 The vocabulary is padded to a multiple of 128 in memory, the same in every layout, so that tensor cores see aligned rows
 and checkpoints move between layouts. The extra rows are zero, masked out of the softmax, and never leave the program.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from windlass.errors import UserError
+from windlass.model.scaling import RopeScaling
 
 VOCAB_MULTIPLE: Final = (
     128  # 50,257 -> 50,304: 25 % faster on an A100 (A. Karpathy, nanoGPT, 2023-02); Megatron-LM's default too
@@ -45,6 +46,10 @@ class Architecture:
     resid_dropout: float = 0.0
     embd_dropout: float = 0.0
     attn_dropout: float = 0.0
+    rope_scaling: RopeScaling | None = None
+    unrotated_layers: tuple[int, ...] = ()  # layers whose queries and keys carry no positions (NoPE)
+    window: int | None = None  # keys that a query sees, itself included, in `window_layers`
+    window_layers: tuple[int, ...] = ()
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None

@@ -1,14 +1,14 @@
-"""The one seam of attention, and the rotary positions.
+"""The one seam of attention.
 
 attend(q, k, v, layout): softmax(q k^T / sqrt(K)) v, causal, with H / G query heads per key/value head (arXiv
 2305.13245). The kernel is torch's scaled_dot_product_attention; no [T, S] mask is ever built in training. `Layout` says
-how query positions lie among the keys; what else decides who sees whom belongs there too.
+how query positions lie among the keys and how far back they see; what else decides who sees whom belongs there too.
 
-Rotary positions (arXiv 2104.09864): channel pairs (i, i + K/2) of a head turn by position * theta^(-2i/K). The tables
-are computed from positions in each forward, so nothing is left to restore after `to_empty`. Angles are fp32, and fp64
-where the model is: in bf16 position 2,000 and 2,001 would be the same.
+A sliding window (Mistral 7B, arXiv 2310.06825) longer than the keys changes nothing and takes the same path. A shorter
+one is computed in pieces of W queries, each with the at most 2 W - 1 keys that they see: O(T W) work, and a mask of
+[W, 2 W - 1], never [T, S].
 
-Legend: B sequences, T query positions, S key positions, H query heads, G key/value heads, K channels per head.
+Legend: B sequences, T query positions, S key positions, H query heads, G key/value heads, K channels per head, W window.
 """
 
 from dataclasses import dataclass
@@ -21,41 +21,44 @@ from torch.nn.attention.bias import causal_lower_right
 
 @dataclass(frozen=True)
 class Layout:
-    """Query t stands at position query_offset + t among the keys 0..S-1 and sees the keys up to itself."""
+    """Query t stands at position query_offset + t among the keys 0..S-1 and sees the last `window` keys up to itself."""
 
     query_offset: int = 0
+    window: int | None = None
 
 
 def attend(q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, layout: Layout) -> Tensor:
     """Causal attention -> [B, H, T, K]. S is query_offset + T."""
     num_queries, num_keys = q_BHTK.shape[2], k_BGSK.shape[2]
+    assert num_keys == layout.query_offset + num_queries, (num_keys, layout, num_queries)
     grouped = q_BHTK.shape[1] != k_BGSK.shape[1]
     attention = functional.scaled_dot_product_attention
-    if layout.query_offset == 0:
+    if num_queries == 1 and layout.query_offset:  # the newest token sees every key of its window
+        seen = slice(0 if layout.window is None else max(0, num_keys - layout.window), None)
+        return attention(q_BHTK, k_BGSK[:, :, seen], v_BGSK[:, :, seen], enable_gqa=grouped)
+    windowed = layout.window is not None and layout.window < num_keys
+    if layout.query_offset == 0 and not windowed:
         return attention(q_BHTK, k_BGSK, v_BGSK, is_causal=True, enable_gqa=grouped)
-    assert num_keys == layout.query_offset + num_queries, (num_keys, layout, num_queries)
-    if num_queries == 1:  # the newest token sees every key
-        return attention(q_BHTK, k_BGSK, v_BGSK, enable_gqa=grouped)
-    bias = causal_lower_right(
-        num_queries, num_keys
-    )  # its kernels know no grouped heads: repeat the few keys of generation
+    # The kernels below know no grouped heads: repeat the keys.
     repeats = q_BHTK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = k_BGSK.repeat_interleave(repeats, 1), v_BGSK.repeat_interleave(repeats, 1)
-    return attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=bias)
+    if windowed:
+        return _attend_window(q_BHTK, k_BHSK, v_BHSK, layout)
+    return attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=causal_lower_right(num_queries, num_keys))
 
 
-def rope_tables(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles, each [T, K], in `dtype`; computed in promote_types(dtype, float32)."""
-    wide = torch.promote_types(dtype, torch.float32)
-    channels = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide)
-    frequencies = 1.0 / (theta ** (channels / head_dim))
-    half_TK = positions_T.to(wide)[:, None] * frequencies
-    angles_TK = torch.cat((half_TK, half_TK), dim=-1)
-    return angles_TK.cos().to(dtype), angles_TK.sin().to(dtype)
-
-
-def rotate(x_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (i, i + K/2) by its position's angle."""
-    cos_TK, sin_TK = rope
-    first, second = x_BHTK.chunk(2, dim=-1)
-    return x_BHTK * cos_TK + torch.cat((-second, first), dim=-1) * sin_TK
+def _attend_window(q_BHTK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, layout: Layout) -> Tensor:
+    """Pieces of W queries, each with the keys that one of them sees."""
+    window, offset = layout.window, layout.query_offset
+    assert window is not None
+    pieces = []
+    for start in range(0, q_BHTK.shape[2], window):
+        q_BHWK = q_BHTK[:, :, start : start + window]
+        end = offset + start + q_BHWK.shape[2]
+        first = max(0, offset + start - window + 1)
+        queries_W1 = torch.arange(offset + start, end, device=q_BHTK.device)[:, None]
+        keys_S = torch.arange(first, end, device=q_BHTK.device)
+        seen_WS = (keys_S <= queries_W1) & (keys_S > queries_W1 - window)
+        keys_BHSK, values_BHSK = k_BHSK[:, :, first:end], v_BHSK[:, :, first:end]
+        pieces.append(functional.scaled_dot_product_attention(q_BHWK, keys_BHSK, values_BHSK, attn_mask=seen_WS))
+    return torch.cat(pieces, 2)

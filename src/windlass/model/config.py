@@ -13,8 +13,9 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
 from windlass.model.architecture import Architecture
-from windlass.model.families import FAMILIES, Family
+from windlass.model.families import FAMILIES, NEAREST, Family
 from windlass.model.presets import PRESETS
+from windlass.model.scaling import merge_rope
 from windlass.settings import Settings
 
 
@@ -24,11 +25,12 @@ class ModelConfig(Settings):
     model_config = ConfigDict(extra="allow")
 
     preset: str | None = None
-    """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, qwen3-4b."""
+    """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, llama-3.1-8b,
+    qwen2.5-1.5b, qwen2.5-7b, qwen3-4b, smollm3-3b."""
     from_: str | None = Field(None, alias="from")
     """A local Hugging Face directory: its shape, its weights."""
     family: str | None = None
-    """qwen3, llama or gpt2, with random weights; sizes are given in Hugging Face's own config names."""
+    """qwen3, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own names."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -61,9 +63,7 @@ class ModelConfig(Settings):
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         _refuse_unknown(own, _family(base["model_type"]))
-        if "rope_theta" in own and "rope_parameters" in base and "rope_parameters" not in own:
-            base["rope_parameters"] = {**(base["rope_parameters"] or {}), "rope_theta": own["rope_theta"]}
-        return {**base, **own}
+        return merge_rope(base, own)
 
     def architecture(self, vocab_size: int | None = None) -> Architecture:
         """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none."""
@@ -133,6 +133,14 @@ def _family(name: str) -> type[Family]:
 
 def _unknown(what: str, name: str, choices: list[str]) -> UserError:
     rule = f"the {'families' if what == 'family' else 'presets'} are {', '.join(choices)}"
+    kin = [word for word in NEAREST if str(name).startswith(word)] if what == "family" else []
+    if kin:
+        near, difference = NEAREST[max(kin, key=len)]
+        return UserError(
+            f"model.{what}: {name}",
+            f"{rule}; {name} has what none of them has: {difference}",
+            f"the nearest is {near}: take a model of that family",
+        )
     return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these")
 
 

@@ -1,167 +1,199 @@
-"""The families by name, and the two that share Llama's fields. No torch.
+"""The families by name, each with what it has beyond the shared fields of rotary.py; gpt2 has a file. No torch.
 
-A new family: a class with Hugging Face's fields and defaults, a line in FAMILIES, and what the decoder cannot do yet in
-transformer.py.
+How to add one: docs/howto/add-a-family.md.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field
-
 from windlass.errors import UserError
-from windlass.model.architecture import Architecture, divisors
-from windlass.model.family import INFERENCE, NEVER, Activation, Family, Size, common_fields, token_ids_of
+from windlass.model.architecture import Architecture
+from windlass.model.family import INFERENCE, Family, Size
 from windlass.model.gpt2 import GPT2Fields
+from windlass.model.rotary import RotaryFields, WindowedFields, Windows
 
 
-class LlamaFields(Family):
-    """`model_type: llama`: Llama 1 and 2, and what has their shape. Source: arXiv 2302.13971, 2307.09288."""
+class LlamaFields(RotaryFields):
+    """`model_type: llama`: Llama 1 to 3, and what has their shape. Source: arXiv 2302.13971, 2307.09288, 2407.21783."""
 
     family: ClassVar[str] = "llama"
-    qk_norm: ClassVar[bool] = False
     architecture_class: ClassVar[str] = "LlamaForCausalLM"
-    required: ClassVar[tuple[str, ...]] = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-    )
-    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEVER,
-        "rope_scaling": (None, {}),
-        "partial_rotary_factor": (None, 1, 1.0),
-        "sliding_window": (None,),
-    }
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "sliding_window": (None,)}
 
-    hidden_size: Size
-    """Width of the residual stream."""
-    intermediate_size: Size
-    """Width inside the MLP."""
-    num_hidden_layers: Size
-    """Number of blocks."""
-    num_attention_heads: Size
-    """Query heads."""
-    num_key_value_heads: Size | None = None
-    """Key and value heads; as many as query heads when left out."""
-    head_dim: Size | None = None
-    """Channels per head; hidden_size / num_attention_heads when left out."""
-    hidden_act: Activation = "silu"
-    """Activation of the MLP."""
-    max_position_embeddings: Size = 2048
-    """Longest sequence the model is meant for, in tokens; written to the export."""
-    rms_norm_eps: float = Field(1e-6, ge=0.0)
-    """Added to the mean square in RMSNorm."""
-    rope_theta: float | None = Field(None, gt=0.0)
-    """Base of the rotary frequencies; 10000 when left out."""
-    rope_parameters: dict[str, Any] | None = None
-    """transformers 5 keeps rope_theta here; only `rope_type: default`."""
     attention_bias: bool = False
     """Biases in the four attention projections."""
     mlp_bias: bool = False
     """Biases in the three MLP projections."""
-    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """Probability; training needs 0."""
-    tie_word_embeddings: bool = False
-    """Embedding and head are one matrix."""
 
-    def to_architecture(self, vocab_size: int) -> Architecture:
-        heads = self.num_attention_heads
-        if self.hidden_size % heads and (self.head_dim is None or self.family == "llama"):
-            raise UserError(
-                f"model: hidden_size {self.hidden_size} and {heads} attention heads",
-                "the hidden size is a multiple of the number of heads",
-                f"set num_attention_heads to one of {divisors(self.hidden_size)}",
-            )
-        return Architecture(
-            family=self.family,
-            vocab_size=vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_layers=self.num_hidden_layers,
-            num_heads=heads,
-            num_kv_heads=heads if self.num_key_value_heads is None else self.num_key_value_heads,
-            head_dim=self.head_dim or self.hidden_size // heads,
-            max_positions=self.max_position_embeddings,
-            activation=self.hidden_act,
-            norm_eps=self.rms_norm_eps,
-            initializer_range=self.initializer_range,
-            tied=self.tie_word_embeddings,
-            rope_theta=self._theta(),
-            qk_norm=self.qk_norm,
-            qkv_bias=self.attention_bias,
-            out_bias=self.attention_bias,
-            mlp_bias=self.mlp_bias,
-            attn_dropout=self.attention_dropout,
-            **token_ids_of(self),
-        )
-
-    def _theta(self) -> float:
-        """The one base of the frequencies. transformers gives rope_parameters the precedence over rope_theta."""
-        given = dict(self.rope_parameters or {})
-        theta = given.pop("rope_theta", None) or self.rope_theta or 10000.0
-        if not isinstance(theta, int | float) or theta <= 0:
-            raise UserError(f"model: rope_parameters.rope_theta is {theta!r}", "a base is above 0", "give a number")
-        plain = {"rope_type": ("default", None), "type": ("default", None), "partial_rotary_factor": (None, 1, 1.0)}
-        for name, value in given.items():
-            if value not in plain.get(name, ()):
-                raise UserError(
-                    f"model: rope_parameters.{name} is {value!r}",
-                    "only unscaled rotary positions are implemented; with others the model would be another one",
-                    "take a model without rope scaling, or keep rope_theta alone",
-                )
-        return float(theta)
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": self.attention_bias, "out_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
 
     @classmethod
     def from_architecture(cls, arch: Architecture) -> dict[str, object]:
-        assert arch.rope_theta is not None and arch.qkv_bias == arch.out_bias
-        return {
-            **common_fields(cls.architecture_class, arch),
-            "hidden_size": arch.hidden_size,
-            "intermediate_size": arch.intermediate_size,
-            "num_hidden_layers": arch.num_layers,
-            "num_attention_heads": arch.num_heads,
-            "num_key_value_heads": arch.num_kv_heads,
-            "head_dim": arch.head_dim,
-            "hidden_act": arch.activation,
-            "max_position_embeddings": arch.max_positions,
-            "rms_norm_eps": arch.norm_eps,
-            "rope_theta": arch.rope_theta,  # read by transformers 4
-            "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},  # read by transformers 5
-            "attention_bias": arch.qkv_bias,
-            "attention_dropout": arch.attn_dropout,
-            "mlp_bias": arch.mlp_bias,
-        }
+        return {**super().from_architecture(arch), "attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
 
 
-class Qwen3Fields(LlamaFields):
+class MistralFields(RotaryFields):
+    """`model_type: mistral`: Llama's shape, with one sliding window in every layer. Source: arXiv 2310.06825."""
+
+    family: ClassVar[str] = "mistral"
+    architecture_class: ClassVar[str] = "MistralForCausalLM"
+
+    num_key_value_heads: Size | None = 8
+    """Key and value heads; 8 when left out, as many as query heads when null."""
+    max_position_embeddings: Size = 131072
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    sliding_window: Size | None = 4096
+    """Tokens that a query sees, itself included; all of them when null."""
+
+    def windows(self) -> Windows:
+        return self.sliding_window, tuple(range(self.num_hidden_layers))
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {**super().from_architecture(arch), "sliding_window": arch.window}
+
+
+class Qwen2Fields(WindowedFields):
+    """`model_type: qwen2`: Qwen2 and Qwen2.5; biases in query, key and value. Source: arXiv 2407.10671, 2412.15115."""
+
+    family: ClassVar[str] = "qwen2"
+    architecture_class: ClassVar[str] = "Qwen2ForCausalLM"
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "use_mrope": (False, None)}
+
+    num_key_value_heads: Size | None = 32
+    """Key and value heads; 32 when left out, as many as query heads when null."""
+    max_position_embeddings: Size = 32768
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    sliding_window: Size | None = 4096
+    """Tokens that a query sees in the windowed layers, itself included; without effect unless use_sliding_window."""
+    max_window_layers: int = 28
+    """With use_sliding_window: the first so many layers have full attention, the others the window."""
+
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": True}
+
+    def windowed_by_rule(self) -> Iterable[int]:
+        return range(max(0, self.max_window_layers), self.num_hidden_layers)
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        fields = super().from_architecture(arch)
+        return fields if arch.window is None else {**fields, "max_window_layers": min(arch.window_layers)}
+
+
+class Qwen3Fields(Qwen2Fields):
     """`model_type: qwen3`: RMSNorm on each query and key head, head_dim of its own. Source: arXiv 2505.09388."""
 
     family: ClassVar[str] = "qwen3"
     qk_norm: ClassVar[bool] = True
     architecture_class: ClassVar[str] = "Qwen3ForCausalLM"
-    harmless: ClassVar[frozenset[str]] = INFERENCE | {"sliding_window", "max_window_layers"}  # use_sliding_window rules
-    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **NEVER,
-        "rope_scaling": (None, {}),
-        "partial_rotary_factor": (None, 1, 1.0),
-        "use_sliding_window": (False, None),
-        "mlp_bias": (False, None),
-    }
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "mlp_bias": (False, None)}
 
-    num_key_value_heads: Size | None = 32
-    """Key and value heads; 32 when left out, as many as query heads when null."""
     head_dim: Size | None = 128
     """Channels per head; 128 when left out."""
-    max_position_embeddings: Size = 32768
-    """Longest sequence the model is meant for, in tokens; written to the export."""
-    layer_types: list[Literal["full_attention"]] | None = None
-    """Kind of attention per block; only full attention."""
+    attention_bias: bool = False
+    """Biases in the four attention projections."""
+
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": self.attention_bias, "out_bias": self.attention_bias}
 
     @classmethod
     def from_architecture(cls, arch: Architecture) -> dict[str, object]:
-        fields = super().from_architecture(arch)
-        del fields["mlp_bias"]
-        return {**fields, "use_sliding_window": False}
+        return {**super().from_architecture(arch), "attention_bias": arch.qkv_bias}
 
 
-FAMILIES: Final[dict[str, type[Family]]] = {"qwen3": Qwen3Fields, "llama": LlamaFields, "gpt2": GPT2Fields}
+class SmolLM3Fields(WindowedFields):
+    """`model_type: smollm3`: Llama's shape, with layers without positions. Source: the model card of SmolLM3-3B."""
+
+    family: ClassVar[str] = "smollm3"
+    default_theta: ClassVar[float] = 2000000.0
+    architecture_class: ClassVar[str] = "SmolLM3ForCausalLM"
+    harmless: ClassVar[frozenset[str]] = INFERENCE | {"max_window_layers"}  # transformers reads it nowhere
+
+    num_key_value_heads: Size | None = 4
+    """Key and value heads; 4 when left out, as many as query heads when null."""
+    max_position_embeddings: Size = 32768
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    pad_token_id: int | None = 128004
+    """Token id, written to the export. As in transformers, its embedding gets no gradient where it is read."""
+    no_rope_layers: list[Literal[0, 1]] | None = None
+    """Per block: 1 with rotary positions, 0 without any."""
+    no_rope_layer_interval: Size = 4
+    """Without no_rope_layers: every so many-th block has no positions."""
+    attention_bias: bool = False
+    """Biases in the four attention projections."""
+    mlp_bias: bool = False
+    """Biases in the three MLP projections."""
+    tie_word_embeddings: bool = True
+    """Embedding and head are one matrix."""
+
+    def extras(self) -> dict[str, Any]:
+        bias = self.attention_bias
+        return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": self.mlp_bias, "unrotated_layers": self._unrotated()}
+
+    def windowed_by_rule(self) -> Iterable[int]:
+        return self._unrotated()
+
+    def _unrotated(self) -> tuple[int, ...]:
+        count, every = self.num_hidden_layers, self.no_rope_layer_interval
+        if self.no_rope_layers is None:
+            return tuple(range(every - 1, count, every))
+        if len(self.no_rope_layers) < count:
+            raise UserError(
+                f"model: {len(self.no_rope_layers)} no_rope_layers and num_hidden_layers {count}",
+                "no_rope_layers says of every layer whether it has rotary positions",
+                f"give {count} of them, or model.no_rope_layers=null for one in no_rope_layer_interval",
+            )
+        return tuple(layer for layer in range(count) if not self.no_rope_layers[layer])
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {
+            **super().from_architecture(arch),
+            "attention_bias": arch.qkv_bias,
+            "mlp_bias": arch.mlp_bias,
+            "no_rope_layers": [int(layer not in arch.unrotated_layers) for layer in range(arch.num_layers)],
+            "no_rope_layer_interval": min(arch.unrotated_layers, default=arch.num_layers) + 1,  # the list rules
+        }
+
+
+FAMILIES: Final[dict[str, type[Family]]] = {
+    "qwen3": Qwen3Fields,
+    "llama": LlamaFields,
+    "gpt2": GPT2Fields,
+    "mistral": MistralFields,
+    "qwen2": Qwen2Fields,
+    "smollm3": SmolLM3Fields,
+}
+# the first letters of a model_type that is not here -> the nearest one that is, and what it lacks
+NEAREST: Final[dict[str, tuple[str, str]]] = {
+    "gemma": ("llama", "norms scale by 1 + weight, and the embedding by sqrt(hidden_size)"),
+    "phi": ("gpt2", "attention and MLP run side by side, with partly rotated heads"),
+    "phi3": ("llama", "fused projections, and a rope of its own"),
+    "phimoe": ("llama", "mixtures of experts"),
+    "mixtral": ("mistral", "the MLPs are mixtures of experts"),
+    "ministral": ("mistral", "windows that differ by layer"),
+    "qwen2_moe": ("qwen2", "the MLPs are mixtures of experts"),
+    "qwen3_moe": ("qwen3", "the MLPs are mixtures of experts"),
+    "qwen3_next": ("qwen3", "gated linear attention and experts"),
+    "qwen2_vl": ("qwen2", "images, and rotary positions in three directions"),
+    "deepseek": ("llama", "latent attention and mixtures of experts"),
+    "llama4": ("llama", "mixtures of experts, and attention in pieces"),
+    "gpt_oss": ("qwen3", "mixtures of experts, and attention sinks"),
+    "gpt_neox": ("gpt2", "attention and MLP run side by side, with rotary positions"),
+    "gptj": ("gpt2", "attention and MLP run side by side, with rotary positions"),
+    "gpt_neo": ("gpt2", "local attention, unscaled"),
+    "gpt_bigcode": ("gpt2", "one key and value head"),
+    "opt": ("gpt2", "positions that begin at 2"),
+    "bloom": ("gpt2", "distances in the scores in place of positions"),
+    "falcon": ("llama", "attention and MLP run side by side"),
+    "olmo": ("llama", "norms of another kind or place"),
+    "olmoe": ("llama", "mixtures of experts"),
+    "granite": ("llama", "multipliers on embedding, residual stream, scores and logits"),
+    "cohere": ("llama", "LayerNorm, and attention and MLP side by side"),
+    "starcoder2": ("gpt2", "rotary positions and grouped heads"),
+    "stablelm": ("llama", "LayerNorm, and partly rotated heads"),
+    "glm": ("llama", "partly rotated heads"),
+    "mamba": ("llama", "state spaces in place of attention"),
+}

@@ -8,8 +8,8 @@ head.
 
 Three conventions, because published figures mix them: `six_n` = 6 N over all parameters (Kaplan et al., arXiv
 2001.08361); `palm` = 6 N + 12 L H K T over the multiplied weights, full attention (PaLM, arXiv 2204.02311, appendix B);
-`causal` = the same with half the attention (Megatron-LM, MaxText): only work that the maths needs, so it is the
-headline.
+`causal` = the same with half the attention (Megatron-LM, MaxText), and no key outside a sliding window: only work that
+the maths needs, so it is the headline.
 
 Legend: L layers, H query heads, K channels per head, T sequence length, N parameters.
 """
@@ -43,5 +43,9 @@ def count_multiplied(arch: Architecture) -> int:
 def flops_per_token(arch: Architecture, sequence_length: int) -> FlopsPerToken:
     """FLOPs of forward and backward, divided by the tokens, for sequences of `sequence_length` tokens."""
     products = 6.0 * count_multiplied(arch)
-    attention = 12.0 * arch.num_layers * arch.num_heads * arch.head_dim * sequence_length
-    return FlopsPerToken(6.0 * count_parameters(arch), products + attention, products + attention / 2)
+    per_key = 12.0 * arch.num_heads * arch.head_dim  # of one layer
+    full = arch.num_layers * sequence_length
+    window = min(arch.window or sequence_length, sequence_length)
+    seen = window - window**2 / (2 * sequence_length)  # mean number of keys; T / 2 without a window
+    causal = (arch.num_layers - len(arch.window_layers)) * sequence_length / 2 + len(arch.window_layers) * seen
+    return FlopsPerToken(6.0 * count_parameters(arch), products + per_key * full, products + per_key * causal)

@@ -1,6 +1,6 @@
 """Our canonical names to Hugging Face's stored tensors, and back. No torch.
 
-For llama and qwen3 the names are the same. GPT-2 stores its projections transposed (transformers' Conv1D keeps [in,
+For all families but GPT-2 the names are the same. GPT-2 stores its projections transposed (transformers' Conv1D keeps [in,
 out]) and query, key and value fused in one tensor; both are undone at load and redone at save. Files written by others
 may leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants that are no parameters (causal masks,
 rotary frequencies, a copy of a tied head).

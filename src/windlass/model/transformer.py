@@ -2,9 +2,12 @@
 
     h = E[ids] (+ P[positions]);   h += attention(norm(h));   h += mlp(norm(h));   logits = W norm(h)
 
-Families differ by the Architecture alone: RMSNorm or LayerNorm, rotary or learned positions, norms on query and key
-heads, gated or plain MLP, biases, a tied head. Sources: arXiv 1706.03762 (attention), 1910.07467 (RMSNorm), 2002.05202
-(gated MLP).
+Families differ by the Architecture alone: RMSNorm or LayerNorm, rotary, learned or (per layer) no positions, a sliding
+window per layer, norms on query and key heads, gated or plain MLP, biases, a tied head. Sources: arXiv 1706.03762
+(attention), 1910.07467 (RMSNorm), 2002.05202 (gated MLP), 2305.19466 (layers without positions).
+
+Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`) and layers with a window
+beside layers without one: each such kind is a second graph.
 
 A part of the model (a pipeline stage) keeps only its blocks, keyed by their global index, so that names are the same in
 every layout. Nothing here is a buffer: after `to_empty` only parameters are to be filled, and `tie()` restores the tie
@@ -19,9 +22,10 @@ from torch.nn import functional
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.model.attention import Layout, attend, rope_tables, rotate
+from windlass.model.attention import Layout, attend
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.loss import Head
+from windlass.model.rope import rope_tables, rotate
 
 Rope = tuple[Tensor, Tensor] | None
 
@@ -150,10 +154,12 @@ class Decoder(nn.Module):
         hidden_BTD = self._embed(input_ids, positions_T, end) if self.first else input_ids
         rope = None
         if self.arch.rope_theta is not None:
-            rope = rope_tables(positions_T, self.arch.head_dim, self.arch.rope_theta, hidden_BTD.dtype)
-        layout = Layout(offset)
+            kind = (self.arch.head_dim, self.arch.rope_theta, hidden_BTD.dtype, self.arch.rope_scaling)
+            rope = rope_tables(positions_T, *kind)
         for index, block in self.model.layers.items():
-            hidden_BTD = block(hidden_BTD, rope, layout, None if cache is None else cache[index])
+            turned = None if int(index) in self.arch.unrotated_layers else rope
+            layout = Layout(offset, self.arch.window if int(index) in self.arch.window_layers else None)
+            hidden_BTD = block(hidden_BTD, turned, layout, None if cache is None else cache[index])
         if cache is not None:
             cache.advance(num_positions)
         if not self.last:

@@ -1,0 +1,56 @@
+"""Rotary positions: the tables, and the turn.
+
+Channel pairs (i, i + K/2) of a head turn by position * f_i, f_i = theta^(-2i/K) (arXiv 2104.09864); a scaled rope
+changes the f_i, and yarn the length too (scaling.py has the kinds and their sources). The tables are computed from
+positions in each forward, so nothing is left to restore after `to_empty`. Angles are fp32, and fp64 where the model is:
+in bf16 position 2,000 and 2,001 would be the same.
+
+Legend: B sequences, T positions, H heads, K channels per head, P = K/2 channel pairs.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from windlass.model.scaling import RopeScaling
+
+
+def rope_tables(
+    positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles, each [T, K], in `dtype`; computed in promote_types(dtype, float32)."""
+    wide = torch.promote_types(dtype, torch.float32)
+    channels_P = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide)
+    powers_P = theta ** (channels_P / head_dim)
+    frequencies_P = 1.0 / powers_P if scaling is None else scaled_frequencies(powers_P, head_dim, theta, scaling)
+    half_TP = positions_T.to(wide)[:, None] * frequencies_P
+    angles_TK = torch.cat((half_TP, half_TP), dim=-1)
+    magnitude = 1.0 if scaling is None else scaling.magnitude
+    return (angles_TK.cos() * magnitude).to(dtype), (angles_TK.sin() * magnitude).to(dtype)
+
+
+def scaled_frequencies(powers_P: Tensor, head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """Angles per position, from the unscaled ones' reciprocals; in transformers' order of operations."""
+    kept_P, factor = 1.0 / powers_P, scaling.factor
+    if scaling.kind == "linear":
+        return kept_P / factor
+    if scaling.kind == "yarn":
+        low, high = scaling.ramp(head_dim, theta)
+        pairs_P = torch.arange(head_dim // 2, device=powers_P.device, dtype=powers_P.dtype)
+        kept_share_P = 1 - ((pairs_P - low) / (high - low)).clamp(0, 1)
+        return 1.0 / (factor * powers_P) * (1 - kept_share_P) + kept_P * kept_share_P
+    assert scaling.low_freq_factor is not None and scaling.high_freq_factor is not None
+    length, low, high = scaling.original_positions, scaling.low_freq_factor, scaling.high_freq_factor
+    waves_P = 2 * math.pi / kept_P  # positions per turn
+    share_P = (length / waves_P - low) / (high - low)
+    ramp_P = (1 - share_P) * kept_P / factor + share_P * kept_P
+    scaled_P = torch.where(waves_P > length / low, kept_P / factor, ramp_P)
+    return torch.where(waves_P < length / high, kept_P, scaled_P)
+
+
+def rotate(x_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (i, i + K/2) by its position's angle."""
+    cos_TK, sin_TK = rope
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return x_BHTK * cos_TK + torch.cat((-second, first), dim=-1) * sin_TK
