@@ -211,6 +211,9 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        if not (local.has_agent() and local.rank()):  # what all ranks of ours refuse alike is said once
-            print(f"windlass: {error}", file=sys.stderr)
+        local.tell(error)
         raise SystemExit(EXIT_USER_ERROR) from None
+
+
+if __name__ == "__main__":  # `-m windlass.cli` would otherwise do nothing, and say so with 0
+    main()

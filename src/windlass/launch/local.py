@@ -1,8 +1,8 @@
 """Ranks on this machine, under torchelastic (what torchrun is made of).
 
-The launcher is a small process without a model: it starts N workers with the same command line, waits, and turns what became of them
-into one exit code. A signal to it goes to every worker; they agree on a step, save, and leave with 0; the launcher finds
-"stopped" in the run's last event and leaves with the code of a stopped run.
+The launcher is a small process without a model: it starts N workers with the same command line, waits, and turns what
+became of them into one exit code. A signal to it goes to every worker; they agree on a step, save, and leave with 0; the
+launcher finds "stopped" in the run's last event and leaves with the code of a stopped run.
 
 Known flaws of torchelastic are fenced: the rendezvous store is not shared between incarnations
 (TORCH_DISABLE_SHARE_RDZV_TCP_STORE: with gloo the first restart worked 3 of 8 times without it, 15 of 15 with), and workers die
@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
@@ -22,6 +23,8 @@ SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _CHILD = "WINDLASS_AGENT_PID"
+_TOLD = "WINDLASS_TOLD"
+"""A directory where workers of ours leave what is to be told to the user, a file per rank."""
 
 
 def choose_ranks(nproc: str | None) -> int:
@@ -56,11 +59,6 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def rank() -> int:
-    """This process's rank; 0 where there is no launcher."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def is_elastic() -> bool:
     """Whether torchelastic started this rank: it takes any exit code but 0 for a failure, and restarts."""
     return "TORCHELASTIC_RUN_ID" in os.environ
@@ -69,6 +67,16 @@ def is_elastic() -> bool:
 def has_agent() -> bool:
     """Whether our own launcher started this rank; it has prepared the data before."""
     return _CHILD in os.environ
+
+
+def tell(error: UserError) -> None:
+    """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may say the same, or only one that
+    has no terminal."""
+    folder = os.environ.get(_TOLD)
+    if folder is None:
+        print(f"windlass: {error}", file=sys.stderr)
+    else:
+        Path(folder, os.environ["RANK"].zfill(6)).write_text(str(error), "utf-8")
 
 
 def die_with_agent() -> None:
@@ -103,16 +111,30 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
         monitor_interval=0.1,
     )
     command = [sys.executable, "-m", "windlass", *arguments]
-    try:
-        elastic_launch(config, command[0])(*command[1:])
-    except SignalException:
-        return EXIT_STOPPED if _was_stopped(run_directory) else 1
-    except ChildFailedError as failure:
-        rank, first = failure.get_first_failure()
-        if first.exitcode != EXIT_USER_ERROR:
+    sys.stdout.flush()  # what was said so far stands above what the workers say
+    with tempfile.TemporaryDirectory(prefix="windlass-told-") as told:
+        os.environ[_TOLD] = told
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except SignalException:
+            return EXIT_STOPPED if _was_stopped(run_directory) else 1
+        except ChildFailedError as failure:
+            if _tell_all(Path(told)):
+                return EXIT_USER_ERROR
+            rank, first = failure.get_first_failure()
             _explain(rank, first.exitcode, run_directory)
-        return first.exitcode if first.exitcode > 0 else 1
+            return first.exitcode if first.exitcode > 0 else 1
+        finally:
+            del os.environ[_TOLD], os.environ[_CHILD]
     return EXIT_STOPPED if _was_stopped(run_directory) else 0
+
+
+def _tell_all(told: Path) -> bool:
+    """Prints what the workers left there, the same text once -> whether there was any."""
+    texts = dict.fromkeys(file.read_text("utf-8") for file in sorted(told.iterdir()))
+    for text in texts:
+        print(f"windlass: {text}", file=sys.stderr)
+    return bool(texts)
 
 
 def _was_stopped(run_directory: Path) -> bool:

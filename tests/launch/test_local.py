@@ -1,0 +1,156 @@
+"""The launcher: how many ranks, what a failure is turned into. Whole runs through it: tests/test_cli.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass.launch import local
+
+WORKER = """
+import os, sys, time
+rank, case = int(os.environ["RANK"]), sys.argv[1]
+from windlass.errors import EXIT_USER_ERROR, UserError
+from windlass.launch import local
+assert local.is_worker() and local.has_agent() and local.is_elastic()
+if case == "user" or (case == "user-1" and rank == 1):
+    local.tell(UserError("given", "a rule", "a change"))
+    sys.exit(EXIT_USER_ERROR)
+if case == "crash" and rank == 1:
+    sys.exit(7)
+if case == "kill" and rank == 1:
+    os.kill(os.getpid(), 9)
+if case != "good":
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """gpus(n): as if n GPUs were visible."""
+    return lambda count: monkeypatch.setattr(local, "count_gpus", lambda: count)
+
+
+def test_ranks_are_all_gpus_else_one_unless_said(gpus, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    gpus(0)
+    assert [local.choose_ranks(nproc) for nproc in (None, "auto", "1", "5")] == [1, 2, 1, 5]
+    gpus(4)
+    assert [local.choose_ranks(nproc) for nproc in (None, "auto", "1", "4")] == [4, 4, 1, 4]
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    gpus(0)
+    assert local.choose_ranks("auto") == 1
+
+
+@pytest.mark.parametrize("nproc", ["0", "-1", "two", "1.5", ""])
+def test_what_is_no_number_of_processes_is_refused(gpus, nproc):
+    gpus(0)
+    with pytest.raises(UserError) as caught:
+        local.choose_ranks(nproc)
+    assert caught.value.given == f"--nproc {nproc}" and "from 1, or auto" in caught.value.rule
+
+
+@pytest.mark.parametrize(("count", "word"), [(1, "1 visible GPU"), (2, "2 visible GPUs")])
+def test_more_ranks_than_gpus_are_refused(gpus, count, word):
+    gpus(count)
+    with pytest.raises(UserError) as caught:
+        local.choose_ranks(str(count + 1))
+    assert caught.value.given == f"--nproc {count + 1} on a machine with {word}"
+    assert f"use --nproc {count} or less" in caught.value.change and "CUDA_VISIBLE_DEVICES=" in caught.value.change
+
+
+def test_hidden_gpus_are_none_and_torch_is_asked_only_where_a_driver_is(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(Path, "exists", lambda self: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert local.count_gpus() == 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert local.count_gpus() == 0
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    assert local.count_gpus() == 0
+
+
+def test_a_process_knows_who_started_it(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "WINDLASS_AGENT_PID"):
+        monkeypatch.delenv(name, raising=False)
+    assert not (local.is_worker() or local.is_elastic() or local.has_agent())
+    local.die_with_agent()  # nothing to die with
+    monkeypatch.setenv("RANK", "0")
+    assert not local.is_worker()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert local.is_worker() and not local.is_elastic() and not local.has_agent()
+
+
+def test_a_worker_whose_agent_is_gone_dies_at_once():
+    code = "from windlass.launch.local import die_with_agent; die_with_agent(); print('alive')"
+    for pid, code_and_output in ((str(os.getpid()), (0, "alive\n")), ("1", (-9, ""))):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "WINDLASS_AGENT_PID": pid}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == code_and_output
+
+
+def test_what_a_process_without_launcher_tells_goes_to_its_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("WINDLASS_TOLD", raising=False)
+    local.tell(UserError("given", "a rule", "a change"))
+    assert capsys.readouterr().err == "windlass: given\n  rule:   a rule\n  change: a change\n"
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """launched(case): two workers that do what `case` says, under `launch`, in a process of its own."""
+    package = tmp_path / "stand-in" / "windlass"
+    package.mkdir(parents=True)
+    source = Path(local.__file__).parents[1]
+    for name in ("launch", "errors.py"):
+        (package / name).symlink_to(source / name)
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(WORKER)
+    run = tmp_path / "run"
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "rank-1.log").write_text("first line\nthe cause\n")
+
+    def launch(case):
+        call = f"launch(['{case}'], 2, pathlib.Path({str(run)!r}))"
+        code = f"import sys, pathlib; from windlass.launch.local import launch; sys.exit({call})"
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    return run, launch
+
+
+TOLD = "windlass: given\n  rule:   a rule\n  change: a change\n"
+
+
+def test_a_users_mistake_is_told_once_whichever_ranks_find_it(launched):
+    _, launch = launched
+    for case in ("user", "user-1"):
+        done = launch(case)
+        assert (done.returncode, done.stderr) == (EXIT_USER_ERROR, TOLD), case
+
+
+def test_a_failure_names_the_rank_and_shows_its_log(launched):
+    run, launch = launched
+    done = launch("crash")
+    assert done.returncode == 7
+    assert done.stderr.startswith("windlass: rank 1 failed first, with exit code 7\nfirst line\nthe cause")
+    assert f"(the end of {run}/logs/rank-1.log)" in done.stderr
+    done = launch("kill")
+    assert done.returncode == 1 and "rank 1 failed first, with signal SIGKILL" in done.stderr
+
+
+def test_the_exit_code_of_a_run_that_ended_says_whether_it_was_stopped(launched):
+    run, launch = launched
+    assert launch("good").returncode == 0
+    (run / "events.jsonl").write_text('{"kind": "end", "reason": "finished"}\n{"kind": "end", "reason": "stopped"}\n')
+    assert launch("good").returncode == EXIT_STOPPED
