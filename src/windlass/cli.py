@@ -20,11 +20,15 @@ app = typer.Typer(
 checkpoint_app = typer.Typer(help="List, verify, compare and prune the checkpoints of a run.", no_args_is_help=True)
 app.add_typer(checkpoint_app, name="checkpoint")
 
-Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Settings that replace the recipe's: run.steps=100")]
-RunDirectory = Annotated[Path, typer.Argument(help="The run directory.")]
+Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's: run.steps=100")
+]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 SavedPath = Annotated[
-    Path, typer.Argument(help="A run directory, one of its checkpoints, or a Hugging Face directory.")
+    Path, typer.Argument(metavar="PATH", help="A run directory, one of its checkpoints, or a Hugging Face directory.")
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
@@ -134,7 +138,9 @@ def generate(
 @app.command()
 def export(
     path: SavedPath,
-    target: Annotated[Path | None, typer.Argument(help="Where to. Default: export/ in the run directory.")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="[TARGET]", help="Where to. Default: export/ in the run directory.")
+    ] = None,
     step: Step = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
 ) -> None:
@@ -168,7 +174,7 @@ def checkpoint_list(
 
 @checkpoint_app.command("verify")
 def checkpoint_verify(
-    path: Annotated[Path, typer.Argument(help="A run directory or one checkpoint directory.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run directory or one checkpoint directory.")],
 ) -> None:
     """Check every byte against the manifest. Exit code 2 and the file's name where something differs."""
     from windlass.jobs.checkpoints import check
@@ -178,8 +184,8 @@ def checkpoint_verify(
 
 @checkpoint_app.command("diff")
 def checkpoint_diff(
-    first: Annotated[Path, typer.Argument(help="A checkpoint directory.")],
-    second: Annotated[Path, typer.Argument(help="Another one.")],
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint directory.")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one.")],
 ) -> None:
     """Which tensors of two checkpoints differ."""
     from windlass.jobs.checkpoints import compare
