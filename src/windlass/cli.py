@@ -24,7 +24,7 @@ Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace the recipe's: run.steps=100")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100")
 ]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 SavedPath = Annotated[
@@ -139,7 +139,7 @@ def generate(
 def export(
     path: SavedPath,
     target: Annotated[
-        Path | None, typer.Argument(metavar="[TARGET]", help="Where to. Default: export/ in the run directory.")
+        Path | None, typer.Argument(metavar="TARGET", help="Where to. Default: export/ in the run directory.")
     ] = None,
     step: Step = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
