@@ -1,14 +1,10 @@
 """The decoder against transformers, and what it must refuse."""
 
-import contextlib
-from unittest import mock
-
 import pytest
 import torch
-from torch.nn import functional
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, canonical, hf_model, our_model, unpadded
+from tests.model.parity import check_parity, summed_loss, without_detours_through_fp32
+from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, hf_model, our_model, unpadded
 from windlass.errors import UserError
 from windlass.model.architecture import parameter_shapes
 from windlass.model.cache import KVCache
@@ -44,38 +40,6 @@ WINDOWED = [
 WINDOWED_FP32 = 2.5e-6
 
 
-def summed_loss(logits, targets):
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
-
-
-def tensor_maxima(gradients, family):
-    """Largest gradient per Hugging Face tensor: GPT-2's query, key and value are one (a key bias has gradient 0)."""
-    largest = {}
-    names = {name: name.replace("k_proj", "q_proj").replace("v_proj", "q_proj") for name in gradients}
-    names = names if family == "gpt2" else {name: name for name in gradients}
-    for name, gradient in gradients.items():
-        largest[names[name]] = max(largest.get(names[name], 0.0), gradient.abs().max().item())
-    return {name: largest[group] for name, group in names.items()}
-
-
-def check_parity(model, logit_tolerance, gradient_tolerance):
-    decoder = our_model(model)
-    ids, targets = batch(decoder.arch.vocab_size)
-    theirs, ours = model(input_ids=ids, use_cache=False).logits, decoder(ids)
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= logit_tolerance
-    (summed_loss(ours, targets) / 29).backward()
-    (summed_loss(theirs, targets) / 29).backward()
-    gradients = canonical({name: parameter.grad for name, parameter in model.named_parameters()}, decoder.arch)
-    largest = tensor_maxima(gradients, decoder.arch.family)
-    assert gradients.keys() == dict(decoder.named_parameters()).keys()
-    for name, parameter in decoder.named_parameters():
-        grad = unpadded(name, parameter.grad, decoder.arch)
-        assert largest[name] > 0, name
-        assert (grad - gradients[name]).abs().max() <= gradient_tolerance * largest[name], name
-    return decoder
-
-
 @pytest.mark.parametrize(("family", "tied"), CASES)
 def test_logits_and_gradients_equal_transformers(family, tied):
     check_parity(hf_model(family, tied), 1e-5, WINDOWED_FP32 if family == "mistral" else 1e-6)
@@ -105,32 +69,6 @@ def test_scaled_ropes_equal_transformers(family, scaling):
 
 def test_fp64_equals_transformers_to_fp64_where_transformers_stays_in_fp64():
     check_parity(hf_model("gpt2", True, torch.float64), 1e-12, 1e-12)
-
-
-@contextlib.contextmanager
-def without_detours_through_fp32(model):
-    """transformers casts to fp32 inside RMSNorm and rotary positions; here both stay in fp64, by its own formulas."""
-
-    def norm(self, hidden):
-        return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.variance_epsilon)
-
-    def rotary(self, hidden, position_ids):
-        with mock.patch.multiple(torch, float=torch.float64, float32=torch.float64):
-            kind = self.rope_type
-            start = self.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-            frequencies, magnitude = start(self.config)
-        assert frequencies.dtype == torch.float64
-        angles = position_ids[..., None].double() * frequencies
-        angles = torch.cat((angles, angles), -1)
-        return angles.cos() * magnitude, angles.sin() * magnitude
-
-    with contextlib.ExitStack() as patches:
-        for kind in {type(module) for module in model.modules()}:
-            if kind.__name__.endswith("RMSNorm"):
-                patches.enter_context(mock.patch.object(kind, "forward", norm))
-            elif kind.__name__.endswith("RotaryEmbedding"):
-                patches.enter_context(mock.patch.object(kind, "forward", rotary))
-        yield
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
