@@ -194,7 +194,7 @@ def test_two_processes_train_the_same(one, two):
 
 
 def test_a_foreign_torchrun_trains_the_same(base, two):
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "windlass.cli")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "windlass.cli")
     done = windlass(base, "train", "tiny.yaml", "run.directory=foreign", command=torchrun)
     assert done.returncode == 0, done.stderr
     assert_finished(base / "foreign")
