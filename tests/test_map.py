@@ -51,8 +51,18 @@ BROAD_EXCEPT = {
     "launch/ranks.py": "a pool's rank sends whatever it raised to the caller, who raises it",
     "checkpoint/exchange.py": "one rank's failure is carried to all ranks, which raise it together; alone it would hang them",
 }
+# files whose behaviour is proved where it is used: each with the test that turns red
 NO_TEST_OF_ITS_OWN = {
     "__main__.py": "one line: python -m windlass",
+    "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
+    "checkpoint/save.py": "checkpoint/test_state.py saves through it, test_kill.py kills it at any moment",
+    "checkpoint/staging.py": "checkpoint/test_state.py: what training changes after save() is not in the checkpoint",
+    "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
+    "model/cache.py": "model/test_transformer.py: with and without it the same text",
+    "model/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
+    "model/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
+    "model/names.py": "model/test_hf.py: every name of every family, in and out",
+    "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }
 
 

@@ -1,7 +1,8 @@
 """`train --smoke`: the whole life of a run at full size in 5 steps, before hours are spent on it.
 
-Same recipe, layout, data and model, in a scratch directory beside the run's own: start, evaluate, save, be killed, resume, finish,
-export. What breaks at step 10,000 of a real run (a checkpoint that does not fit the disk, an export that does not load) breaks here.
+Same recipe, layout, data and model, in a scratch directory beside the run's own: start, evaluate, save, be killed, resume,
+finish, export. What breaks at step 10,000 of a real run (a checkpoint that does not fit the disk, an export that does not
+load) breaks here.
 """
 
 import contextlib
