@@ -60,6 +60,7 @@ def finish(process):
         out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -289,5 +290,7 @@ def test_workers_die_with_their_launcher(base):
     process.wait(LIMIT_S)
     _, alive = psutil.wait_procs(ranks, timeout=2)
     assert not alive
-    process.communicate()
+    _, err = process.communicate()
     assert last_step(directory) < LONG_STEPS
+    for said in (err, (directory / "logs" / "rank-1.log").read_text()):
+        assert "Traceback" not in said, "they were killed, and did not just lose the launcher's store"

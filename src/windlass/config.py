@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import (
-    Field,
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
@@ -69,11 +62,6 @@ class RunSettings(Settings):
                 "set run.start_from, or remove run.start_what",
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without start_what where it has no effect: what is written out must load again."""
-        return {key: value for key, value in dump(self).items() if key != "start_what" or self.start_from is not None}
 
 
 class ObjectiveConfig(Settings):

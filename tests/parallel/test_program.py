@@ -24,7 +24,7 @@ def run_and_evaluate(layout, seeds):
     count = program.mesh.sum_over_loss(torch.stack([(b["targets"] != -100).sum() for b in mine]).sum())
     loss = program.run(mine, count)
     nats = program.evaluate(mine)
-    assert not loss.requires_grad and loss.dim() == nats.dim() == 0
+    assert not loss.requires_grad and not nats.requires_grad and loss.dim() == nats.dim() == 0
     return loss.item(), nats.item(), count.item(), program.model.training
 
 

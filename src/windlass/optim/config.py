@@ -1,8 +1,8 @@
 """What a recipe may set about the optimizer. No torch."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from windlass.errors import UserError
 from windlass.settings import Settings
@@ -44,8 +44,3 @@ class OptimConfig(Settings):
                 "remove it, or set optim.schedule=wsd",
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without decay_fraction where it has no effect: what is written out must load again."""
-        return {key: value for key, value in dump(self).items() if key != "decay_fraction" or self.schedule == "wsd"}
