@@ -342,11 +342,11 @@ SIZES = {"demo": 1_049_984, "gpt2-124m": 124_439_808}
 def test_shipped_recipes_load_and_have_the_size_they_say(name):
     config = load_recipe(name)
     assert load_recipe(shipped_recipes()[name]) == config
-    for ranks in (1, 2, 8):
+    for ranks in (1, 2):
         assert config.accumulation(config.parallel.layout(ranks).batch_ranks) >= 1
     parameters = count_parameters(config.model.architecture(config.data.tokenizer.train))
-    said = re.search(r"\(([\d.]+) ([MB]) parameters", config.recipe)
-    assert said or name in SIZES, "the first line says how many parameters, as (1.543 B parameters)"
+    said = re.search(r"([\d.]+) ([MB]) parameters", config.recipe.partition("\n")[0])
+    assert said or name in SIZES, "the first line says how many parameters, as 1.543 B parameters"
     if said:
         digits = len(said[1].partition(".")[2])
         assert f"{parameters / {'M': 1e6, 'B': 1e9}[said[2]]:.{digits}f}" == said[1]
