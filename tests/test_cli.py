@@ -20,6 +20,7 @@ from tests.jobs import tiny
 from windlass import cli
 from windlass.checkpoint.store import committed_steps
 from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR
+from windlass.jobs import rehearse
 from windlass.report.events import read_events
 
 LIMIT_S = 240
@@ -159,6 +160,17 @@ def test_the_process_exits_with_2_too(base):
     assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
     assert three_lines(done.stderr) == ["windlass", "rule", "change"]
     assert "did you mean `steps`?" in done.stderr and not (base / "new").exists()
+
+
+def test_smoke_hands_the_recipe_to_the_rehearsal_and_its_exit_code_back(base, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rehearse, "rehearse", lambda *arguments: calls.append(arguments) or 5)
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(sys, "argv", ["windlass", "train", "tiny.yaml", "run.seed=2", "--nproc", "1", "--smoke"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 5 and not (base / "run").exists()
+    assert calls == [("tiny.yaml", ["run.seed=2"], "1", base / "run")]
 
 
 # ---- a whole run
