@@ -8,15 +8,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.model.sharded import load_sharded
-from tests.model.tiny import CASES, batch, hf_model, our_model
+from tests.model.tiny import CASES, SCALINGS, batch, hf_model, our_model
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf, read_hf_config
 from windlass.model.hf import load_weights, save_weights
 from windlass.model.transformer import Decoder
 
 
-def save_theirs(path, family, tied, dtype=torch.float32, shard_size="5GB"):
-    model = hf_model(family, tied, dtype)
+def save_theirs(path, family, tied, dtype=torch.float32, shard_size="5GB", **changes):
+    model = hf_model(family, tied, dtype, **changes)
     model.save_pretrained(path, max_shard_size=shard_size)
     return model
 
@@ -70,9 +70,20 @@ def test_a_round_trip_changes_no_byte(tmp_path, family, tied, dtype):
         assert torch.equal(again.eval()(input_ids=ids).logits, original.eval()(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize(("family", "tied"), CASES)
-def test_our_config_json_is_theirs_to_transformers(tmp_path, family, tied):
-    model = save_theirs(tmp_path / "in", family, tied)
+WINDOW = {"use_sliding_window": True, "sliding_window": 5}
+CONFIGS = [
+    *((family, tied, {}) for family, tied in CASES),
+    *(("llama", False, {"rope_parameters": {**SCALINGS[kind], "rope_theta": 500.0}}) for kind in SCALINGS),
+    ("mistral", False, {"sliding_window": None}),
+    ("qwen2", False, {**WINDOW, "max_window_layers": 1}),
+    ("qwen3", False, {**WINDOW, "max_window_layers": 0, "layer_types": ["sliding_attention"] * 3}),
+    ("smollm3", True, {**WINDOW, "no_rope_layers": [1, 0, 1]}),
+]
+
+
+@pytest.mark.parametrize(("family", "tied", "changes"), CONFIGS)
+def test_our_config_json_is_theirs_to_transformers(tmp_path, family, tied, changes):
+    model = save_theirs(tmp_path / "in", family, tied, **changes)
     decoder = load_ours(tmp_path / "in")
     save_weights(tmp_path / "out", decoder.arch, decoder.named_parameters(), torch.float32)
     theirs, ours = model.config, AutoModelForCausalLM.from_pretrained(tmp_path / "out").config

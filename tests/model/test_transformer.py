@@ -8,7 +8,6 @@ from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, hf_model, our_mod
 from windlass.errors import UserError
 from windlass.model.architecture import parameter_shapes
 from windlass.model.cache import KVCache
-from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
 
@@ -130,33 +129,6 @@ def test_greedy_text_equals_transformers_with_and_without_a_cache(family):
     assert torch.equal(cached, theirs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cache_filled_in_pieces_gives_the_same_logits(family):
-    decoder = our_model(hf_model(family, True, torch.float64))
-    ids = batch(decoder.arch.vocab_size, 2, 16)[0]
-    with torch.no_grad():
-        cache = KVCache(decoder.arch, 2, 16, dtype=torch.float64)
-        pieces = [decoder(piece, cache=cache) for piece in ids.split([5, 1, 7, 3], dim=1)]
-        assert cache.length == 16
-        assert (torch.cat(pieces, 1) - decoder(ids)).abs().max() <= 1e-12
-
-
-def test_a_cache_is_refused_where_gradients_are_recorded():
-    decoder = our_model(hf_model("llama", True))
-    cache = KVCache(decoder.arch, 2, 9, dtype=torch.float32)
-    with pytest.raises(UserError, match="KV cache in a forward that records gradients"):
-        decoder(batch(211, 2, 9)[0], cache=cache)
-
-
-def test_a_full_cache_is_named_with_its_numbers():
-    decoder = our_model(hf_model("llama", True))
-    cache = KVCache(decoder.arch, 2, 9, dtype=torch.float32)
-    with torch.no_grad():
-        decoder(batch(211, 2, 7)[0], cache=cache)
-        with pytest.raises(UserError, match=r"7 positions in the KV cache and 3 new ones\n.*made for 9"):
-            decoder(batch(211, 2, 3)[0], cache=cache)
-
-
 def test_more_tokens_than_learned_positions_are_refused_with_the_numbers():
     decoder = our_model(hf_model("gpt2", True))
     with pytest.raises(UserError, match=r"sequence of 41 tokens\n.*40 learned positions"):
@@ -181,16 +153,6 @@ def test_parts_joined_equal_the_whole(family, tied):
     assert [len(part.blocks) for part in parts] == [1, 0, 2]
     hidden = parts[1](parts[0](ids))
     assert torch.equal(parts[2](hidden, targets), whole(ids, targets))
-
-
-@pytest.mark.parametrize("preset", ["gpt2-124m", "qwen3-4b", "llama-2-13b", "qwen2.5-1.5b", "smollm3-3b"])
-def test_parameters_are_those_the_shapes_promise(preset):
-    arch = ModelConfig(preset=preset).architecture()
-    with torch.device("meta"):
-        decoder = Decoder(arch)
-    shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
-    assert list(shapes.items()) == list(parameter_shapes(arch, padded=True).items())
-    assert not list(decoder.buffers())
 
 
 def test_an_untied_copy_after_to_empty_is_noticed():

@@ -1,0 +1,57 @@
+"""The record that the decoder is built from: shapes, padding, and what no model may be."""
+
+import pytest
+import torch
+
+from windlass.errors import UserError
+from windlass.model.architecture import parameter_shapes, refuse_dropout
+from windlass.model.config import ModelConfig
+from windlass.model.transformer import Decoder
+
+SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
+LLAMA = {"family": "llama", **SIZES}
+GPT2 = {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6}
+
+
+@pytest.mark.parametrize("preset", ["gpt2-124m", "qwen3-4b", "llama-2-13b", "qwen2.5-1.5b", "smollm3-3b"])
+def test_parameters_are_those_the_shapes_promise(preset):
+    arch = ModelConfig(preset=preset).architecture()
+    with torch.device("meta"):
+        decoder = Decoder(arch)
+    shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    assert list(shapes.items()) == list(parameter_shapes(arch, padded=True).items())
+    assert not list(decoder.buffers())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_key_value_heads": 4}, "6 attention heads and 4 key/value heads"),
+        ({"num_key_value_heads": 4}, "one of [1, 2, 3, 6]"),
+        ({"family": "qwen3", "num_key_value_heads": 2, "head_dim": 9}, "set head_dim to 8 or 10"),
+        ({"pad_token_id": 211}, "pad_token_id 211 and vocab_size 211"),
+        ({"pad_token_id": -1}, "pad_token_id -1 and vocab_size 211"),
+    ],
+)
+def test_what_no_model_may_be_is_refused(fields, words):
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**{**LLAMA, **fields}).architecture(211)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 128), (128, 128), (129, 256), (50257, 50304)])
+def test_the_vocabulary_is_padded_to_a_multiple_of_128_in_memory_only(rows, padded):
+    arch = ModelConfig(**LLAMA).architecture(rows)
+    assert arch.padded_vocab_size == padded
+    assert parameter_shapes(arch)["lm_head.weight"] == (rows, 48)
+    assert parameter_shapes(arch, padded=True)["lm_head.weight"] == (padded, 48)
+
+
+def test_dropout_is_refused_for_training_with_the_override_shown():
+    arch = ModelConfig(**GPT2, embd_pdrop=0.0).architecture(211)
+    assert arch.dropout == {"resid_pdrop": 0.1, "attn_pdrop": 0.1}
+    with pytest.raises(UserError, match=r"train without it: model\.resid_pdrop=0\.0 model\.attn_pdrop=0\.0"):
+        refuse_dropout(arch)
+    with pytest.raises(UserError, match=r"model\.attention_dropout=0\.0"):
+        refuse_dropout(ModelConfig(**LLAMA, attention_dropout=0.2).architecture(211))
+    refuse_dropout(ModelConfig(preset="gpt2-124m").architecture())

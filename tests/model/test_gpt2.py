@@ -1,0 +1,38 @@
+"""GPT-2's own fields: both names of its sizes, and what it refuses."""
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.model.config import ModelConfig
+
+GPT2 = {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6}
+
+
+def test_transformers_other_names_of_gpt2s_sizes_are_understood():
+    fields = {"family": "gpt2", "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6}
+    assert ModelConfig(**fields).architecture(211) == ModelConfig(**GPT2).architecture(211)
+
+
+def test_the_inner_width_is_four_times_the_outer_when_left_out():
+    assert ModelConfig(**GPT2).architecture(211).intermediate_size == 192
+    assert ModelConfig(**GPT2, n_inner=50).architecture(211).to_hf()["n_inner"] == 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n_head": 5}, "n_embd 48 and n_head 5"),
+        ({"n_head": 5}, "set n_head to one of [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: true"),
+        ({"scale_attn_weights": False}, "accepted: scale_attn_weights: true"),
+        ({"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn: true"),
+        ({"resid_pdrop": 1.5}, "resid_pdrop: 1.5"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads: 2"),
+        ({"embedding_norm": True}, "embedding_norm: true"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling: {"),
+    ],
+)
+def test_what_is_not_gpt2_is_refused(fields, words):
+    with pytest.raises(UserError) as caught:
+        ModelConfig(**{**GPT2, **fields}).architecture(211)
+    assert words in str(caught.value)
