@@ -249,14 +249,9 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
 
 
 def long_run(name, *arguments):
-    return (
-        "train",
-        "tiny.yaml",
-        f"run.directory={name}",
-        f"run.steps={LONG_STEPS}",
-        "run.tokens_per_step=512",
-        *arguments,
-    )
+    """No checkpoint is due on the way: what is there after a stop was saved because of it."""
+    length = (f"run.steps={LONG_STEPS}", "run.tokens_per_step=512", "checkpoint.every_steps=1000")
+    return ("train", "tiny.yaml", f"run.directory={name}", *length, *arguments)
 
 
 def stop_and_finish(base, name, number, *arguments):
@@ -301,6 +296,8 @@ def test_workers_die_with_their_launcher(base):
     process.kill()
     process.wait(LIMIT_S)
     _, alive = psutil.wait_procs(ranks, timeout=2)
+    for worker in alive:
+        worker.kill()
     assert not alive
     _, err = process.communicate()
     assert last_step(directory) < LONG_STEPS
