@@ -104,9 +104,17 @@ def test_loss_of_the_head_equals_dense_cross_entropy(family, tied):
         assert parameter.grad[len(unpadded(name, parameter, decoder.arch)) :].count_nonzero() == 0, name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_equals_transformers_with_and_without_a_cache(family):
-    model = hf_model(family, False)
+GREEDY = [
+    *((family, {}) for family in FAMILIES),
+    ("llama", {"rope_parameters": {**SCALINGS["llama3"], "rope_theta": 500.0}}),
+    ("qwen2", {"rope_parameters": {**SCALINGS["yarn"], "rope_theta": 500.0}, **WINDOW, "sliding_window": 5}),
+    ("smollm3", {**WINDOW, "sliding_window": 4}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), GREEDY)
+def test_greedy_text_equals_transformers_with_and_without_a_cache(family, changes):
+    model = hf_model(family, False, **changes)
     decoder = our_model(model)
     prompt = batch(decoder.arch.vocab_size, 2, 9)[0]
     new = 20
