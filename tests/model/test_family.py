@@ -62,3 +62,25 @@ def test_token_ids_survive_the_way_out_and_in():
     assert {name: arch.to_hf()[name] for name in config if name.endswith("_token_id")} == {
         name: value for name, value in config.items() if name.endswith("_token_id")
     }
+
+
+# config.json as published, sizes aside: the fields that stand there and in no class of transformers
+PUBLISHED = [
+    ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+    ("llama", {"pretraining_tp": 1, "mlp_bias": False, "rope_scaling": None, "rope_theta": 500000.0}),
+    ("qwen2", {"use_mrope": False, "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}),
+    ("qwen2", {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}}),
+    ("smollm3", {"max_window_layers": 28, "pretraining_tp": 2, "no_rope_layers": [1, 1, 0], "rope_theta": 5000000.0}),
+    ("mistral", {"sliding_window": None, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"}),
+    ("gpt2", {"n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {"text-generation": {}}}),
+]
+
+
+@pytest.mark.parametrize(("family", "fields"), PUBLISHED)
+def test_published_configs_are_understood(family, fields):
+    architecture_from_hf({**config_of(family), **fields})
+
+
+def test_interleaved_rotary_channels_are_refused():
+    with pytest.raises(UserError, match="rope_interleaved: true"):
+        architecture_from_hf({**config_of("llama"), "rope_interleaved": True})

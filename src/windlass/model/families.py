@@ -18,7 +18,12 @@ class LlamaFields(RotaryFields):
 
     family: ClassVar[str] = "llama"
     architecture_class: ClassVar[str] = "LlamaForCausalLM"
-    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "sliding_window": (None,)}
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **RotaryFields.fixed,
+        "sliding_window": (None,),
+        "rope_interleaved": (False, None),  # this and the next stand in SmolLM2's config.json
+        "is_llama_config": (True, None),
+    }
 
     attention_bias: bool = False
     """Biases in the four attention projections."""

@@ -28,7 +28,7 @@ pretraining_tp chunk_size_feed_forward is_decoder tie_last_hidden_states sep_tok
 forced_bos_token_id forced_eos_token_id max_length min_length max_new_tokens do_sample early_stopping num_beams
 num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty
 no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
-exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transformers.js_config
 """
 INFERENCE: Final = frozenset(_INFERENCE.split())
 NEVER: Final[dict[str, tuple[Any, ...]]] = {
