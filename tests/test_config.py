@@ -6,8 +6,9 @@ import re
 import pytest
 import yaml
 
-from windlass.config import RunConfig, check_recipe, drift, load_recipe, shipped_recipes, to_yaml
+from windlass.config import RunConfig, check_recipe, load_recipe, shipped_recipes, to_yaml
 from windlass.errors import UserError
+from windlass.jobs.drift import drift
 from windlass.model.flops import count_parameters
 
 TREE = {

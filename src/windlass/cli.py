@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
     name="windlass",
@@ -71,12 +71,12 @@ def train(
 
         raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
     num_ranks = local.choose_ranks(nproc)
-    config.accumulation(config.parallel.layout(num_ranks).batch_ranks)  # refused here, before ranks start
-    from windlass.data.prepare import prepare as prepare_data
+    from windlass.jobs.ready import make_ready
 
-    prepare_data(config.data, config.evaluate.sets)
+    make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
     if num_ranks > 1:
-        raise typer.Exit(local.launch(sys.argv[1:], num_ranks, config.run.directory))
+        code = local.launch(sys.argv[1:], num_ranks, config.run.directory)
+        raise typer.Exit(EXIT_STOPPED if code == 0 and local.was_stopped(config.run.directory) else code)
     from windlass.jobs.train import train as run
 
     raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
@@ -92,6 +92,7 @@ def evaluate(
     """Validation loss, perplexity and bits per byte of a checkpoint."""
     from windlass.launch import local
 
+    local.die_with_agent()
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
@@ -148,9 +149,7 @@ def export(
     from windlass.jobs.export import export as write
 
     done = write(path, target, step=step, dtype=dtype)
-    print(
-        f"{done.directory}: loads in transformers, logits within {done.largest_difference:.1e} ({dtype}), same greedy text"
-    )
+    print(f"{done.directory}: loads in transformers, logits within {done.largest_difference:.1e} ({dtype})")
 
 
 @app.command()
@@ -219,6 +218,8 @@ def main() -> None:
     except UserError as error:
         local.tell(error)
         raise SystemExit(EXIT_USER_ERROR) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None  # before there was a state to save
 
 
 if __name__ == "__main__":  # `-m windlass.cli` would otherwise do nothing, and say so with 0

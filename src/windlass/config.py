@@ -5,8 +5,7 @@ depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in 
 """
 
 import importlib.resources
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -115,6 +114,37 @@ class RunConfig(Settings):
         if steps is not None:
             self._check_schedule(steps)
         return self
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        directory, data = self.run.directory.absolute(), Path(self.data.directory).absolute()
+        if directory == data or data in directory.parents:
+            raise UserError(
+                f"run.directory={directory} and data.directory={data}",
+                "prepared data has a directory of its own, which is replaced whole when the data changes",
+                f"use data.directory={directory / 'data'}",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        every, watch = self.checkpoint.every_steps, self.evaluate.every_steps
+        if self.checkpoint.keep_best and every is not None and every % watch:
+            raise UserError(
+                f"checkpoint.keep_best={self.checkpoint.keep_best} with checkpoint.every_steps={every} and "
+                f"evaluate.every_steps={watch}",
+                "a checkpoint is judged by the validation loss of its own step",
+                f"make it a multiple of evaluate.every_steps: checkpoint.every_steps={max(1, every // watch) * watch}",
+            )
+        return self
+
+    def with_steps(self, steps: int) -> Self:
+        """The same recipe with its length as a number of steps; what depends on it is checked."""
+        self._check_schedule(steps)
+        run = self.run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})
+        resolved = self.model_copy(update={"run": run})
+        resolved._recipe = self.recipe
+        return resolved
 
     def _check_schedule(self, steps: int) -> None:
         optim = self.optim
@@ -231,48 +261,3 @@ def _keys_at(location: tuple[int | str, ...]) -> list[str]:
         annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else [model]
         model = next((a for a in annotations if isinstance(a, type) and issubclass(a, Settings)), None)
     return [field.alias or name for name, field in model.model_fields.items()] if model else []
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A setting that differs between a checkpoint and the run that would continue it."""
-
-    key: str
-    then: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.then} in the checkpoint, {self.now} now"
-
-
-FREE = (
-    "run.directory",
-    "run.steps",  # judged by itself in jobs/restore: it moves the schedule
-    "run.tokens",
-    "run.epochs",
-    "run.micro_batch",
-    "run.start_from",
-    "run.start_what",
-    "run.accept_drift",
-    "data.directory",
-    "parallel",
-    "checkpoint",
-    "evaluate",
-    "report",
-)
-"""What may change on resume without a word: layout, micro-batch and everything that only watches."""
-
-
-def drift(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Drift]:
-    """Settings that change what is trained and differ between two dumped configs."""
-    old, new = dict(_flat(then)), dict(_flat(now))
-    keys = [key for key in old | new if not any(key == free or key.startswith(free + ".") for free in FREE)]
-    return [Drift(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -15,7 +15,7 @@ from windlass.errors import UserError
 
 def fill(directory, word):
     """What a preparation leaves, as far as a place cares."""
-    Prepared(directory, word, {}, "", 1, 0, {}, {}).save(directory)
+    Prepared(directory, word, "", {}, "", 1, 0, {}, {}).save(directory)
 
 
 def word_in(directory):

@@ -8,6 +8,7 @@ from tests.jobs import tiny
 from windlass.data.prepare import prepare
 from windlass.errors import UserError
 from windlass.jobs.assemble import shape_of, with_steps
+from windlass.jobs.ready import check_model
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,13 @@ def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepar
 def test_a_sequence_longer_than_the_model_is_refused(base, prepared):
     config = tiny.recipe(base, model={"max_position_embeddings": 8})
     with pytest.raises(UserError, match=r"data.sequence_length=16 for a model of 8 positions"):
-        shape_of(config, prepared)
+        check_model(config, shape_of(config, prepared))
+
+
+def test_epochs_are_held_against_the_warm_up_too(base, prepared):
+    config = tiny.recipe(base, run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 500})
+    with pytest.raises(UserError, match=r"optim.warmup_steps=500 in a run of"):
+        with_steps(config, prepared)
 
 
 def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(run):
@@ -53,7 +60,8 @@ def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(ru
     first = json.loads((run / "events.jsonl").read_text().splitlines()[0])
     assert (first["kind"], first["step"]) == ("start", 0)
     assert first["derived"]["parameters"].endswith("(16,184)")
-    assert "bigram" in first["baselines"] and first["provenance"]["hosts"]
+    assert first["baselines"] == {}, "6 sequences are not the set that they are fitted for"
+    assert first["provenance"]["hosts"]
 
 
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):

@@ -2,6 +2,9 @@
 
 import shutil
 
+import pytest
+
+from windlass.errors import UserError
 from windlass.jobs import checkpoints
 
 
@@ -14,5 +17,11 @@ def test_checkpoint_commands_print_what_there_is(run, tmp_path):
     assert changed[-1] == "0 tensors are equal, bit for bit"
     assert "other values: model.model.norm.weight" in changed
     copied = shutil.copytree(run, tmp_path / "run")
-    assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: step 0, step 3, step 6, step 9"
+    assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: step 3, step 6, step 9", "keep_steps stay"
     assert checkpoints.delete(copied, keep_last=1, keep_best=1) == "deleted: nothing"
+
+
+@pytest.mark.parametrize(("keep_last", "keep_best"), [(0, 0), (1, -1)])
+def test_numbers_that_keep_nothing_are_refused(run, keep_last, keep_best):
+    with pytest.raises(UserError, match=f"--keep-last {keep_last} --keep-best {keep_best}"):
+        checkpoints.delete(run, keep_last, keep_best)

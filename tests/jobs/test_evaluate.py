@@ -2,6 +2,8 @@
 
 import pytest
 
+from windlass.errors import UserError
+
 
 def evaluate(path, **options):
     from windlass.jobs.evaluate import evaluate as score
@@ -18,3 +20,8 @@ def test_evaluation_of_a_checkpoint_repeats_the_loss_of_training_on_any_world(ru
     assert lines[1:] == [[]] * (world - 1), "rank 0 alone speaks"
     assert f"step {logged['step']}, loss {logged['loss']:.4f}" in lines[0][0]
     assert f"{logged['bits_per_byte']:.3f} bits per byte" in lines[0][0]
+
+
+def test_a_number_of_sequences_below_one_is_refused(run):
+    with pytest.raises(UserError, match="--sequences 0"):
+        evaluate(run, sequences=0)

@@ -43,3 +43,50 @@ def test_an_export_does_not_overwrite_what_it_was_pointed_at(run, tmp_path):
         export(run, tmp_path / "mine")
     with pytest.raises(UserError, match="weights are written as fp32, bf16, fp16"):
         export(run, dtype="int4")
+
+
+def test_a_checkpoint_directory_is_not_written_into(run):
+    newest = run / "checkpoints" / "step-00000010"
+    with pytest.raises(UserError, match="is no run directory, and no target is given"):
+        export(newest)
+    assert not (newest / "export").exists()
+
+
+@pytest.mark.parametrize("positions", [8, 16, 17])
+def test_a_short_context_is_compared_on_what_it_has(ranks, tmp_path, positions):
+    from tests.jobs import tiny
+
+    config = tiny.recipe(
+        tmp_path,
+        run={"steps": 1},
+        optim={"warmup_steps": 0},
+        model={"max_position_embeddings": positions},
+        data={"sequence_length": 8},
+    )
+    ranks.run(1, tiny.train, config)
+    assert export(config.run.directory).largest_difference <= 1e-5
+
+
+def test_a_model_that_computes_nan_is_not_exported(run, tmp_path, monkeypatch):
+    from windlass.jobs import export as page
+
+    saved = open_saved(run)
+    with torch.no_grad():
+        saved.model.model.norm.weight[0] = torch.nan
+    monkeypatch.setattr(page, "open_saved", lambda path, step: saved)
+    with pytest.raises(UserError, match="computes NaN or infinity"):
+        export(run, tmp_path / "bad")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_that_transformers_reads_differently_is_not_exported(run, tmp_path, monkeypatch):
+    from windlass.jobs import export as page
+
+    saved, other = open_saved(run), open_saved(run, step=0)
+    monkeypatch.setattr(page, "open_saved", lambda path, step: saved)
+    write = page.save_weights
+    named = other.model.named_parameters
+    monkeypatch.setattr(page, "save_weights", lambda draft, arch, parameters, *rest: write(draft, arch, named(), *rest))
+    with pytest.raises(UserError, match="transformers computes another model"):
+        export(run, tmp_path / "bad")
+    assert not list(tmp_path.iterdir())

@@ -39,6 +39,7 @@ def test_sampling_takes_the_likeliest_at_temperature_zero_and_stays_in_the_nucle
     [
         ({"max_tokens": 0}, "--max-tokens 0"),
         ({"temperature": -1.0}, "--temperature -1.0"),
+        ({"temperature": float("nan")}, "--temperature nan"),
         ({"top_p": 0.0}, "--top-p 0.0"),
         ({"step": 5}, "choose one of: 0, 3, 6, 9, 10"),
     ],
@@ -51,3 +52,11 @@ def test_bad_generation_options_are_refused(run, options, said):
 def test_a_prompt_longer_than_the_model_is_refused(run):
     with pytest.raises(UserError, match="for a model of 64 positions"):
         generate(run, ["the ship " * 60])
+
+
+def test_samples_are_recorded_in_a_run_and_nowhere_else(run, exported):
+    newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
+    for path in (newest, exported.directory):
+        with pytest.raises(UserError, match="samples are written into a run"):
+            generate(path, ["a"], record=True)
+        assert not (path / "events.jsonl").exists()

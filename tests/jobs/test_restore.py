@@ -146,8 +146,39 @@ def test_when_every_checkpoint_is_bad_the_run_does_not_start_over(base, ranks, c
     assert UserError is not BadCheckpoint
 
 
-def test_a_run_directory_in_use_is_refused(base, ranks, copy):
-    from windlass.jobs.assemble import hold_directory
+def test_a_run_directory_in_use_is_refused_by_every_rank(base, ranks, copy):
+    from windlass.jobs.assemble import hold
 
-    with hold_directory(copy):
-        assert "is in use by another process" in refusal(ranks, again(base, copy, run={"steps": 6}))
+    with hold(copy):
+        assert hold(copy) is None
+        for world in (1, 2):
+            with pytest.raises(RankFailed) as failure:
+                ranks.run(world, tiny.train, again(base, copy, run={"steps": 6}))
+            assert str(failure.value).count("is in use by another process") == world
+
+
+def test_weights_of_another_place_are_not_needed_to_resume(base, ranks, done, tmp_path):
+    from windlass.jobs.export import export
+
+    source = export(done, tmp_path / "weights").directory
+    sections = {"model": {"from": str(source), "family": None, **dict.fromkeys(tiny.QWEN3_KEYS)}, "run": SHORT}
+    config = tiny.recipe(base, "from", **sections)
+    ranks.run(1, tiny.train, config)
+    shutil.rmtree(source)
+    ranks.run(1, tiny.train, again(base, config.run.directory, model=sections["model"], run={"steps": 6}))
+    assert max(tiny.losses(config.run.directory)) == 6
+
+
+def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(ranks, tmp_path):
+    config = tiny.recipe(tmp_path, run=SHORT)
+    ranks.run(1, tiny.train, config)
+    before = (tmp_path / "data" / "prepared.json").read_text()
+    (tmp_path / "corpus" / "new.txt").write_text("words that were not there, and change the tokenizer " * 40)
+    longer = tiny.recipe(tmp_path, run={"steps": 6})
+    said = refusal(ranks, longer)
+    assert "are not those that the run's checkpoint has read" in said and "run.accept_drift=[data]" in said
+    assert (tmp_path / "data" / "prepared.json").read_text() == before
+    assert max(tiny.losses(config.run.directory)) == 4
+    accepted = tiny.recipe(tmp_path, run={"steps": 6, "accept_drift": ["data"]})
+    ranks.run(1, tiny.train, accepted)
+    assert max(tiny.losses(config.run.directory)) == 6

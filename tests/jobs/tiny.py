@@ -11,6 +11,8 @@ import torch
 from windlass.config import RunConfig, check_recipe
 
 STEPS = 10
+QWEN3_KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+QWEN3_KEYS += ["head_dim", "max_position_embeddings", "tie_word_embeddings"]
 
 
 def write_corpus(directory: Path, documents: int = 60) -> Path:
@@ -25,7 +27,7 @@ def write_corpus(directory: Path, documents: int = 60) -> Path:
 
 
 def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
-    """The tiny recipe, its data shared by all runs below `base`; `sections` override it key by key."""
+    """The tiny recipe, its data shared by all runs below `base`; `sections` override it key by key, None takes one out."""
     if not (base / "corpus").exists():
         write_corpus(base / "corpus")
     tree = {
@@ -54,7 +56,8 @@ def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
         "report": {"every_steps": 1},
     }
     for section, keys in sections.items():
-        tree[section] = {**tree.get(section, {}), **keys}
+        merged = {**tree.get(section, {}), **keys}
+        tree[section] = {key: value for key, value in merged.items() if value is not None}
     return check_recipe(tree)
 
 

@@ -25,6 +25,7 @@ import torch
 
 from windlass.data.mds import REPAIR, Reader
 from windlass.data.order import Order
+from windlass.data.packing import NOT_COUNTED
 from windlass.errors import BadShard, UserError
 
 BATCHES_AHEAD = 2  # global batches read ahead; one would do, the second hides the opening of a shard
@@ -48,7 +49,7 @@ def collate(reader: Reader, places_N2: np.ndarray, rows: int, sequence_length: i
     Returns input_ids and targets, [rows, T] int64.
     """
     input_ids_BT = np.zeros((rows, sequence_length), np.int64)
-    targets_BT = np.full((rows, sequence_length), -100, np.int64)
+    targets_BT = np.full((rows, sequence_length), NOT_COUNTED, np.int64)
     for row, (shard, sample) in enumerate(places_N2.tolist()):
         ids, labels = reader.read(shard, sample)
         if len(ids) != sequence_length + 1:

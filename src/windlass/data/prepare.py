@@ -32,6 +32,7 @@ from windlass.data.prepared import (
     load_prepared,
     open_prepared,
     settings_of,
+    stream_fingerprint,
 )
 from windlass.data.sources import SourceFile, documents, scan
 from windlass.errors import BadShard, UserError
@@ -63,9 +64,12 @@ class Amount(NamedTuple):
     bytes: int
 
 
-def prepare(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report = print) -> Prepared:
+def prepare(
+    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report = print, begun: str | None = None
+) -> Prepared:
     """The preparation of `config` with the further `sets`: found if unchanged, else made. `report` takes lines of text.
 
+    `begun`: the stream (Prepared.stream) that a run has begun to read. Another one is refused, and nothing is replaced.
     Raises UserError for what is wrong with sources, tokenizer, split or directory; nothing half-made is left then.
     """
     directory = Path(config.directory).absolute()
@@ -77,6 +81,8 @@ def prepare(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report
     given = config.tokenizer.from_
     loaded = tokenizer.tokenizer_files(given) if given is not None else []
     wanted = fingerprint(settings_of(config, sets), files, loaded)
+    if begun is not None and stream_fingerprint(settings_of(config, sets), files, loaded) != begun:
+        raise other_stream(directory)
     if _what_is_wrong(directory, wanted) is None and not has_leftovers(directory):
         prepared = open_prepared(config, sets)
         report(f"{directory} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
@@ -88,6 +94,15 @@ def prepare(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report
             with replaced(directory) as temporary:
                 _make(config, sets, files, loaded, temporary, report).save(temporary)
     return open_prepared(config, sets)
+
+
+def other_stream(directory: Path) -> UserError:
+    return UserError(
+        f"the files of data.sources, or the tokenizer's, are not those that the run's checkpoint has read ({directory})",
+        "a resumed run goes on in the stream it began, with the tokenizer it began",
+        "put the old files back; or take another run.directory and data.directory, with run.start_from for the weights; "
+        "or accept another stream with run.accept_drift=[data]",
+    )
 
 
 def _what_is_wrong(directory: Path, wanted: str) -> str | None:
@@ -165,6 +180,7 @@ def _make(
     return Prepared(
         directory=temporary,
         fingerprint=fingerprint(settings_of(config, sets), files, loaded),
+        stream=stream_fingerprint(settings_of(config, sets), files, loaded),
         settings=settings_of(config, sets),
         corpus_hash=corpus,
         vocab_size=len(bytes_V),

@@ -46,6 +46,8 @@ class SetInfo:
 class Prepared:
     directory: Path
     fingerprint: str
+    stream: str
+    """The part of the fingerprint that decides the training stream and the tokenizer: a checkpoint remembers it."""
     settings: dict[str, Any]
     corpus_hash: str
     """xxh3-128 of the names and contents of all files of `data.sources`."""
@@ -89,6 +91,14 @@ def fingerprint(
         "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
     }
     return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def stream_fingerprint(
+    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
+) -> str:
+    """The same without the further validation sets, which may come and go."""
+    kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
+    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files)
 
 
 def corpus_hash(files: Sequence[SourceFile]) -> str:

@@ -21,22 +21,24 @@ from windlass.checkpoint.state import Checkpoints
 from windlass.config import RunConfig, to_yaml
 from windlass.data.evaluation import EvaluationSet, evaluation_set
 from windlass.data.loader import Loader
-from windlass.data.prepare import Prepared, open_prepared, prepare
+from windlass.data.prepare import Prepared, open_prepared, other_stream
 from windlass.errors import UserError
 from windlass.hardware import find_device
+from windlass.jobs.drift import begun, check_length, check_settings, stream_to_keep
 from windlass.jobs.objective import Pretrain
+from windlass.jobs.ready import check_model, make_ready
 from windlass.jobs.restore import restore
 from windlass.jobs.run import Run
-from windlass.model.architecture import Architecture, refuse_dropout
+from windlass.model.architecture import Architecture
+from windlass.model.config import architecture_from_hf
 from windlass.model.flops import count_parameters, flops_per_token
 from windlass.model.hf import load_weights
 from windlass.model.init import initialise
 from windlass.optim.adamw import AdamW
-from windlass.parallel.build import build_program, check_compiler
+from windlass.parallel.build import Fill, build_program
 from windlass.parallel.census import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.precision import precision_of
-from windlass.parallel.program import ShardedProgram
 from windlass.report.console import Console
 from windlass.report.events import EventLog
 from windlass.report.metrics import Recorder
@@ -48,28 +50,31 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
     accumulation = config.accumulation(layout.batch_ranks)
-    check_compiler(config.parallel, runtime.device.type)
     if not is_prepared:
-        runtime.first(lambda: prepare(config.data, config.evaluate.sets))
+        runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
     prepared = open_prepared(config.data, config.evaluate.sets)
     config = with_steps(config, prepared)
-    architecture = shape_of(config, prepared)
-    refuse_dropout(architecture)
-    directory = config.run.directory
-    directory.mkdir(parents=True, exist_ok=True)  # nothing is written for a recipe that was refused
-    if runtime.world > 1:
-        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
-    lease = hold_directory(directory) if runtime.rank == 0 else None
-    restore_output = redirect_output(directory, runtime.rank)
+    capsule = begun(config)
+    if capsule is not None:
+        check_settings(capsule, config)  # before any tensor is touched, so that a setting is named and not a shape
+        check_length(capsule, config)
+        if stream_to_keep(capsule, config) not in (None, prepared.stream):
+            raise other_stream(prepared.directory)
+    architecture = architecture_from_hf(capsule["model"]) if capsule is not None else shape_of(config, prepared)
+    check_model(config, architecture)
+    lease = open_directory(config.run.directory, runtime)
+    restore_output = redirect_output(config.run.directory, runtime.rank)
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     mesh = make_mesh(layout, runtime.device.type)
-    program = lay_out(config, architecture, mesh, runtime.device)
+    fill = nothing if capsule is not None else starting_weights(config, architecture)
+    precision = precision_of(config.precision)
+    program = build_program(architecture, config.parallel, precision, mesh, runtime.device, fill)
     optimizer = AdamW(program.records(), config.optim)
     check_optimizer(optimizer.torch_optimizer, program.records())
     checkpoints = open_checkpoints(config, runtime, console)
     start = restore(config, checkpoints, program, optimizer, console.say if runtime.rank == 0 else _silent)
     loader = open_loader(config, mesh, runtime.device, prepared, accumulation, start.samples_consumed)
-    log = EventLog(directory / "events.jsonl") if runtime.rank == 0 else None
+    log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
     recorder = open_recorder(config, runtime, architecture, log, start.step)
     sets = evaluation_sets(config, mesh, runtime.device, prepared)
     run = Run(
@@ -102,43 +107,34 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     if tokens is None:
         assert run.epochs is not None
         tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
-    steps = math.ceil(tokens / run.tokens_per_step)
-    resolved = config.model_copy(
-        update={"run": run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})}
-    )
-    resolved._recipe = config.recipe
-    return resolved
+    return config.with_steps(math.ceil(tokens / run.tokens_per_step))
 
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
     architecture = config.model.architecture(prepared.vocab_size)
     if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
         architecture = replace(architecture, eos_token_id=prepared.eos_id)
-    if config.data.sequence_length > architecture.max_positions:
-        raise UserError(
-            f"data.sequence_length={config.data.sequence_length} for a model of {architecture.max_positions} positions",
-            "a sequence is no longer than the model's positions",
-            f"use data.sequence_length={architecture.max_positions} or less, or a model with more positions",
-        )
     return architecture
 
 
-def lay_out(config: RunConfig, architecture: Architecture, mesh: Mesh, device: torch.device) -> ShardedProgram:
-    """The model over the mesh, with the weights a new run starts from: drawn from the seed, or read from `model.from`."""
+def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
+    """What a new run starts from: drawn from the seed, or read from `model.from`."""
+    source = config.model.from_
+    if source is None:
+        return lambda named: initialise(named.items(), architecture, config.run.seed)
+    return lambda named: load_weights(source, architecture, named)
 
-    def fill(named: dict[str, torch.Tensor]) -> None:
-        if config.model.from_ is None:
-            initialise(named.items(), architecture, config.run.seed)
-        else:
-            load_weights(config.model.from_, architecture, named)
 
-    return build_program(architecture, config.parallel, precision_of(config.precision), mesh, device, fill)
+def nothing(_named: dict[str, torch.Tensor]) -> None:
+    """For weights that a checkpoint replaces whole."""
 
 
 def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> Checkpoints:
     file = config.run.directory / "run.json"
     if runtime.rank == 0 and not file.exists():
-        file.write_text(json.dumps({"run_id": secrets.token_hex(8)}))
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps({"run_id": secrets.token_hex(8)}))
+        draft.replace(file)  # whole or not there, however the process ends
     if runtime.world > 1:
         torch.distributed.barrier(group=runtime.control)
     return Checkpoints(
@@ -207,18 +203,39 @@ def evaluation_sets(
     }
 
 
-def hold_directory(directory: Path) -> BinaryIO:
-    """A lock on the run directory, held until the file is closed (by the kernel, on any death of the process)."""
+def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
+    """The run directory, made, seen by all ranks, and locked by rank 0 until the file is closed. Collective, all ranks raise
+    alike; nothing is written for a recipe that was refused before."""
+    lease = None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"run.directory={directory} cannot be made: {error.strerror}",
+            "a run needs a directory to write to",
+            "choose another run.directory",
+        ) from None
+    if runtime.world > 1:
+        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
+    if runtime.rank == 0:
+        lease = hold(directory)
+    if not runtime.agree(lease is not None):
+        raise UserError(
+            f"run.directory={directory} is in use by another process",
+            "one run writes to a run directory at a time",
+            "wait for the other run, stop it, or choose another run.directory",
+        )
+    return lease
+
+
+def hold(directory: Path) -> BinaryIO | None:
+    """A lock that lasts until the file is closed (by the kernel, on any death of the process); None if another has it."""
     lease = (directory / ".lock").open("wb")
     try:
         fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lease.close()
-        raise UserError(
-            f"run.directory={directory} is in use by another process",
-            "one run writes to a run directory at a time",
-            "wait for the other run, stop it, or choose another run.directory",
-        ) from None
+        return None
     return lease
 
 
@@ -249,7 +266,7 @@ def announce(run: Run, accumulation: int, source: str) -> None:
         run.start_step,
         derived=derived,
         provenance=_brief(run.provenance),
-        baselines=run.prepared.baselines,
+        baselines=run.baselines(),
     )
 
 

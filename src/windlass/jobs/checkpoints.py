@@ -7,13 +7,16 @@ from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.keep import checkpoints_of, diff, list_checkpoints, prune
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.verify import complaint, verify
+from windlass.errors import UserError
+from windlass.jobs.saved import read_capsule
 from windlass.units import format_bytes
 
 
 def table(run_directory: Path, verified: bool) -> Iterator[str]:
     """One line per checkpoint, oldest first."""
+    rows = list_checkpoints(run_directory, verified)
     yield f"{'name':<22} {'written':<20} {'size':>10} {'loss':>9} {'ranks':>5}  state"
-    for row in list_checkpoints(run_directory, verified):
+    for row in rows:
         state = {True: "whole", None: "committed", False: f"BAD: {row.problem}"}[row.verified]
         loss = f"{row.metric:.4f}" if row.metric is not None else "-"
         yield (
@@ -44,6 +47,14 @@ def compare(first: Path, second: Path) -> Iterator[str]:
 
 
 def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
-    """Deletes all but the newest `keep_last` and the `keep_best` with the lowest validation loss."""
-    steps = prune(checkpoints_of(run_directory), CheckpointConfig(keep_last=keep_last, keep_best=keep_best))
+    """Deletes all but the newest `keep_last`, the `keep_best` with the lowest validation loss, and the recipe's keep_steps."""
+    if keep_last < 1 or keep_best < 0:
+        raise UserError(
+            f"--keep-last {keep_last} --keep-best {keep_best}",
+            "the newest checkpoint always stays, and a number of checkpoints is not negative",
+            "use --keep-last 1 or more, and --keep-best 0 or more",
+        )
+    kept = read_capsule(candidates(run_directory)[0])["config"]["checkpoint"]["keep_steps"]
+    config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_steps=kept)
+    steps = prune(checkpoints_of(run_directory), config)
     return f"deleted: {', '.join(f'step {step}' for step in steps) or 'nothing'}"

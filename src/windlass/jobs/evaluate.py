@@ -4,13 +4,16 @@ from pathlib import Path
 
 from windlass.config import RunConfig, check_recipe
 from windlass.data.evaluation import EvaluationSet
-from windlass.data.prepare import open_prepared
-from windlass.jobs.assemble import evaluation_sets, lay_out
+from windlass.data.prepare import open_prepared, other_stream
+from windlass.errors import UserError
+from windlass.jobs.assemble import evaluation_sets, nothing
 from windlass.jobs.restore import weight_tensors
 from windlass.jobs.saved import find_checkpoint, open_reader, read_capsule
 from windlass.model.config import architecture_from_hf
+from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
+from windlass.parallel.precision import precision_of
 from windlass.runtime import start_runtime
 from windlass.units import bits_per_byte, perplexity
 
@@ -18,15 +21,20 @@ from windlass.units import bits_per_byte, perplexity
 def evaluate(path: Path, *, step: int | None = None, sequences: int | None = None) -> list[str]:
     """Scores every set of the run on all ranks -> one line per set, on rank 0. `sequences`: per set, instead of the recipe's
     number. Collective. Raises UserError."""
-    runtime = start_runtime()
+    if sequences is not None and sequences < 1:
+        raise UserError(f"--sequences {sequences}", "at least one sequence is scored", "use 1 or more")
     directory = find_checkpoint(path, step)
     capsule = read_capsule(directory)
     config = for_evaluation(check_recipe(capsule["config"]), sequences)
+    prepared = open_prepared(config.data, config.evaluate.sets)
+    if prepared.stream != capsule["data"]["stream"]:
+        raise other_stream(prepared.directory)
+    runtime = start_runtime()
     mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-    program = lay_out(config, architecture_from_hf(capsule["model"]), mesh, runtime.device)
+    architecture, precision = architecture_from_hf(capsule["model"]), precision_of(config.precision)
+    program = build_program(architecture, config.parallel, precision, mesh, runtime.device, nothing)
     reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
     reader.restore_from(directory, weight_tensors(program), what="weights")
-    prepared = open_prepared(config.data, config.evaluate.sets)
     lines = []
     for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
         nats = float(program.evaluate(data.batches))

@@ -5,6 +5,7 @@ weights. temperature 0 takes the likeliest token; else the distribution is sharp
 of tokens with probability top_p (nucleus sampling, Holtzman et al., arXiv 1904.09751). Draws are a function of the seed.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def generate(
 ) -> list[str]:
     """One continuation per prompt. `record`: also write them to the run's events, for the report. Raises UserError."""
     check_sampling(max_tokens, temperature, top_p)
+    if record and not (path / "events.jsonl").is_file():
+        raise UserError(
+            f"--record with {path}",
+            "samples are written into a run's events.jsonl",
+            "give the run directory, and --step",
+        )
     saved = open_saved(path, step)
     tokenizer, eos_id = open_tokenizer(saved.tokenizer_directory)
     texts = []
@@ -37,7 +44,8 @@ def generate(
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id]
         new_ids = list(sample(saved, prompt_ids, eos_id, max_tokens, temperature, top_p, seed))
         texts.append(tokenizer.decode(new_ids))
-    if record and saved.step is not None:
+    if record:
+        assert saved.step is not None, "a run directory has checkpoints"
         log = EventLog(path / "events.jsonl")
         for prompt, text in zip(prompts, texts):
             log.write("sample", saved.step, {"prompt": prompt, "text": text})
@@ -47,7 +55,7 @@ def generate(
 def check_sampling(max_tokens: int, temperature: float, top_p: float) -> None:
     if max_tokens < 1:
         raise UserError(f"--max-tokens {max_tokens}", "at least one token is generated", "use 1 or more")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         raise UserError(
             f"--temperature {temperature}", "a temperature is 0 (greedy) or positive", "0.6 is a usual value"
         )

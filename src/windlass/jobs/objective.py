@@ -6,10 +6,8 @@ count, never another loop.
 
 import torch
 
+from windlass.model.loss import IGNORED
 from windlass.parallel.program import Batch, Program
-
-IGNORED = -100
-"""Hugging Face's label for a position that is no target."""
 
 
 class Pretrain:

@@ -47,6 +47,7 @@ class Run:
     start_step: int
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
+    metric_step: int = -1
 
     @property
     def total_steps(self) -> int:
@@ -63,35 +64,43 @@ class Run:
                 nats = float(self.program.evaluate(data.batches))
                 self.recorder.validation(step, name, nats, data.num_targets, data.num_bytes)
                 if index == 0:
-                    self.metric = nats / data.num_targets
+                    self.metric, self.metric_step = nats / data.num_targets, step
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
         is_last = is_last or step == self.total_steps
+        self._tell_committed()
         if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
             return
         with self.recorder.pause("checkpoint"):
             self._save(step, is_last)
 
     def _save(self, step: int, is_last: bool) -> None:
-        """A save that fails does not end the run: it is told, the last committed step stays, and the next one due tries again.
-        A failed background save comes to light here, on all ranks alike, before the new one is begun."""
-        for is_last_try in (False, True):
-            try:
-                self.checkpoints.save(
-                    step,
-                    state_tensors(self.program, self.optimizer),
-                    self._capsule(step),
-                    self._files(),
-                    self.metric,
-                    final=is_last,
-                )
-                self.recorder.event("checkpoint", step)
-                return
-            except (UserError, OSError) as error:
-                self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
-                if is_last and is_last_try:
-                    raise
+        """A save that fails does not end the run: it is told, the last committed step stays, and the next one due tries again;
+        only the last must succeed. A failed background save comes to light here, on all ranks alike."""
+        try:
+            self.checkpoints.wait()
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+        try:
+            tensors = state_tensors(self.program, self.optimizer)
+            metric = (
+                self.metric if self.metric_step == step else None
+            )  # a loss belongs to the weights it was measured on
+            self.checkpoints.save(step, tensors, self._capsule(step), self._files(), metric, final=is_last)
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+            if is_last:
+                raise
+        self._tell_committed()
+
+    def _tell_committed(self) -> None:
+        """A checkpoint is an event once it is committed, not when it is begun."""
+        for saved in self.checkpoints.poll():
+            self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
+
+    def _tell_failure(self, step: int, error: Exception) -> None:
+        self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
 
     def _clock_due(self, step: int) -> bool:
         """Rank 0's clock decides for all; asked on logging steps only, since the answer is sent to every rank."""
@@ -107,12 +116,10 @@ class Run:
             "samples_consumed": self.loader.consumed,
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
-            "metric": self.metric,
             "model": self.architecture.to_hf(),
             "config": self.config.model_dump(mode="json", by_alias=True),
-            "data": {"corpus_hash": self.prepared.corpus_hash, "samples": self.loader.num_samples},
+            "data": {"stream": self.prepared.stream, "corpus_hash": self.prepared.corpus_hash},
             "generator": torch.get_rng_state().numpy().tobytes().hex(),
-            "threads": torch.get_num_threads(),
             "world": self.runtime.world,
         }
 
@@ -124,14 +131,17 @@ class Run:
         files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
         return files
 
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """What the model must beat, where it is scored on the same tokens: on the whole validation set."""
+        scored = self.evaluation_sets["validation"].num_targets
+        return self.prepared.baselines if scored == self.prepared.sets["validation"].tokens else {}
+
     def close(self, step: int, reason: str) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
-        with self.recorder.pause("checkpoint"):
-            self.checkpoints.wait()
         self.loader.close()
-        self.recorder.end(step, reason, self.prepared.baselines)
+        self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
-            write_report(self.config.run.directory, self.prepared.baselines)
+            write_report(self.config.run.directory)
         if self.lease is not None:
             self.lease.close()
         self.restore_output()

@@ -117,7 +117,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException:
-            return EXIT_STOPPED if _was_stopped(run_directory) else 1
+            return EXIT_STOPPED if was_stopped(run_directory) else 1
         except ChildFailedError as failure:
             if _tell_all(Path(told)):
                 return EXIT_USER_ERROR
@@ -126,7 +126,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
             return first.exitcode if first.exitcode > 0 else 1
         finally:
             del os.environ[_TOLD], os.environ[_CHILD]
-    return EXIT_STOPPED if _was_stopped(run_directory) else 0
+    return 0
 
 
 def _tell_all(told: Path) -> bool:
@@ -137,7 +137,7 @@ def _tell_all(told: Path) -> bool:
     return bool(texts)
 
 
-def _was_stopped(run_directory: Path) -> bool:
+def was_stopped(run_directory: Path) -> bool:
     """Whether the run's last event says that it was stopped after a checkpoint."""
     events = run_directory / "events.jsonl"
     lines = events.read_bytes().splitlines() if events.is_file() else []

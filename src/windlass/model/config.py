@@ -40,7 +40,7 @@ class ModelConfig(Settings):
             raise UserError(
                 f"model: {' and '.join(named) if named else 'none of preset, from, family'}",
                 "a model is named by exactly one of `preset`, `from` and `family`",
-                "keep one of them" if named else "give one, such as `preset: gpt2-124m`",
+                "keep one of them" if named else self._meant() + "give one, such as `preset: gpt2-124m`",
             )
         if self.preset is not None and self.preset not in PRESETS:
             raise _unknown("preset", self.preset, list(PRESETS))
@@ -49,6 +49,11 @@ class ModelConfig(Settings):
         if self.from_ is None:  # a directory is read when it is needed: here no file is touched
             _checked(self.hf_fields())
         return self
+
+    def _meant(self) -> str:
+        """The nearest name for a key that was to say which model: `familly` is nobody's field."""
+        hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
+        return next((hint for hint in hints if hint), "")
 
     def hf_fields(self) -> dict[str, Any]:
         """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""

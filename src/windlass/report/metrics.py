@@ -12,6 +12,7 @@ WARM_UP_STEPS steps of a process hold compilation and allocation; their lines sa
 counts them. The time ledger splits the process's whole time: warm_up, training, data_wait, and one entry per cause.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -105,6 +106,8 @@ class Recorder:
                 "look at the labels of the data: all of this batch are -100",
             )
         values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
+        if not math.isfinite(values["gradient_norm"]):
+            self.event("incident", step, what="the gradient norm is not finite: the update was skipped")
         warm_up, seconds = self._close_window()
         tokens_per_s = num_steps * self._tokens_per_step / seconds
         line = {
