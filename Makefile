@@ -17,7 +17,7 @@ demo: .venv/stamp
 	@echo "== 1/4 train: a million parameters learn the shape of Python from its standard library"
 	$(WINDLASS) train recipes/demo.yaml --nproc auto
 	@echo "== 2/4 generate: one prompt at step 0, early, and at the end"
-	$(WINDLASS) generate runs/demo --step 0 --step 150 --step 1000 --prompt "class Reader:" --record
+	$(WINDLASS) generate runs/demo --step 0 --step 100 --step 800 --prompt "class Reader:" --record
 	@echo "== 3/4 export: a Hugging Face directory, loaded back and compared"
 	$(WINDLASS) export runs/demo
 	@echo "== 4/4 report: open it in a browser"

@@ -19,6 +19,7 @@ def test_it_imports_torch_and_transformers_and_none_of_ours():
         "dataclasses",
         "pathlib",
         "typing",
+        "unittest",
         "torch",
         "transformers",
     }
@@ -48,3 +49,23 @@ def test_the_clip_and_the_decay_are_torchs_own(tmp_path):
     free = reference.train_reference(directory, batches, torch.float64, loose)
     assert plain.norms[0] == free.norms[0] > cases.SETTINGS.max_norm, "the norm is the one before the clip"
     assert plain.losses[0] == free.losses[0] and plain.losses[2] != free.losses[2]
+
+
+@pytest.mark.parametrize("kind", ["default", "llama3", "yarn"])
+def test_scaled_ropes_are_exact_too(tmp_path, kind):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from windlass.jobs.saved import open_saved
+
+    rope = {"rope_type": kind, "rope_theta": 10000.0}
+    if kind != "default":
+        rope |= {"factor": 4.0, "original_max_position_embeddings": 16}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    sizes = {**cases.SIZES["llama"], "vocab_size": cases.VOCABULARY, "max_position_embeddings": 64}
+    LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope)).save_pretrained(tmp_path)
+    ids = cases.global_batches()[0][0]
+    with torch.no_grad():
+        theirs = reference.load_model(tmp_path, torch.float64)(input_ids=ids).logits
+        ours = open_saved(tmp_path, dtype=torch.float64).model(ids)
+    assert (theirs - ours).abs().max() < 1e-12

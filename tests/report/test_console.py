@@ -87,8 +87,8 @@ def test_text_of_a_sample_is_never_read_as_markup():
 def test_an_event_is_one_line_with_its_fields():
     stream = io.StringIO()
     fields = {"path": "checkpoints/step-00000005", "seconds": 0.123456, "settings": {"much": 1}}
-    Console(stream, total_steps=9, device="GPU").event("checkpoint", 5, fields)
-    assert stream.getvalue() == "step 5: checkpoint path checkpoints/step-00000005, seconds 0.1235\n"
+    Console(stream, total_steps=9, device="GPU").event("resume", 5, fields)
+    assert stream.getvalue() == "step 5: resume path checkpoints/step-00000005, seconds 0.1235\n"
 
 
 def test_validation_is_told_beside_the_first_one():
@@ -124,3 +124,9 @@ def test_a_run_too_short_for_an_average_says_so():
     recorder.step(2, 1.0, 1.0, 1e-3, 1000, 0.0)
     recorder.end(2, "finished")
     assert "n/a tok/s, n/a tok/s per GPU, MFU n/a" in stream.getvalue()
+
+
+def test_a_checkpoint_is_told_with_its_size_and_what_it_cost():
+    stream = io.StringIO()
+    Console(stream, total_steps=9, device="GPU").event("checkpoint", 5, {"stall_s": 0.25, "bytes": 3 << 20})
+    assert stream.getvalue() == "step 5: checkpoint, 3.0 MiB, 0.25s of waiting\n"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -47,14 +48,24 @@ class _RMSNorm(nn.Module):
 
 
 class _Rotary(nn.Module):
-    def __init__(self, theta: float, head_dim: int):
+    """The family's own frequencies, scaled ropes included, by transformers' own formula in float64."""
+
+    def __init__(self, original: Any):
         super().__init__()
-        self.inverse = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        kind = original.rope_type
+        formula = original.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+        with mock.patch.multiple(
+            torch, float=torch.float64, float32=torch.float64
+        ):  # the formulas name float32 themselves
+            frequencies: tuple[torch.Tensor, float] = formula(original.config)
+        self.inverse, self.magnitude = frequencies
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *_args: Any, **_kwargs: Any) -> Any:
         angle = position_ids[..., None].double() * self.inverse
         angle = torch.cat((angle, angle), -1)
-        return angle.cos(), angle.sin()
+        return angle.cos() * self.magnitude, angle.sin() * self.magnitude
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
@@ -70,8 +81,7 @@ def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
         if type(module).__name__.endswith("RMSNorm"):
             setattr(parent, leaf, _RMSNorm(module.weight, module.variance_epsilon))
         elif type(module).__name__.endswith("RotaryEmbedding"):
-            theta = module.config.rope_parameters["rope_theta"]
-            setattr(parent, leaf, _Rotary(theta, 2 * module.inv_freq.numel()))
+            setattr(parent, leaf, _Rotary(module))
     return model
 
 

@@ -56,6 +56,10 @@ class Console:
             self.say(f"step {step}: sample", style="magenta")
             self.say("\n".join(f"    | {row}" for row in f"{fields['prompt']}{fields['text']}".split("\n")))
             return
+        if kind == "checkpoint":
+            stall = format_duration(fields["stall_s"])
+            self.say(f"step {step}: checkpoint, {format_bytes(fields['bytes'])}, {stall} of waiting", style="green")
+            return
         told = ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping))
         self.say(
             f"step {step}: {kind}{' ' + told if told else ''}", style="bold red" if kind == "incident" else "green"
