@@ -206,7 +206,7 @@ def check_recipe(tree: Mapping[str, Any]) -> RunConfig:
 
 def to_yaml(config: RunConfig) -> str:
     """A recipe that gives `config` again, every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True, exclude_none=True), sort_keys=False, width=120)
+    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False, width=120)
 
 
 def shipped_recipes() -> dict[str, Path]:

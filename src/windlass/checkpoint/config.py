@@ -10,8 +10,9 @@ from windlass.settings import Settings
 class CheckpointConfig(Settings):
     every_steps: Annotated[int, Field(ge=1)] | None = None
     """Save after every so many optimizer steps. None: not by step. The end of a run is always saved."""
-    every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """Save when so many minutes have passed since the last save, by rank 0's clock. None: not by time."""
+    every_minutes: Annotated[float, Field(gt=0)] | None = 30.0
+    """Save when so many minutes have passed since the last save, by rank 0's clock (asked on logging steps). null: not by
+    time. So a recipe that sets nothing loses at most half an hour."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Keep the newest so many checkpoints. At least 1, since a run must be able to resume."""
     keep_best: Annotated[int, Field(ge=0)] = 0

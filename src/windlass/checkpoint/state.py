@@ -4,7 +4,7 @@
     capsule = checkpoints.restore(tensors)                 # None: nothing was ever committed
     ...
     if checkpoints.due(step, clock_due): checkpoints.save(step, tensors, capsule, files, metric)
-    if agreed(checkpoints.failed): checkpoints.wait()      # raises the same error on all ranks
+    for saved in checkpoints.poll(): ...                   # what was committed since: the events of the run
     ...
     checkpoints.save(step, tensors, capsule, files, final=True)
 
