@@ -28,6 +28,7 @@ LAYOUTS = {
 }
 MODELS = [("qwen3", True), ("qwen3", False), ("llama", False), ("llama", True), ("gpt2", True), ("gpt2", False)]
 QUICK = {("qwen3", True), ("gpt2", True), ("llama", False)}
+EVERY = [pytest.param(*model, marks=() if model in QUICK else pytest.mark.long) for model in MODELS]
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +60,8 @@ def run(ranks, reference, family, tied, case):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("family", "tied"), MODELS)
-def test_fp64(ranks, reference, family, tied, layout, request):
-    if (family, tied) not in QUICK and not request.config.getoption("--long"):
-        pytest.skip("long: the other families run in `make test-all`")
+@pytest.mark.parametrize(("family", "tied"), EVERY)
+def test_fp64(ranks, reference, family, tied, layout):
     run(ranks, reference, family, tied, LAYOUTS[layout])
 
 
