@@ -94,7 +94,8 @@ def test_due_follows_steps_pins_and_the_agreed_clock():
 def test_the_clock_is_due_after_so_many_minutes_since_the_last_save(tmp_path, monkeypatch):
     config = CheckpointConfig(every_minutes=2)
     assert [clock_due(config, seconds) for seconds in (0, 119.9, 120, 500)] == [False, False, True, True]
-    assert not clock_due(CheckpointConfig(), 1e9)
+    assert not clock_due(CheckpointConfig(every_minutes=None), 1e9)
+    assert clock_due(CheckpointConfig(), 30 * 60), "a recipe that sets nothing saves every half hour"
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     checkpoints = make_run(tmp_path, every_minutes=2)
