@@ -7,8 +7,9 @@ from windlass.jobs.drift import begun, newest_capsule, stream_to_keep
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
     capsule = {"data": {"stream": "abc"}}
     assert stream_to_keep(capsule, tiny.recipe(tmp_path)) == "abc"
-    for key in ("data", "data.sources"):
-        assert stream_to_keep(capsule, tiny.recipe(tmp_path, run={"accept_drift": [key]})) is None
+    assert stream_to_keep(capsule, tiny.recipe(tmp_path, run={"accept_drift": ["data"]})) is None
+    other = tiny.recipe(tmp_path, run={"accept_drift": ["data.shuffle_window"]})
+    assert stream_to_keep(capsule, other) == "abc", "one setting of the data is not the data"
 
 
 def test_a_new_run_has_begun_nothing_and_a_finished_one_its_last_step(tmp_path, run):

@@ -66,7 +66,6 @@ def test_fewer_steps_are_refused_until_accepted_and_never_below_what_is_done(bas
     [
         ("optim", "learning_rate", 1e-3, "0.003"),
         ("optim", "kernel", "foreach", "fused"),
-        ("model", "hidden_size", 48, "24"),
         ("run", "seed", 9, "4"),
         ("run", "tokens_per_step", 256, "128"),
         ("precision", "policy", "bf16", "fp32"),
@@ -80,6 +79,13 @@ def test_drift_is_named_and_refused(base, ranks, copy, section, key, value, then
     assert f"UserError: {section}.{key}: {then} in the checkpoint, {value} now" in said
     assert f"run.accept_drift=[{section}.{key}]" in said
     assert max(tiny.losses(copy)) == 4, "nothing was trained"
+
+
+def test_a_run_keeps_its_model_whatever_is_accepted(base, ranks, copy):
+    run = {"steps": 6, "accept_drift": ["model.rope_theta", "model.hidden_size"]}
+    for key, value in (("hidden_size", 48), ("rope_theta", 500.0)):
+        said = refusal(ranks, again(base, copy, run=run, model={key: value}))
+        assert f"model.{key}" in said and "a run keeps its model" in said
 
 
 def test_accepted_drift_is_told_and_used(base, ranks, copy):
@@ -179,6 +185,12 @@ def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(
     assert "are not those that the run's checkpoint has read" in said and "run.accept_drift=[data]" in said
     assert (tmp_path / "data" / "prepared.json").read_text() == before
     assert max(tiny.losses(config.run.directory)) == 4
+    grown = tiny.recipe(
+        tmp_path,
+        run={"steps": 6, "accept_drift": ["data", "data.tokenizer.train"]},
+        data={"tokenizer": {"train": 340}, "directory": str(tmp_path / "other")},
+    )
+    assert "a tokenizer of 340 entries for a checkpoint of 300" in refusal(ranks, grown)
     accepted = tiny.recipe(tmp_path, run={"steps": 6, "accept_drift": ["data"]})
     ranks.run(1, tiny.train, accepted)
     assert max(tiny.losses(config.run.directory)) == 6

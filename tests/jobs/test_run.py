@@ -115,6 +115,14 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(base, ranks):
     assert steps_of(config.run.directory)[-1] == tiny.STEPS
 
 
+def test_one_process_survives_a_background_save_that_fails(base, ranks):
+    config = tiny.recipe(base, "full-behind", checkpoint={"async": True})
+    ranks.run(1, fill_disk_after_first_save, config, True)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    assert "the disk is full" in next(line["error"] for line in lines if line["kind"] == "incident")
+    assert steps_of(config.run.directory)[-1] == tiny.STEPS
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_disk_that_stays_full_ends_the_run_by_name_and_keeps_the_last_checkpoint(base, ranks, background):
     config = tiny.recipe(base, f"full-{background}", checkpoint={"async": background})

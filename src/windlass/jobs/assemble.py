@@ -26,7 +26,7 @@ from windlass.errors import UserError
 from windlass.hardware import find_device
 from windlass.jobs.drift import begun, check_length, check_settings, stream_to_keep
 from windlass.jobs.objective import Pretrain
-from windlass.jobs.ready import check_model, make_ready
+from windlass.jobs.ready import check_model, check_vocabulary, make_ready
 from windlass.jobs.restore import restore
 from windlass.jobs.run import Run
 from windlass.model.architecture import Architecture
@@ -56,12 +56,10 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     config = with_steps(config, prepared)
     capsule = begun(config)
     if capsule is not None:
-        check_settings(capsule, config)  # before any tensor is touched, so that a setting is named and not a shape
-        check_length(capsule, config)
-        if stream_to_keep(capsule, config) not in (None, prepared.stream):
-            raise other_stream(prepared.directory)
+        check_continuation(capsule, config, prepared)
     architecture = architecture_from_hf(capsule["model"]) if capsule is not None else shape_of(config, prepared)
     check_model(config, architecture)
+    check_vocabulary(prepared.vocab_size, architecture)
     lease = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
@@ -96,6 +94,14 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     )
     announce(run, accumulation, start.source)
     return run
+
+
+def check_continuation(capsule: dict[str, Any], config: RunConfig, prepared: Prepared) -> None:
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. Raises UserError."""
+    check_settings(capsule, config)
+    check_length(capsule, config)
+    if stream_to_keep(capsule, config) not in (None, prepared.stream):
+        raise other_stream(prepared.directory)
 
 
 def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:

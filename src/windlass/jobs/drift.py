@@ -86,6 +86,13 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
     """Sentences on settings whose drift is accepted. Raises UserError on drift that is not."""
     accepted = set(config.run.accept_drift)
     found = drift(capsule["config"], config.model_dump(mode="json", by_alias=True))
+    model = [item for item in found if item.key.startswith("model.")]
+    if model:
+        raise UserError(
+            "; ".join(map(str, model)),
+            "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
+            "put the old value back, or begin another run.directory with run.start_from",
+        )
     refused = [item for item in found if item.key not in accepted]
     if refused:
         raise UserError(
@@ -99,8 +106,7 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
 
 def stream_to_keep(capsule: dict[str, Any], config: RunConfig) -> str | None:
     """The training stream that must not be replaced; None where drift of the data is accepted."""
-    accepts = any(key == "data" or key.startswith("data.") for key in config.run.accept_drift)
-    return None if accepts else capsule["data"]["stream"]
+    return None if "data" in config.run.accept_drift else capsule["data"]["stream"]
 
 
 def check_length(capsule: dict[str, Any], config: RunConfig) -> list[str]:

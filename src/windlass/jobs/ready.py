@@ -37,6 +37,16 @@ def check_model(config: RunConfig, architecture: Architecture) -> None:
         )
 
 
+def check_vocabulary(tokens: int, architecture: Architecture) -> None:
+    """A tokenizer that was trained anew may have more entries than the model has rows."""
+    if tokens > architecture.vocab_size:
+        raise UserError(
+            f"a tokenizer of {tokens} entries for a checkpoint of {architecture.vocab_size}",
+            "every token has a row in the embedding",
+            "use the tokenizer that the run began with: it lies in its checkpoints, under tokenizer/",
+        )
+
+
 def check_directory(config: RunConfig) -> None:
     """A run directory that cannot be one is refused; nothing is made."""
     directory = config.run.directory.absolute()

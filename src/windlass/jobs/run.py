@@ -69,7 +69,7 @@ class Run:
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
         is_last = is_last or step == self.total_steps
-        self._tell_committed()
+        self._tell_committed(step)
         if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
             return
         with self.recorder.pause("checkpoint"):
@@ -92,11 +92,16 @@ class Run:
             self._tell_failure(step, error)
             if is_last:
                 raise
-        self._tell_committed()
+        self._tell_committed(step)
 
-    def _tell_committed(self) -> None:
-        """A checkpoint is an event once it is committed, not when it is begun."""
-        for saved in self.checkpoints.poll():
+    def _tell_committed(self, step: int) -> None:
+        """A checkpoint is an event once it is committed, not when it is begun. (One process alone hears of a failure here.)"""
+        try:
+            committed = self.checkpoints.poll()
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+            return
+        for saved in committed:
             self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
 
     def _tell_failure(self, step: int, error: Exception) -> None:
