@@ -43,7 +43,8 @@ class RunSettings(Settings):
     start_what: Literal["weights", "all"] = "weights"
     """With start_from. weights: the model only. all: optimizer, step and data position too."""
     accept_drift: list[str] = []
-    """Settings (`section.key`) that may differ from the checkpoint's on resume."""
+    """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
+    recipe. The model's own settings never may."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

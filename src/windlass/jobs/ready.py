@@ -1,6 +1,8 @@
 """Everything that can be refused before something slow or lasting happens; then the data, prepared once.
 
 A refused recipe must cost nothing: not another run's prepared shards, not a directory that was not there.
+One refusal comes later, since it needs the prepared data: a length in epochs that a changed corpus made shorter than the run
+already is.
 """
 
 from windlass.config import RunConfig
