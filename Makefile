@@ -1,12 +1,13 @@
 # make demo   a real pretraining run on this machine, from nothing: environment, corpus, training, report, sample text
 # make test   the tests                       make test-all   the long matrices too
 # make check  ruff, types, the map            make bench      what the trainer costs, counted
-# make docs   docs/recipe.md, docs/errors.md  make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
+# make bench-gpu  what one GPU does: rates, ladder, headline rows (MINUTES=9 each)
+# make docs   what docs/ takes from the source  make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
 
 PY := .venv/bin/python
 WINDLASS := .venv/bin/windlass
 
-.PHONY: demo test test-long test-all check bench docs lock lock-check environment
+.PHONY: demo test test-long test-all check bench bench-gpu docs lock lock-check environment
 
 environment: .venv/stamp
 
@@ -23,11 +24,12 @@ demo: .venv/stamp
 	@echo "== 4/4 report: open it in a browser"
 	$(WINDLASS) report runs/demo
 
+# two files at a time: a test of ranks leaves cores idle while it waits, most others use one
 test: .venv/stamp
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 test-long: .venv/stamp
-	$(PY) -m pytest --long -m long
+	$(PY) -m pytest --long -m long -n 2 --dist worksteal
 
 test-all: test test-long
 
@@ -40,6 +42,12 @@ check: .venv/stamp
 bench: .venv/stamp
 	$(PY) benchmarks/overhead.py
 	$(PY) benchmarks/loader.py
+
+MINUTES := 9
+bench-gpu: .venv/stamp  # a cell that fails in one script does not keep the others from their GPU time
+	@code=0; for script in ground_truth ladder headline; do \
+		PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True $(PY) benchmarks/gpu/$$script.py --minutes $(MINUTES) || code=1; \
+	done; exit $$code
 
 docs: .venv/stamp
 	$(PY) docs/build.py

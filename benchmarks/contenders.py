@@ -71,7 +71,7 @@ class Rows(torch.utils.data.Dataset[Batch]):
 
     def __init__(self, config: RunConfig):
         loader = Loader(
-            open_prepared(config.data, {}).set_directory("train"),
+            open_prepared(config.data, {}).directory / "train",
             sequence_length=SEQUENCE_LENGTH,
             micro_batch=MICRO_BATCH,
             accumulation=1,
@@ -205,7 +205,7 @@ def validation_loss(config: RunConfig, decoder: Decoder | None) -> float:
         events = (config.run.directory / "events.jsonl").read_text().splitlines()
         return [line["loss"] for line in map(json.loads, events) if line["kind"] == "validation"][-1]
     data = evaluation_set(
-        open_prepared(config.data, {}).set_directory("validation"),
+        open_prepared(config.data, {}).directory / "validation",
         num_sequences=config.evaluate.sequences,
         micro_batch=MICRO_BATCH,
         batch_rank=0,

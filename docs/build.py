@@ -1,4 +1,5 @@
-"""Writes docs/recipe.md and docs/errors.md from the code itself: `make docs`. A test holds both up to date.
+"""Writes docs/recipe.md and docs/errors.md from the code itself, fills the marked places of docs/techniques/ and walkthrough.md
+(fill.py), and draws (pictures.py): `make docs`. Tests hold all of it up to date.
 
 recipe.md is every key of a recipe, from the configs' types, defaults and docstrings. errors.md is a dozen bad recipes,
 each given to the real command line in an empty directory, and what that printed.
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import types
 import typing
+import unittest.mock
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -46,6 +48,7 @@ written, and there is no traceback; a traceback is a bug of windlass.
 """
 
 TWICE = "run: {directory: runs/mine, steps: 100, steps: 200, tokens_per_step: 4096}\n"
+TRUST = "data.tokenizer={from: org/name, trust_remote_code: another/name}"
 # what is wrong, the command's arguments, files that lie in the directory
 CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
     ("A key that does not exist", ("train", "demo", "optim.lerning_rate=1e-3"), {}),
@@ -60,6 +63,8 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
     ("A field that the family does not have", ("train", "demo", "model.hiden_size=64"), {}),
     ("A technique that this version does not have", ("train", "demo", "parallel.tp=2"), {}),
     ("A layout that contradicts itself", ("train", "demo", "parallel.zero=0", "parallel.shard=2"), {}),
+    ("A hub name that was never fetched, without a network", ("train", "demo", "model={from: Qwen/Qwen3-4B}"), {}),
+    ("Code that is trusted under another name", ("train", "demo", TRUST), {}),
     ("Data that is not there", ("prepare", "demo", "data.sources=[{path: corpus/**/*.txt}]"), {}),
     ("A recipe that is not there", ("train", "dmeo"), {}),
     ("A run that is not there", ("report", "runs/mine"), {}),
@@ -203,7 +208,9 @@ def run_command(arguments: tuple[str, ...], files: dict[str, str]) -> tuple[int,
         try:
             os.chdir(directory)
             sys.argv = ["windlass", *arguments]
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            shown = contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed)
+            offline = {"HF_HUB_OFFLINE": True, "HF_HUB_CACHE": str(Path(directory).resolve() / "hub")}
+            with shown[0], shown[1], unittest.mock.patch.multiple("huggingface_hub.constants", **offline):
                 cli.main()
         except SystemExit as leaving:
             code = int(leaving.code or 0)
@@ -218,6 +225,16 @@ def main() -> None:
     for name, page in (("recipe.md", recipe_page()), ("errors.md", errors_page())):
         (DOCS / name).write_text(page, "utf-8")
         print(f"docs/{name}")
+    import fill  # beside this file, so on the path of the script
+    import pictures
+    import support
+
+    (DOCS / "support.md").write_text(support.support_page(support.kept()), "utf-8")
+    print("docs/support.md (its cells are collected by docs/support.py)")
+
+    for path, text in ({page: fill.filled(page) for page in fill.pages()} | pictures.pictures()).items():
+        path.write_text(text, "utf-8")
+        print(path.relative_to(DOCS.parent))
 
 
 if __name__ == "__main__":

@@ -242,7 +242,22 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
     assert len(call("checkpoint", "verify", one[0]).splitlines()) == len(steps)
     last = one[0] / "checkpoints" / f"step-{steps[-1]:08d}"
     assert "equal, bit for bit" in call("checkpoint", "diff", last, last)
+    target = one[0].parent / "moved"
+    told = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
+    assert "for 2 ranks: shard 2" in told and "every byte verified" in told
+    (equal,) = call("checkpoint", "diff", one[0], target).splitlines()
+    assert equal.endswith("tensors are equal, bit for bit")
     assert "report.html" in call("report", one[0])
+
+
+def test_a_rehearsal_under_a_launcher_is_refused(base, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["windlass", "train", str(base / "tiny.yaml"), "--smoke"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == EXIT_USER_ERROR
+    assert "--smoke under a launcher" in capsys.readouterr().err
 
 
 # ---- signals

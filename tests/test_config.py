@@ -66,7 +66,7 @@ UNKNOWN = {
     "key": ("optim.learning_rte", {"optim": {"learning_rte": 1e-3}}, "optim", "learning_rate"),
     "alias": ("checkpoint.asynch", {"checkpoint": {"asynch": True}}, "checkpoint", "async"),
     "second depth": ("data.tokenizer.trian", {"data": {"tokenizer": {"trian": 300}}}, "data.tokenizer", "train"),
-    "in a list": ("data.sources.0.pth", {"data": {"sources": [{"pth": "a"}]}}, "data.sources.0", "path"),
+    "in a list": ("data.sources[0].pth", {"data": {"sources": [{"pth": "a"}]}}, "data.sources[0]", "path"),
     "in a named set": (
         "evaluate.sets.code.pth",
         {"evaluate": {"sets": {"code": {"pth": "a"}}}},
@@ -107,12 +107,25 @@ def test_a_missing_key_is_named_with_its_path():
         ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "finite"),
         ({"optim": {"learning_rate": True}}, "optim.learning_rate=True", "True is neither"),
         ({"optim": {"schedule": "linear"}}, "optim.schedule='linear'", "'cosine', 'wsd' or 'constant'"),
-        ({"parallel": {"zero": 1}}, "parallel.zero=1", "0, 2 or 3"),
+        ({"parallel": {"zero": 7}}, "parallel.zero=7", "0, 1, 2 or 3"),
     ],
 )
 def test_a_wrong_value_is_shown_with_its_rule(sections, given, rule):
     error = refused(**sections)
     assert given in error.given and rule in error.rule and "docs/recipe.md" in error.change
+
+
+@pytest.mark.parametrize(
+    ("parallel", "change"),
+    [
+        ({"schedule": "interleaved"}, "did you mean `interleaved-1f1b`? see parallel.schedule in docs/recipe.md"),
+        ({"context_kind": "all-gather"}, "did you mean `allgather`? see parallel.context_kind in docs/recipe.md"),
+        ({"context_kind": "ring"}, "see parallel.context_kind in docs/recipe.md"),
+        ({"tp": "two"}, "see parallel.tp in docs/recipe.md"),
+    ],
+)
+def test_a_wrong_name_among_few_has_the_nearest_where_one_is_near(parallel, change):
+    assert refused(parallel=parallel).change == change
 
 
 def test_all_mistakes_are_named_at_once():
@@ -308,6 +321,7 @@ def dumped(**sections):
         {"data": {"directory": "elsewhere"}},
         {"parallel": {"zero": 2, "shard": 2, "recompute": "full"}},
         {"checkpoint": {"every_steps": 7}, "evaluate": {"sequences": 3}, "report": {"every_steps": 1}},
+        {"optim": {"max_skips": 7}},
     ],
     ids=str,
 )
@@ -336,7 +350,7 @@ def test_what_trains_something_else_is_named_with_both_values(sections, said):
 
 # ---- what ships
 
-SIZES = {"demo": 1_049_984, "gpt2-124m": 124_439_808}
+SIZES = {"demo": 1_049_984, "gpt2-124m": 124_439_808, "qwen3-moe-tiny": 464_928}
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -367,3 +381,30 @@ def test_keys_of_every_section_have_a_docstring():
             if not inner.description:
                 missing.append(f"{section}.{name}")
     assert missing == []
+
+
+def test_a_sequence_that_tp_does_not_divide_is_refused_where_the_model_could_be_cut_so():
+    error = refused(parallel={"tp": 3})
+    assert error.given == "parallel.tp=3 for a model of 1 key/value heads and 40 channels of the MLP"
+    assert error.change == "use parallel.tp=1", "no length would help"
+    three = {"num_key_value_heads": 3, "intermediate_size": 42}
+    error = refused(model=three, parallel={"tp": 3})
+    assert error.given == "data.sequence_length=16 with parallel.tp=3"
+    assert error.change == "use parallel.tp=1, or data.sequence_length=15 or 18 (the nearest that divide)"
+    check_recipe(tree(run={"tokens_per_step": 72}, model=three, data={"sequence_length": 18}, parallel={"tp": 3}))
+
+
+def test_a_directory_or_a_vocabulary_that_is_not_known_leaves_the_model_out(tmp_path):
+    directory = {**dict.fromkeys(TREE["model"]), "from": str(tmp_path)}
+    for sections in ({"model": directory}, {"data": {"tokenizer": {"from": str(tmp_path)}}}):
+        error = refused(**sections, parallel={"tp": 3})
+        assert error.given == "data.sequence_length=16 with parallel.tp=3"
+        sizes = "use parallel.tp=1 or 2 or 4"
+        assert error.change == f"{sizes}, or data.sequence_length=15 or 18 (the nearest that divide)"
+
+
+def test_muon_beside_offload_is_refused():
+    with pytest.raises(UserError, match=r"optim.kind=muon with parallel.offload=true\n.*the host's cores"):
+        check_recipe(tree(optim={"kind": "muon"}, parallel={"offload": True}))
+    assert check_recipe(tree(parallel={"offload": True})).parallel.offload
+    assert check_recipe(tree(optim={"kind": "muon"})).optim.kind == "muon"

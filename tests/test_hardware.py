@@ -29,6 +29,17 @@ from windlass.units import GIB
         ("NVIDIA GeForce RTX 3090", 71, 24),
         ("NVIDIA B200", 2250, 180),
         ("NVIDIA GB200", 2500, 186),
+        ("NVIDIA GH200 480GB", 989.4, 96),  # its name counts the CPU's memory
+        ("NVIDIA GH200 144G HBM3e", 989.4, 144),
+        ("NVIDIA H200 NVL", 835.5, 141),
+        ("NVIDIA A100-PCIe-40GB", 312, 40),
+        ("NVIDIA RTX 6000 Ada Generation", 364.25, 48),
+        ("NVIDIA RTX A6000", 154.85, 48),
+        ("NVIDIA GeForce RTX 4080", 97.5, 16),
+        ("NVIDIA GeForce RTX 5080", 112.6, 16),
+        ("NVIDIA GeForce RTX 5090", 209.5, 32),
+        ("Tesla V100-SXM2-32GB", 125, 32),
+        ("AMD Instinct MI300X", 1307.4, 192),
     ],
 )
 def test_real_names_find_their_own_device(name, tera, gib):
@@ -47,12 +58,44 @@ def test_real_names_find_their_own_device(name, tera, gib):
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",  # a seventh of the card
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA A1000",  # begins as A100 does
+        "NVIDIA RTX A1000",
+        "NVIDIA L400",
+        "NVIDIA A2",
+        "NVIDIA A100",  # of which there are four
+        "NVIDIA H100 80GB HBM2e",
+        "NVIDIA RTX 6000",
+        "Quadro RTX 6000",
+        "NVIDIA H20",  # no data sheet that is public
+        "nvidia h200",
         "NVIDIA RTX 4090 Imitation",
         "xNVIDIA H200",
     ],
 )
 def test_an_unknown_device_has_no_peak_and_never_a_default(name):
     assert find_device(name) is None
+
+
+# what the data sheets print in large letters: with structured sparsity, twice what a dense matrix gets
+SPARSE_TFLOPS = {
+    "NVIDIA H100 80GB HBM3": 1979,
+    "NVIDIA H200": 1979,
+    "NVIDIA H100 PCIe": 1513,
+    "NVIDIA H100 NVL": 1671,
+    "NVIDIA A100-SXM4-80GB": 624,
+    "NVIDIA A10": 250,
+    "NVIDIA L4": 242,
+    "NVIDIA L40S": 733,
+    "NVIDIA B200": 4500,
+    "NVIDIA GeForce RTX 4090": 330.4,
+    "NVIDIA RTX A6000": 309.7,
+}
+
+
+@pytest.mark.parametrize("name", SPARSE_TFLOPS)
+def test_peaks_are_dense_and_not_the_sparse_headline(name):
+    assert find_device(name).peak_flops == pytest.approx(SPARSE_TFLOPS[name] * 1e12 / 2, rel=0.02)
 
 
 def test_no_name_fits_two_devices():
@@ -69,4 +112,5 @@ def test_every_device_has_a_source_and_figures_in_their_units():
 
 
 def test_a_card_without_bf16_says_so():
-    assert find_device("Tesla T4").peak_dtype == "fp16" and find_device("NVIDIA H200").peak_dtype == "bf16"
+    assert find_device("Tesla T4").peak_dtype == find_device("Tesla V100-SXM2-16GB").peak_dtype == "fp16"
+    assert find_device("NVIDIA H200").peak_dtype == "bf16"

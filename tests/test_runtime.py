@@ -1,5 +1,6 @@
 """The process a rank runs in: its world, its output, and the agreement of all ranks on the step they stop after."""
 
+import logging
 import os
 import random
 import signal
@@ -10,10 +11,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import _redistribute
 
+from tests.parallel.tiny import MODEL, batch, make_program
 from windlass import runtime as page
 from windlass.errors import UserError
 from windlass.launch.ranks import RankFailed
+from windlass.optim.clip import clip_gradients
 from windlass.runtime import Runtime, Stop, redirect_output, start_runtime
 
 CPU = torch.device("cpu")
@@ -122,6 +126,25 @@ def test_an_empty_environment_is_a_world_of_one(monkeypatch):
     assert not dist.is_initialized()
 
 
+def warnings_of_a_clip():
+    """What torch says of a norm that is summed over two axes."""
+    start_runtime().close()
+    logger, heard = logging.getLogger("torch.distributed.tensor._redistribute"), logging.Handler()
+    records = []
+    heard.emit = records.append
+    logger.addHandler(heard)
+    getattr(_redistribute, "_warned_flatten_issues", set()).clear()  # it says each thing once
+    program = make_program(4, shard=2, tp=2, model={**MODEL, "num_attention_heads": 4, "num_key_value_heads": 2})
+    program.run([batch()], torch.tensor(8.0))
+    clip_gradients(program.records(), 1.0, program.mesh.parts)
+    logger.removeHandler(heard)
+    return [record.getMessage() for record in records]
+
+
+def test_a_sum_over_two_axes_is_no_warning_to_the_user(ranks):
+    assert ranks.run(4, warnings_of_a_clip) == [[]] * 4
+
+
 def asked_of_all(path):
     """What the ranks agree on, with a store and inside a foreign group."""
     rank = dist.get_rank()
@@ -167,6 +190,45 @@ def first_fails(path):
 
 def test_where_the_first_fails_the_others_leave_silently(ranks, tmp_path):
     assert ranks.run(2, first_fails, str(tmp_path / "store")) == [("UserError", None), ("SystemExit", 2)]
+
+
+class TwoHosts(Runtime):
+    def hosts(self):
+        return ["a", "b", "a", "b"][: self.world]
+
+
+def once_per_host(path, failing):
+    """-> what this rank did and how it left: `failing` is the rank whose work cannot be done."""
+    runtime = TwoHosts(**vars(runtime_over(path)))
+    did = []
+
+    def work():
+        did.append(runtime.rank)
+        if runtime.rank == failing:
+            raise UserError("no", "room", "left")
+        time.sleep(0.2)
+
+    start_s = time.monotonic()
+    try:
+        runtime.first_on_host(work)
+    except (UserError, SystemExit) as left:
+        return did, type(left).__name__
+    return did, runtime.shared(f"of rank {runtime.rank}"), time.monotonic() - start_s > 0.15
+
+
+def test_one_rank_per_host_works_while_all_wait(ranks, tmp_path):
+    found = ranks.run(4, once_per_host, str(tmp_path / "store"), None)
+    assert found == [
+        ([0], "of rank 0", True),
+        ([1], "of rank 0", True),
+        ([], "of rank 0", True),
+        ([], "of rank 0", True),
+    ]
+
+
+def test_where_one_host_fails_all_leave_and_one_says_why(ranks, tmp_path):
+    found = ranks.run(4, once_per_host, str(tmp_path / "store"), 1)
+    assert found == [([0], "SystemExit"), ([1], "UserError"), ([], "SystemExit"), ([], "SystemExit")]
 
 
 # ---- devices

@@ -1,13 +1,14 @@
 """The command line: every command parses, then makes one call. Nothing heavy is imported before the call."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass import cli_checkpoint, cli_data
+from windlass.cli_arguments import Nproc, Overrides, Recipe, RunDirectory, SavedPath, Step, print_lines
+from windlass.errors import EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
     name="windlass",
@@ -17,31 +18,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-checkpoint_app = typer.Typer(help="List, verify, compare and prune the checkpoints of a run.", no_args_is_help=True)
-app.add_typer(checkpoint_app, name="checkpoint")
-
-Recipe = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100")
-]
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
-SavedPath = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run directory, one of its checkpoints, or a Hugging Face directory.")
-]
-Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
-Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
+app.add_typer(cli_checkpoint.app, name="checkpoint")
+app.add_typer(cli_data.app, name="data")
 
 
 @app.command()
-def prepare(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Tokenise the recipe's data into shards. Skipped when nothing changed."""
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data_only: Annotated[bool, typer.Option("--data-only", help="Do not fetch the weights of model.from.")] = False,
+) -> None:
+    """Tokenise the recipe's data into shards, and fetch what it names of the hub. Skipped when nothing changed."""
     from windlass.config import load_recipe
-    from windlass.data.prepare import prepare as prepare_data
+    from windlass.jobs.ready import prepare_only
 
-    config = load_recipe(recipe, *overrides or ())
-    prepared = prepare_data(config.data, config.evaluate.sets)
+    prepared = prepare_only(load_recipe(recipe, *overrides or ()), with_weights=not data_only)
     for name, info in prepared.sets.items():
         print(f"{name}: {info.documents:,} documents, {info.tokens:,} tokens, {info.samples:,} samples")
 
@@ -61,25 +52,52 @@ def train(
 
     config = load_recipe(recipe, *overrides or ())
     if local.is_worker():
+        if smoke:
+            raise UserError(
+                "--smoke under a launcher (RANK is set)",
+                "a rehearsal starts, kills and resumes its own ranks",
+                "run it without the launcher: windlass train RECIPE --smoke --nproc N",
+            )
         local.die_with_agent()
         from windlass.jobs.train import train as run
 
         result = run(config, is_prepared=local.has_agent())
         raise typer.Exit(EXIT_STOPPED if result.stopped and not local.is_elastic() else 0)
     if smoke:
+        from windlass.jobs.ready import prepare_only
         from windlass.jobs.rehearse import rehearse
 
+        # here, where it is known whether a run has begun with other data; the scratch run finds it done
+        prepare_only(config)
         raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
     num_ranks = local.choose_ranks(nproc)
+    from windlass.jobs.pins import pins
     from windlass.jobs.ready import make_ready
 
-    make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
+    config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
     if num_ranks > 1:
-        code = local.launch(sys.argv[1:], num_ranks, config.run.directory)
-        raise typer.Exit(EXIT_STOPPED if code == 0 and local.was_stopped(config.run.directory) else code)
+        raise typer.Exit(local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory))
     from windlass.jobs.train import train as run
 
     raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
+
+
+@app.command()
+def verify(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes of this machine at hand. Default: as many as it needs, up to 8.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict there too.")
+    ] = None,
+) -> None:
+    """Prove the recipe's layout equal to one process, on a tiny twin in fp64. Exit code 1 where a number differs."""
+    from windlass.jobs.verify import verify as prove
+
+    if not prove(recipe, overrides or [], nproc, json_file):
+        raise typer.Exit(EXIT_NOT_EQUAL)
 
 
 @app.command()
@@ -98,7 +116,7 @@ def evaluate(
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
     from windlass.jobs.evaluate import evaluate as score
 
-    _print(score(run, step=step, sequences=sequences))
+    print_lines(score(run, step=step, sequences=sequences))
 
 
 @app.command()
@@ -149,7 +167,9 @@ def export(
     from windlass.jobs.export import export as write
 
     done = write(path, target, step=step, dtype=dtype)
-    print(f"{done.directory}: loads in transformers, logits within {done.largest_difference:.1e} ({dtype})")
+    print(
+        f"{done.directory}: {dtype}; loads in transformers, logits within {done.largest_difference:.1e}, same greedy text"
+    )
 
 
 @app.command()
@@ -158,55 +178,6 @@ def report(run: RunDirectory) -> None:
     from windlass.report.page.write import write_report
 
     print(write_report(run))
-
-
-@checkpoint_app.command("list")
-def checkpoint_list(
-    run: RunDirectory,
-    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte.")] = False,
-) -> None:
-    """The checkpoints of a run: step, time, size, validation loss."""
-    from windlass.jobs.checkpoints import table
-
-    _print(table(run, verify))
-
-
-@checkpoint_app.command("verify")
-def checkpoint_verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A run directory or one checkpoint directory.")],
-) -> None:
-    """Check every byte against the manifest. Exit code 2 and the file's name where something differs."""
-    from windlass.jobs.checkpoints import check
-
-    _print(check(path))
-
-
-@checkpoint_app.command("diff")
-def checkpoint_diff(
-    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint directory.")],
-    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one.")],
-) -> None:
-    """Which tensors of two checkpoints differ."""
-    from windlass.jobs.checkpoints import compare
-
-    _print(compare(first, second))
-
-
-@checkpoint_app.command("prune")
-def checkpoint_prune(
-    run: RunDirectory,
-    keep_last: Annotated[int, typer.Option(help="Keep the newest so many.")] = 1,
-    keep_best: Annotated[int, typer.Option(help="And the so many with the lowest validation loss.")] = 0,
-) -> None:
-    """Delete older checkpoints. The newest whole one always stays."""
-    from windlass.jobs.checkpoints import delete
-
-    print(delete(run, keep_last, keep_best))
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line, flush=True)
 
 
 def main() -> None:

@@ -15,9 +15,11 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, nearest
+from windlass.hub_config import HubConfig
 from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
-from windlass.parallel.config import ParallelConfig, PrecisionConfig
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.precision_config import PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
@@ -88,6 +90,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     report: ReportConfig = ReportConfig()
+    hub: HubConfig = HubConfig()
 
     _recipe: str = PrivateAttr("")
 
@@ -100,9 +103,19 @@ class RunConfig(Settings):
     def sequences_per_step(self) -> int:
         return self.run.tokens_per_step // self.data.sequence_length
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            ParallelConfig.check_sections(given)
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self.precision.check_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
         tokens, length = self.run.tokens_per_step, self.data.sequence_length
+        self.parallel.check_beside(self.precision.policy, length, self.model.shape(self.data.tokenizer.train))
+        self.data.check_epochs(self.run.epochs)
         if tokens % length:
             below = tokens // length * length
             choices = f"{below} or {below + length}" if below else str(length)
@@ -114,6 +127,21 @@ class RunConfig(Settings):
         steps = -(-self.run.tokens // tokens) if self.run.tokens is not None else self.run.steps
         if steps is not None:
             self._check_schedule(steps)
+        return self
+
+    @model_validator(mode="after")
+    def _keep_hub_names(self) -> Self:
+        self.hub.tell(self.model, self.data.tokenizer)
+        return self
+
+    @model_validator(mode="after")
+    def _check_muon(self) -> Self:
+        if self.optim.kind == "muon" and self.parallel.offload:
+            raise UserError(
+                "optim.kind=muon with parallel.offload=true",
+                "Muon multiplies matrices in every step, and offloaded ones lie where the host's cores would have to",
+                "set parallel.offload=false, or optim.kind=adamw",
+            )
         return self
 
     @model_validator(mode="after")
@@ -163,7 +191,9 @@ class RunConfig(Settings):
         sequences, micro = self.sequences_per_step, self.run.micro_batch
         per_round = micro * batch_ranks
         if sequences % per_round == 0:
-            return sequences // per_round
+            num_micro = sequences // per_round
+            self.parallel.check_micro_batches(num_micro, per_round * self.data.sequence_length, micro)
+            return num_micro
         length = self.data.sequence_length
         below, above = sequences // per_round * per_round, (sequences // per_round + 1) * per_round
         near = [str(n * length) for n in (below, above) if n]
@@ -237,10 +267,10 @@ def _read(path: str | Path) -> tuple[str, str]:
 def _explain(error: ValidationError) -> UserError:
     given, rules, changes = [], [], []
     for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"])
+        path = _path(item["loc"])
         if item["type"] == "extra_forbidden":
             choices = _keys_at(item["loc"][:-1])
-            where = ".".join(map(str, item["loc"][:-1])) or "the recipe"
+            where = _path(item["loc"][:-1]) or "the recipe"
             given.append(path)
             rules.append(f"{where} has no key `{item['loc'][-1]}`")
             changes.append(nearest(str(item["loc"][-1]), choices) + f"keys of {where}: {', '.join(choices)}")
@@ -251,8 +281,14 @@ def _explain(error: ValidationError) -> UserError:
         else:
             given.append(f"{path}={item['input']!r}")
             rules.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}")
-            changes.append(f"see {path} in docs/recipe.md")
+            choices = item["msg"].split("'")[1::2] if item["type"] == "literal_error" else []
+            changes.append(nearest(str(item["input"]), choices) + f"see {path} in docs/recipe.md")
     return UserError("; ".join(given), "; ".join(rules), "; ".join(changes))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`optim.groups[0].names`, as all messages write it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _keys_at(location: tuple[int | str, ...]) -> list[str]:

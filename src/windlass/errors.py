@@ -6,6 +6,7 @@ prints it without a traceback and exits with 2. Our own bugs are `assert`s and o
 
 from typing import Final
 
+EXIT_NOT_EQUAL: Final = 1  # `verify`: a number of the layout is not that of one process
 EXIT_USER_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention: interrupted before there was a state to save
 EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h: stopped on request after a checkpoint; the same command goes on
@@ -24,6 +25,18 @@ class UserError(Exception):
 
 class BadLayout(UserError):
     """A model whose parts do not lie as the layout says; raised before or at the first step."""
+
+
+class OutOfSync(UserError):
+    """Ranks that should hold the same batch or the same weights hold different ones; raised on all ranks alike."""
+
+
+class Diverged(UserError):
+    """A run whose steps are all skipped, because no gradient is finite. Its last checkpoint is from before."""
+
+
+class AbsentSource(UserError):
+    """A source of data that is not here, or cannot be reached from here."""
 
 
 class BadShard(UserError):

@@ -46,6 +46,9 @@ _H200 = "NVIDIA H200 Tensor Core GPU data sheet: sparse figures, halved"
 _A100 = "NVIDIA A100 Tensor Core GPU data sheet"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A: fp16/bf16 with fp32 accumulate"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A: with fp32 accumulate"
+_GB202 = "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A: with fp32 accumulate"
+_VOLTA = "NVIDIA V100 Tensor Core GPU data sheet; Volta has no bf16 cores"
+_CDNA3 = "AMD Instinct MI300X and MI325X data sheets: figures without sparsity"
 
 # name, pattern, dense bf16 TFLOP/s, dense fp8 TFLOP/s, memory GiB, GB/s, source
 DEVICES: Final = (
@@ -57,10 +60,11 @@ DEVICES: Final = (
     _device("H100 PCIe", r"NVIDIA H100 PCIe", 756.5, 1513, 80, 2000, _HOPPER),
     _device("H100 NVL", r"NVIDIA H100 NVL", 835.5, 1670.5, 94, 3900, _HOPPER),
     _device("GH200", r"NVIDIA GH200 480GB", 989.4, 1978.9, 96, 4000, "NVIDIA GH200 Superchip data sheet: halved"),
+    _device("GH200 144GB", r"NVIDIA GH200 144G HBM3e", 989.4, 1978.9, 144, 4900, "NVIDIA GH200 data sheet: halved"),
     _device("A100 80GB SXM", r"NVIDIA A100-SXM4-80GB", 312, None, 80, 2039, _A100),
     _device("A100 40GB SXM", r"(NVIDIA )?A100-SXM4-40GB", 312, None, 40, 1555, _A100),
     _device("A100 80GB PCIe", r"NVIDIA A100 80GB PCIe", 312, None, 80, 1935, _A100),
-    _device("A100 40GB PCIe", r"(NVIDIA )?A100-PCIE-40GB", 312, None, 40, 1555, _A100),
+    _device("A100 40GB PCIe", r"(NVIDIA )?A100-(PCIE|PCIe)-40GB", 312, None, 40, 1555, _A100),
     _device("A30", r"NVIDIA A30", 165, None, 24, 933, "NVIDIA A30 data sheet"),
     _device("A40", r"NVIDIA A40", 149.7, None, 48, 696, "NVIDIA A40 data sheet"),
     _device("A10", r"NVIDIA A10", 125, None, 24, 600, "NVIDIA A10 data sheet"),
@@ -68,12 +72,22 @@ DEVICES: Final = (
     _device("L4", r"NVIDIA L4", 121, 242.5, 24, 300, "NVIDIA L4 data sheet: sparse figures, halved"),
     _device("L40", r"NVIDIA L40", 181.05, 362, 48, 864, "NVIDIA L40 data sheet"),
     _device("L40S", r"NVIDIA L40S", 362.05, 733, 48, 864, "NVIDIA L40S data sheet"),
+    _device(
+        "RTX 6000 Ada", r"NVIDIA RTX 6000 Ada Generation", 364.25, 728.5, 48, 960, "its data sheet: 1457 fp8 sparse"
+    ),
+    _device("RTX A6000", r"(NVIDIA )?RTX A6000", 154.85, None, 48, 768, "NVIDIA RTX A6000 data sheet: 309.7 sparse"),
+    _device("V100 SXM2 16GB", r"Tesla V100-SXM2-16GB", 125, None, 16, 900, _VOLTA, "fp16"),
+    _device("V100 SXM2 32GB", r"Tesla V100-SXM2-32GB", 125, None, 32, 900, _VOLTA, "fp16"),
+    _device("V100 PCIe 16GB", r"Tesla V100-PCIE-16GB", 112, None, 16, 900, _VOLTA, "fp16"),
+    _device("V100 PCIe 32GB", r"Tesla V100-PCIE-32GB", 112, None, 32, 900, _VOLTA, "fp16"),
     _device("T4", r"(Tesla|NVIDIA) T4", 65, None, 16, 320, "NVIDIA T4 data sheet; Turing has no bf16 cores", "fp16"),
     _device("RTX 3090", r"NVIDIA GeForce RTX 3090", 71, None, 24, 936, _GA102),
+    _device("RTX 4080", r"NVIDIA GeForce RTX 4080", 97.5, 194.9, 16, 716.8, _ADA),
     _device("RTX 4090", r"NVIDIA GeForce RTX 4090", 165.2, 330.3, 24, 1008, _ADA),
-    _device(
-        "RTX 5090", r"NVIDIA GeForce RTX 5090", 209.5, 419, 32, 1792, "NVIDIA RTX Blackwell whitepaper, appendix A"
-    ),
+    _device("RTX 5080", r"NVIDIA GeForce RTX 5080", 112.6, 225.1, 16, 960, _GB202),
+    _device("RTX 5090", r"NVIDIA GeForce RTX 5090", 209.5, 419, 32, 1792, _GB202),
+    _device("MI300X", r"AMD Instinct MI300X", 1307.4, 2614.9, 192, 5300, _CDNA3),
+    _device("MI325X", r"AMD Instinct MI325X", 1307.4, 2614.9, 256, 6000, _CDNA3),
 )
 
 

@@ -13,6 +13,7 @@ the next.
 
 import datetime
 import io
+import logging
 import os
 import re
 import signal
@@ -21,7 +22,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TextIO, TypeVar
+from typing import Final, Self, TextIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -73,6 +74,37 @@ class Runtime:
             raise SystemExit(2)  # rank 0 says why
         return None
 
+    def first_on_host(self, work: Callable[[], object]) -> None:
+        """`work()` on the first rank of every host, while the others wait for it outside any collective. Collective."""
+        hosts = self.hosts()
+        leaders = [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]
+        if self.store is None or self.world == 1:
+            if self.rank in leaders:
+                work()
+            if self.world > 1:
+                dist.barrier(group=self.control)
+            return
+        keys = [f"first-on-host-{rank}" for rank in leaders]
+        if self.rank in leaders:
+            key = f"first-on-host-{self.rank}"
+            try:
+                work()
+            except BaseException:
+                self.store.set(key, "failed")
+                raise
+            self.store.set(key, "done")
+        self.store.wait(keys, FIRST_TIMEOUT)
+        if any(self.store.get(key) != b"done" for key in keys):
+            raise SystemExit(2)  # the rank that failed says why
+
+    def shared(self, value: Result) -> Result:
+        """Rank 0's value, on every rank. Collective, on the host."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, 0, group=self.control)
+        return box[0]
+
     def max_over_ranks(self, value: float) -> float:
         """The largest of all ranks' values. Collective, on the host: for logging steps only."""
         if self.world == 1:
@@ -80,6 +112,13 @@ class Runtime:
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
         return tensor.item()
+
+    def gathered(self, value: Result) -> list[Result]:
+        """Every rank's value, in their order. Collective, on the host."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def agree(self, value: bool) -> bool:
         """Rank 0's answer, on every rank. Collective, on the host."""
@@ -91,9 +130,7 @@ class Runtime:
 
     def hosts(self) -> list[str]:
         """The host of every rank. Collective, on the host."""
-        names: list[str] = [""] * self.world
-        dist.all_gather_object(names, socket.gethostname(), group=self.control)
-        return names
+        return self.gathered(socket.gethostname())
 
     def memory_bytes(self) -> float:
         """Peak memory of this rank: allocated on its GPU, or resident on CPU."""
@@ -107,6 +144,15 @@ class Runtime:
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """Leaves the process as it was found. After an error on one rank of several nothing more is sent: the group is left to
+        end with the process."""
+        if error is None or self.world == 1:
+            self.close()
+
     def close(self) -> None:
         """Ends the process group, if this runtime made it."""
         if self.store is not None and dist.is_initialized():
@@ -115,6 +161,8 @@ class Runtime:
 
 def start_runtime() -> Runtime:
     """Joins the world that the environment describes, or makes one of a single process. Collective."""
+    # DTensor warns where a sum goes over two axes one after the other; the norm's does (optim/clip), on every rank alike
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -230,6 +278,12 @@ class Stop:
             self._announced = True
             runtime.store.compare_set("stop", "", str(step + 1 + self._ahead))
         return runtime.store.check(["stop"]) and step >= int(runtime.store.get("stop"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         for number, previous in zip(self._signals, self._previous):

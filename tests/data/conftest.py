@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.config import DataConfig
 from windlass.data.prepare import prepare
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from windlass.data.config import DataConfig, EvaluateConfig, SourceConfig, TokenizerConfig
+from windlass.data.config import CacheConfig, DataConfig, EvaluateConfig, SourceConfig, TokenizerConfig
 
 GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d", "sequence_length": 8}
 
@@ -14,19 +14,23 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
 @pytest.mark.parametrize(
     ("model", "settings", "says"),
     [
-        (SourceConfig, {}, "neither is given"),
-        (SourceConfig, {"path": "a", "builtin": "python-stdlib"}, "both are given"),
-        (SourceConfig, {"path": ""}, "`path` is empty"),
         (SourceConfig, {"path": []}, "`path` is empty"),
-        (SourceConfig, {"path": ["a", "s3://bucket/x"]}, "is a URL"),
-        (SourceConfig, {"builtin": "python-stdlib", "text": "body"}, "`text: body` has no effect on `builtin`"),
-        (SourceConfig, {"path": "a", "weight": 0.5}, "`weight: 0.5` asks for a mixture"),
         (SourceConfig, {"builtin": "wikipedia"}, "python-stdlib"),
+        (DataConfig, {**GOOD, "packing": "padded"}, "best-fit"),
         (TokenizerConfig, {}, "neither is given"),
         (TokenizerConfig, {"train": 300, "from": "x"}, "both are given"),
         (TokenizerConfig, {"train": 256}, "greater than or equal to 257"),
         (DataConfig, {**GOOD, "sources": []}, "at least 1 item"),
-        (DataConfig, {**GOOD, "directory": "s3://bucket"}, "is a URL"),
+        (DataConfig, {**GOOD, "directory": "s3://bucket"}, "read through a local cache: add `cache: {directory:"),
+        (DataConfig, {**GOOD, "cache": {"directory": "c"}}, "`cache` has no effect on a local directory"),
+        (DataConfig, {**GOOD, "directory": "https://me:pa55@host/x"}, "a URL with a user, password or query"),
+        (DataConfig, {**GOOD, "directory": "https://host/x?sig=51gn"}, "a URL with a user, password or query"),
+        (
+            DataConfig,
+            {**GOOD, "directory": "simplecache::s3://b/x", "cache": {"directory": "c"}},
+            "a chain of file systems",
+        ),
+        (CacheConfig, {"directory": "s3://bucket"}, "shards are cached in a local directory"),
         (DataConfig, {**GOOD, "sequence_length": 1}, "greater than or equal to 2"),
         (DataConfig, {**GOOD, "validation": 1.0}, "less than 1"),
         (DataConfig, {**GOOD, "validation": 0}, "greater than 0"),

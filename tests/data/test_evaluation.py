@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from windlass.data.evaluation import evaluation_set
-from windlass.data.mds import Reader
+from windlass.data.mds import Reader, Writer
+from windlass.data.packing import Borders
 
 T = 33
 
@@ -13,7 +14,7 @@ T = 33
 def ranks_of(prepared, name, num_sequences, micro_batch, batch_ranks):
     return [
         evaluation_set(
-            prepared.set_directory(name),
+            prepared.directory / name,
             num_sequences=num_sequences,
             micro_batch=micro_batch,
             batch_rank=rank,
@@ -38,7 +39,7 @@ def test_every_layout_scores_the_same_samples_once(small, batch_ranks, micro_bat
         for one in found
         for ids, targets in zip(one.batches[number]["input_ids"], one.batches[number]["targets"])
     ]
-    samples = [(ids[:-1].tolist(), labels[1:].tolist()) for ids, labels in Reader(prepared.set_directory("validation"))]
+    samples = [(ids[:-1].tolist(), labels[1:].tolist()) for ids, labels in Reader(prepared.directory / "validation")]
     num_samples = min(num_sequences, len(samples))
     assert rows[:num_samples] == samples[:num_samples]
     assert all(targets == [-100] * T for _, targets in rows[num_samples:])
@@ -72,7 +73,7 @@ def test_the_bytes_of_a_part_are_those_of_its_decoded_targets(small):
 
 def test_unknown_bytes_are_zero(small):
     _, prepared, _ = small
-    directory = prepared.set_directory("validation")
+    directory = prepared.directory / "validation"
     layout = {"num_sequences": 2, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1}
     assert evaluation_set(directory, **layout, token_bytes_V=None).num_bytes == 0
 
@@ -82,3 +83,16 @@ def test_it_is_the_same_every_time(small):
     first, second = (ranks_of(prepared, "validation", 5, 2, 2)[1] for _ in range(2))
     for one, other in zip(first.batches, second.batches, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in ("input_ids", "targets"))
+
+
+def test_isolated_sets_count_no_target_across_a_border(tmp_path):
+    ids = np.array([[0, 5, 6, 0, 7, 0, 0], [0, 5, 0, 6, 0, 7, 0]], np.int32)
+    writer = Writer(tmp_path / "set", 7, 4096)
+    writer.write(ids, ids)
+    writer.close()
+    settings = {"num_sequences": 8, "micro_batch": 3, "batch_rank": 0, "batch_ranks": 1}
+    found = evaluation_set(tmp_path / "set", token_bytes_V=np.arange(8), borders=Borders(0, 5), **settings)
+    assert (found.num_samples, found.num_targets, found.num_bytes) == (2, 6, 6)
+    (batch,) = found.batches
+    assert batch["documents"].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6], [0, 6, 6, 6, 6]]
+    assert int((batch["targets"] != -100).sum()) == found.num_targets

@@ -3,14 +3,17 @@
 import random
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from windlass.data.loader import BATCHES_AHEAD, Loader
+from windlass.data.loader import BATCHES_AHEAD, Loader, collate, sample_keys
 from windlass.data.mds import Reader, Writer
+from windlass.data.mixture import Mixture, Shares
 from windlass.data.order import Order
+from windlass.data.packing import Borders
 from windlass.errors import BadShard, UserError
 
 T = 6
@@ -118,6 +121,48 @@ def test_tensors_are_shifted_once_and_keep_the_labels(directory):
             assert targets == [1000 * number + at + 1 if at < known else -100 for at in range(T)]
 
 
+def keys_of(directory, num_batches, **settings):
+    loader = make(directory, with_keys=True, **settings)
+    found = [[batch["keys"] for batch in loader.next()] for _ in range(num_batches)]
+    loader.close()
+    return found
+
+
+@pytest.mark.parametrize("batch_ranks", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_samples_key_is_that_of_its_place_in_the_stream_for_every_layout(directory, batch_ranks, accumulation):
+    micro_batch = 8 // batch_ranks // accumulation
+    shape = {"micro_batch": micro_batch, "accumulation": accumulation, "batch_ranks": batch_ranks}
+    ranks = [keys_of(directory, 20, batch_rank=rank, **shape) for rank in range(batch_ranks)]
+    assert all(keys.shape == (micro_batch,) for step in ranks[0] for keys in step)
+    joined = torch.cat([keys for step in zip(*ranks) for rank in step for keys in rank])
+    assert torch.equal(joined, sample_keys(17, 0, 160))
+    assert joined.unique().numel() == 160, "a sample that comes again, in the next epoch, has another key"
+    resumed = keys_of(directory, 1, batch_rank=batch_ranks - 1, consumed=24, **shape)[0]
+    assert torch.equal(torch.cat(resumed), sample_keys(17, 32 - 8 // batch_ranks, 8 // batch_ranks))
+
+
+def test_keys_depend_on_seed_and_place_and_on_every_bit_of_them():
+    keys = torch.cat([sample_keys(seed, start, 1000) for seed in (0, 1, 2**63) for start in (0, 1000, 2**40)])
+    assert keys.dtype == torch.int64 and keys.unique().numel() == 9000
+    ones = torch.stack([(keys >> bit & 1).double().mean() for bit in range(64)])
+    assert (ones - 0.5).abs().max() < 5 * 0.5 / 9000**0.5
+    first = [int(key) % 2**64 for key in sample_keys(17, 5, 2)]
+    assert first == [python_key(17, 5), python_key(17, 6)]
+
+
+def python_key(seed, place):
+    """By Python's integers: a changed formula changes every run."""
+
+    def splitmix(x):
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    return splitmix((splitmix(seed) + place * 0x9E3779B97F4A7C15) % 2**64)
+
+
 def test_another_sequence_length_is_refused_with_both(directory):
     with pytest.raises(UserError) as caught:
         make(directory, sequence_length=T + 1)
@@ -133,10 +178,10 @@ def spoilt(directory, tmp_path):
     shutil.copytree(directory, copy)
     reader = Reader(copy)
     last = Order(reader.shard_samples, 17, 1).take(0, NUM_SAMPLES)[-1, 0]
-    data = bytearray(reader.shards[last].path.read_bytes())
+    data = bytearray(Path(reader.name(last)).read_bytes())
     data[-5] ^= 16
-    reader.shards[last].path.write_bytes(data)
-    return copy, reader.shards[last].path
+    Path(reader.name(last)).write_bytes(data)
+    return copy, Path(reader.name(last))
 
 
 def test_a_failure_in_the_thread_is_raised_by_next_after_the_good_batches(directory, tmp_path):
@@ -198,13 +243,13 @@ def test_no_more_is_read_ahead_than_said(directory, monkeypatch):
 
 def test_the_wait_is_measured(directory, monkeypatch):
     batches = Loader._batches
-    monkeypatch.setattr(Loader, "_batches", lambda self, start: time.sleep(0.05) or batches(self, start))
+    monkeypatch.setattr(Loader, "_batches", lambda self, start: time.sleep(0.5) or batches(self, start))
     loader = make(directory)
     loader.next()
-    assert 0.03 < loader.wait_s < 5
-    time.sleep(0.3)
+    assert loader.wait_s > 0.4
+    time.sleep(2)
     loader.next()
-    assert loader.wait_s < 0.03
+    assert loader.wait_s < 0.3
     loader.close()
 
 
@@ -214,3 +259,44 @@ def test_it_draws_from_no_global_generator(directory):
     take(directory, 5)
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+# ---- mixtures and isolation
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("batch_ranks", [1, 2, 4])
+def test_a_mixture_is_one_stream_for_every_layout_and_over_a_resume(directory, batch_ranks, accumulation):
+    num_shards = len(Reader(directory).shards)
+    shares = Shares([int(shard >= 2) for shard in range(num_shards)], [3.0, 1.0])
+    mixture = Mixture(Reader(directory).shard_samples, shares.shard_sources, shares.weights, 17, 2)
+    starts = np.concatenate([[0], np.cumsum(Reader(directory).shard_samples)])
+    wanted = [int(starts[shard]) + row for shard, row in mixture.take(0, 64).tolist()]
+    found = []
+    for consumed in (0, 32):  # the second half by loaders that begin there, on another layout
+        ranks = batch_ranks if consumed == 0 else 3 - min(batch_ranks, 2)
+        micro = 16 // (ranks * accumulation)
+        settings = {"micro_batch": micro, "accumulation": accumulation, "batch_ranks": ranks, "consumed": consumed}
+        by_rank = [take(directory, 2, batch_rank=rank, shares=shares, **settings) for rank in range(ranks)]
+        found += [number for step in zip(*by_rank) for part in step for number in part]
+    assert found == wanted
+
+
+def test_isolated_documents_are_told_and_no_target_crosses_a_border(tmp_path):
+    ids = np.array([[0, 5, 6, 0, 7, 0, 0], [0, 5, 0, 6, 0, 7, 0]], np.int32)
+    writer = Writer(tmp_path / "train", T + 1, 4096)
+    writer.write(ids, ids)
+    writer.close()
+    loader = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5))
+    (batch,) = loader.next()
+    loader.close()
+    rows = {tuple(row): at for at, row in enumerate(batch["input_ids"].tolist())}
+    order = [rows[0, 5, 6, 0, 7, 0], rows[0, 5, 0, 6, 0, 7]]
+    assert batch["documents"][order].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6]]
+    assert batch["targets"][order].tolist() == [[-100, 6, 0, -100, 0, -100], [-100, 0, -100, 0, -100, 0]]
+
+
+def test_a_row_without_a_sample_is_one_document(directory):
+    reader = Reader(directory)
+    batch = collate(reader, np.array([[0, 0]]), 2, T, Borders(999_999, 3))
+    assert batch["documents"].tolist() == [[0, T, T], [0, T, T]] and (batch["targets"][1] == -100).all()

@@ -1,5 +1,6 @@
 """The shard format, byte by byte, and every way in which a shard can lie."""
 
+import gzip
 import itertools
 import json
 import struct
@@ -7,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 import xxhash
+import zstandard
 
 from windlass.data.mds import Reader, Writer
 from windlass.errors import BadShard
@@ -170,14 +172,14 @@ RAW = {"basename": "shard.00000.mds", "bytes": 10, "hashes": {"xxh64": "0"}}
         ({"raw_data": {**RAW, "basename": "../../secret"}}, "names the file '../../secret'"),
         ({"raw_data": {**RAW, "basename": "/etc/passwd"}}, "names the file '/etc/passwd'"),
         ({"raw_data": {**RAW, "basename": ".."}}, "names the file '..'"),
-        ({"raw_data": {**RAW, "hashes": {}}}, "has no xxh64"),
-        ({"raw_data": {**RAW, "bytes": True}}, "samples in True bytes"),
+        ({"raw_data": {**RAW, "hashes": {}}}, "has no hash of shard.00000.mds"),
+        ({"raw_data": {**RAW, "bytes": True}}, "of True bytes"),
         ({"raw_data": None}, "is not an entry of an MDS index"),
         ({"samples": 0}, "has 0 samples"),
         ({"column_encodings": ["pkl", "pkl"]}, "has column_encodings ['pkl', 'pkl']"),
         ({"column_names": ["labels", "input_ids"]}, "has column_names ['labels', 'input_ids']"),
         ({"column_sizes": [36, 36]}, "has column_sizes [36, 36]"),
-        ({"compression": "zstd"}, "has compression 'zstd'"),
+        ({"compression": "zstd"}, "has compression 'zstd' and zip_data None"),
         ({"format": "jsonl"}, "has format 'jsonl'"),
         ({"version": 3}, "has version 3"),
     ],
@@ -244,3 +246,40 @@ def test_a_dataset_without_its_end_is_no_dataset(tmp_path):
     assert (tmp_path / "x" / "shard.00000.mds").exists()
     with pytest.raises(BadShard, match=r"index\.json does not exist"):
         Reader(tmp_path / "x")
+
+
+def compressed(directory, compression):
+    """The dataset as MosaicML's writer leaves it with `compression`: packed shards only, both forms in the index."""
+    pack = {"zstd": zstandard.compress, "gz": gzip.compress}[compression]
+    index = json.loads((directory / "index.json").read_text())
+    for entry in index["shards"]:
+        path = directory / entry["raw_data"]["basename"]
+        data = pack(path.read_bytes())
+        path.unlink()
+        (directory / f"{path.name}.{compression}").write_bytes(data)
+        hashes = {"xxh64": xxhash.xxh64_hexdigest(data)}
+        entry["zip_data"] = {"basename": f"{path.name}.{compression}", "bytes": len(data), "hashes": hashes}
+        entry["compression"] = f"{compression}:5"
+    (directory / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz"])
+def test_compressed_shards_are_read_and_a_flipped_bit_is_named(tmp_path, compression):
+    ids, _ = write(tmp_path / "x", num_samples=120)
+    compressed(tmp_path / "x", compression)
+    assert (np.stack([sample for sample, _ in Reader(tmp_path / "x", max_mapped=1)]) == ids).all()
+    path = tmp_path / "x" / f"shard.00001.mds.{compression}"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(BadShard) as caught:
+        list(Reader(tmp_path / "x"))
+    assert f"{path} has the hash xxh64" in caught.value.given
+
+
+@pytest.mark.parametrize(("at", "value"), [(1, 1 << 31), (2, 4), (0, 0)])
+def test_offsets_out_of_place_are_refused_even_with_a_right_hash(tmp_path, at, value):
+    write(tmp_path / "x")
+    resealed(tmp_path / "x", lambda data: struct.pack_into("<I", data, 4 + 4 * at, value))
+    with pytest.raises(BadShard, match="samples that overlap or are empty"):
+        list(Reader(tmp_path / "x"))

@@ -81,3 +81,62 @@ def test_no_more_than_one_window_is_held():
     order = Order([1000] * 50, 0, 2)
     order.take(0, 10_000)
     assert len(order._places_N2) == 2000
+
+
+def arrival(shard_samples, window=3, is_complete=True, seed=5):
+    return Order(shard_samples, seed, window, arrival=True, is_complete=is_complete)
+
+
+def places(order, start, count):
+    return [tuple(place) for place in order.take(start, count).tolist()]
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 100])
+def test_the_first_epoch_by_arrival_is_the_written_order_in_windows_and_later_epochs_are_as_ever(window):
+    order = arrival(UNEVEN, window)
+    at = 0
+    for first in range(0, len(UNEVEN), window):
+        shards = range(first, min(first + window, len(UNEVEN)))
+        every = sorted((shard, row) for shard in shards for row in range(UNEVEN[shard]))
+        assert sorted(places(order, at, len(every))) == every
+        at += len(every)
+    assert places(order, at, 5 * at) == stream(UNEVEN, 5, window, at, 5 * at)
+    assert places(arrival([10] * 20, 4), 0, 40) != sorted(places(arrival([10] * 20, 4), 0, 40))  # permuted, too
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 100])
+def test_an_order_that_grows_tells_ever_more_of_one_stream(window):
+    """With any number of shards written, what can be told is the finished stream's, to the last place of a whole window."""
+    finished = places(arrival(UNEVEN, window), 0, 100)
+    growing = arrival([], window, is_complete=False)
+    for known in range(len(UNEVEN) + 1):
+        if known:
+            growing.grow(UNEVEN[:known], is_complete=False)
+        fresh = arrival(UNEVEN[:known], window, is_complete=False)
+        end = sum(UNEVEN[: known // window * window])
+        assert growing.end == fresh.end == end
+        assert places(growing, 0, end) == places(fresh, 0, end) == finished[:end]
+        with pytest.raises(AssertionError):
+            growing.take(0, end + 1)
+    growing.grow(UNEVEN, is_complete=True)
+    assert growing.end is None and places(growing, 0, 100) == finished
+
+
+def test_the_shards_that_places_can_come_from_are_the_same_however_many_are_known():
+    finished = arrival(UNEVEN, 3)
+    for place in range(sum(UNEVEN) + 1):
+        needed = finished.shards_before(place)
+        assert {shard for shard, _ in places(finished, 0, place)} <= set(range(needed)) or place == 0
+        assert needed == (0 if place == 0 else 3 if place <= 13 else 6 if place <= 21 else 7)
+        for known in (3, 4, 5, 6):
+            fresh = arrival(UNEVEN[:known], 3, is_complete=False)
+            if place <= fresh.end:
+                assert fresh.shards_before(place) == needed
+    assert finished.shards_before(28) == 7 and Order(UNEVEN, 5, 3).shards_before(1) == 7
+
+
+def test_the_order_by_arrival_never_changes():
+    """Golden, as above."""
+    order = Order([3, 2, 4], 17, 2, arrival=True)
+    whole = [(1, 0), (0, 1), (0, 0), (0, 2), (1, 1), (2, 0), (2, 2), (2, 1), (2, 3), (0, 2)]
+    assert places(order, 0, 10) == whole  # the tenth is of epoch 1, as above

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from windlass.data.place import alone, check_place, replaced
+from windlass.data.place import alone, check_place, check_room, replaced
 from windlass.data.prepared import Prepared
 from windlass.errors import UserError
 
@@ -50,6 +50,13 @@ def test_an_empty_directory_is_taken_and_a_foreign_one_refused(tmp_path):
         pass
     assert "holds what windlass did not prepare: thesis.tex" in caught.value.given
     assert (tmp_path / "data" / "thesis.tex").read_text() == "years of work" and word_in(tmp_path / "data") == "mine"
+
+
+def test_too_little_room_is_told_before_anything_is_encoded(tmp_path):
+    check_room(tmp_path, 1000)
+    with pytest.raises(UserError) as caught:
+        check_room(tmp_path, 1 << 60)
+    assert "are free on the disk of" in caught.value.given and "free space" in caught.value.change
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -116,3 +123,15 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path):
     said = []
     with alone(tmp_path / "data", said.append):
         assert said == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("windlass.data.place.fcntl.flock", refuse)
+    with pytest.raises(UserError) as caught, alone(tmp_path / "data", print):
+        pass
+    assert f"{tmp_path}/.data.lock cannot be locked: {os.strerror(number)}" in caught.value.given
+    assert "local disk" in caught.value.change

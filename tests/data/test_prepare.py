@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from tests.data.conftest import data_config, make_text, write_corpus
-from windlass.data import prepare as room
+from windlass.data import making as room
 from windlass.data.config import SourceConfig
 from windlass.data.mds import Reader
 from windlass.data.packing import unpack
@@ -30,7 +30,7 @@ def quietly(config, sets=None, lines=None):
 def documents_of(prepared, name):
     """The documents again, from the shards alone."""
     tokenizer, eos_id = open_tokenizer(prepared.tokenizer_directory)
-    stream = unpack(Reader(prepared.set_directory(name)))
+    stream = unpack(Reader(prepared.directory / name))
     assert stream[0] == stream[-1] == eos_id
     parts = np.split(stream[1:], np.flatnonzero(stream[1:] == eos_id) + 1)[:-1]
     return [tokenizer.decode(part[:-1].tolist(), skip_special_tokens=False) for part in parts]
@@ -50,11 +50,11 @@ def test_every_document_comes_back_exactly_once_on_its_side(small):
         assert documents_of(prepared, name) == wanted and wanted
         info = prepared.sets[name]
         assert (info.documents, info.bytes) == (len(wanted), sum(len(text.encode()) for text in wanted))
-        samples = list(Reader(prepared.set_directory(name)))
+        samples = list(Reader(prepared.directory / name))
         counted = sum(int((labels[1:] != -100).sum()) for _, labels in samples)
         assert (info.tokens, info.samples) == (counted, len(samples)) and info.bytes_add_up
         assert info.samples * config.sequence_length - info.tokens == info.padding < config.sequence_length
-    assert len(Reader(prepared.set_directory("train")).shards) > 3  # so the order and its windows matter
+    assert len(Reader(prepared.directory / "train").shards) > 3  # so the order and its windows matter
 
 
 def test_the_result_tells_what_a_model_needs(small):
@@ -121,7 +121,7 @@ def test_a_changed_tokenizer_file_is_noticed(corpus, tmp_path):
     config = data_config(tmp_path, tokenizer={"from": str(tmp_path / "given")})
     loaded = quietly(config)
     assert content(loaded.tokenizer_directory) == content(tmp_path / "given")
-    assert content(loaded.set_directory("train")) == content(trained.set_directory("train"))
+    assert content(loaded.directory / "train") == content(trained.directory / "train")
     other = quietly(data_config(tmp_path, tokenizer={"train": 310}, directory=str(tmp_path / "second")))
     shutil.copy(other.tokenizer_directory / "tokenizer.json", tmp_path / "given")
     assert quietly(config).vocab_size == 310
@@ -185,7 +185,7 @@ def test_a_corpus_over_the_limit_is_sampled_for_the_tokenizer(corpus, tmp_path, 
 
 
 def test_progress_is_told_while_a_set_is_encoded(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr("windlass.data.writing.REPORT_EVERY_S", -1.0)
     lines = []
     quietly(data_config(tmp_path), lines=lines)
     assert any(line.startswith("train: ") and "/s, " in line and line.endswith(" left") for line in lines)
@@ -334,6 +334,6 @@ def test_the_shards_of_a_fixed_text_never_change(tmp_path):
     prepared = quietly(data_config(tmp_path, tokenizer={"train": 257}))
     digest = xxhash.xxh64()
     for name in ("train", "validation"):
-        for ids, labels in Reader(prepared.set_directory(name)):
+        for ids, labels in Reader(prepared.directory / name):
             digest.update(ids.tobytes() + labels.tobytes())
     assert digest.hexdigest() == "452533cb39b3e4be"

@@ -71,10 +71,32 @@ def test_the_shuffle_and_the_place_do_not_make_another_preparation(small, tmp_pa
 
 def test_a_damaged_prepared_json_is_named(copied):
     config, directory = copied
-    for content in ("{", "{}", '{"sets": {"train": {"documents": 1}}}', "[]"):
+    for content in ("{", "{}", '{"sets": 1}', '{"sets": {"train": 1}}', "[]"):
         (directory / "prepared.json").write_text(content)
         error = refused(config)
         assert f"{directory}/prepared.json cannot be read" in error.given and f"delete {directory}" in error.change
+
+
+def test_a_prepared_json_of_another_version_names_the_keys(copied):
+    config, directory = copied
+    path = directory / "prepared.json"
+    content = json.loads(path.read_text())
+    assert not {"remote", "is_whole"} & set(content), "what is not saved is no key of it"
+
+    def said(changed):
+        path.write_text(json.dumps(changed))
+        error = refused(config)
+        assert error.change == f"delete {directory} and prepare again"
+        return error.given
+
+    begin = f"{path} was written by another version of windlass: "
+    assert said({key: value for key, value in content.items() if key != "eos_id"}) == f"{begin}it has no `eos_id`"
+    assert said({**content, "flavour": 1}) == f"{begin}`flavour` is not known to this one"
+    assert said({**content, "remote": None}) == f"{begin}`remote` is not known to this one"
+    sets = {name: {**info, "pages": 1} for name, info in content["sets"].items()}
+    assert said({**content, "sets": sets}) == f"{begin}`pages` is not known to this one"
+    path.write_text(json.dumps({key: value for key, value in content.items() if key != "commits"}))
+    assert load_prepared(directory).commits == {}, "what may be missing is none"
 
 
 def test_a_missing_shard_is_found_at_once(copied):

@@ -1,17 +1,19 @@
 """From files to documents: exact text, a stable order, and a name for everything that is wrong."""
 
+import gzip
 import json
 import os
 
 import pytest
 
 from windlass.data.config import SourceConfig
-from windlass.data.sources import documents, scan
+from windlass.data.sources import Source, scan, source_of
 from windlass.errors import UserError
 
 
 def read(lines=None, **source):
-    return list(documents(scan(SourceConfig(**source), (lines if lines is not None else []).append)))
+    config = SourceConfig(**source)
+    return list(source_of(config, scan(config, (lines if lines is not None else []).append)).documents())
 
 
 def refused(**source):
@@ -36,6 +38,17 @@ def test_a_directory_is_every_text_file_below_it_sorted_with_exact_bytes(tmp_pat
     said = []
     assert read(said, path=str(tmp_path)) == ["\ufefffirst \U0001fa9d", "one\n", "two", "last\r\n"]
     assert said == [f"left out 1 binary files of {tmp_path}"]
+
+
+def test_a_linked_folder_is_read_and_one_that_leads_back_is_not(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("there")
+    (tmp_path / "here" / "in").mkdir(parents=True)
+    (tmp_path / "here" / "a.txt").write_text("here")
+    (tmp_path / "here" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "here" / "in" / "back").symlink_to(tmp_path / "here")
+    found = scan(SourceConfig(path=str(tmp_path / "here")), print)
+    assert [file.name for file in found] == ["a.txt", "more/b.txt"]
 
 
 def test_globs_lists_and_files_are_read_once_each(tmp_path):
@@ -77,10 +90,52 @@ def test_no_match_names_the_nearest_folder_and_name(tmp_path):
     assert "matches no file" in refused(path=str(tmp_path / "empty")).given
 
 
+@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
+def test_a_saved_dataset_is_named_and_not_read_as_texts(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    error = refused(path=str(tmp_path))
+    assert (
+        error.given == f"`path: {tmp_path}` holds a saved dataset"
+        and error.change == f"write `hub: {tmp_path}` for `path`"
+    )
+
+
 def test_binary_files_are_refused_when_named_and_when_alone(tmp_path):
-    (tmp_path / "x.gz").write_bytes(b"\x1f\x8b\0\0")
-    assert "is a binary file" in refused(path=str(tmp_path / "x.gz")).given
+    (tmp_path / "x.bin").write_bytes(b"\x1f\x8b\0\0")
+    assert "is a binary file" in refused(path=str(tmp_path / "x.bin")).given
     assert "holds only binary files" in refused(path=str(tmp_path)).given
+
+
+def test_a_file_of_rows_that_cannot_be_read_as_rows_is_refused_wherever_it_was_not_named(tmp_path):
+    for name in ("a.txt", "b.txt", "1.csv", "2.csv.gz", "sub/3.tsv", "4.json", "5.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(gzip.compress(b"x,y") if name.endswith(".gz") else b'{"text": "line"}')
+    for given in ({"path": str(tmp_path)}, {"path": f"{tmp_path}/**/*"}, {"path": str(tmp_path), "text": "text"}):
+        error = refused(**given)
+        names = ", ".join(f"{tmp_path}/{name}" for name in ("1.csv", "2.csv.gz", "4.json"))
+        assert error.given.startswith(
+            f"4 of 7 files ({names}, ...) would be read as one text each, and their names say"
+        )
+        assert "to leave these files out, name the others by a glob" in error.change
+    error = refused(path=[f"file://{tmp_path}/*.csv", f"{tmp_path}/a.txt"])
+    assert error.given.startswith(
+        f"1 of 2 files (file://{tmp_path}/1.csv) would be read as one text, and its name says"
+    )
+    error = refused(path=f"{tmp_path}/1.csv")
+    assert error.given.startswith(f"{tmp_path}/1.csv would be read as one text") and "glob" not in error.change
+    line = '{"text": "line"}'
+    assert read(path=[f"{tmp_path}/1.csv", f"{tmp_path}/*.txt"]) == [line] * 3
+    assert len(scan(SourceConfig(path=[f"{tmp_path}/a.txt", f"file://{tmp_path}/4.json"]), print)) == 2
+
+
+def test_a_pipe_is_named_as_what_it_is(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "pine.txt").write_text("x")
+    error = refused(path=f"{tmp_path}/pipe.txt")
+    assert (
+        error.given == f"`path: {tmp_path}/pipe.txt` is neither a file nor a directory" and "to a file" in error.change
+    )
+    assert read(path=str(tmp_path)) == ["x"]
 
 
 def test_not_utf8_names_file_byte_and_offset(tmp_path):
@@ -120,7 +175,7 @@ def test_a_file_that_changes_between_hash_and_reading_is_an_error(tmp_path):
         files = scan(SourceConfig(path=str(tmp_path / name)), print)
         (tmp_path / name).write_text(after)
         with pytest.raises(UserError, match="changed while it was being prepared"):
-            list(documents(files))
+            list(Source(files).documents())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -135,4 +190,4 @@ def test_a_file_that_cannot_be_opened_is_named(tmp_path):
     files = scan(SourceConfig(path=str(tmp_path)), print)
     (tmp_path / "x.txt").unlink()
     with pytest.raises(UserError, match=r"x\.txt cannot be read: No such file"):
-        list(documents(files))
+        list(Source(files).documents())

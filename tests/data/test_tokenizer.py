@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tests.data.conftest import make_text
 from windlass.data import tokenizer as room
+from windlass.data.config import TokenizerConfig
 from windlass.errors import UserError
 
 TEXTS = [make_text(300, seed) for seed in range(5)]
@@ -108,19 +109,73 @@ def refused(call, *args):
     return caught.value
 
 
+def given(path, **more):
+    return TokenizerConfig(**{"from": str(path), **more})
+
+
 def test_what_is_no_tokenizer_is_named(tmp_path, trained):
-    error = refused(room.tokenizer_files, "Qwen/Qwen3-4B")
-    assert "Qwen/Qwen3-4B` is neither a directory nor a file" in error.given
-    assert "save_pretrained" in error.change and "hub are not fetched" in error.change
+    error = refused(room.tokenizer_files, given("Qwen/../Qwen3-4B"))
+    assert "is neither a directory, nor a file, nor a hub name (org/name)" in error.given
+    assert "save_pretrained" in error.change
+    assert (
+        "is neither a directory here nor in the cache"
+        in refused(room.tokenizer_files, given("org/never-fetched")).given
+    )
     (tmp_path / "vocab.txt").write_text("x")
-    assert "has no tokenizer.json and no tokenizer_config.json" in refused(room.tokenizer_files, str(tmp_path)).given
-    assert "is a file, but no tokenizer.json" in refused(room.tokenizer_files, str(tmp_path / "vocab.txt")).given
-    names = [file.name for file in room.tokenizer_files(str(trained / "tokenizer.json"))]
+    assert "has no tokenizer.json and no tokenizer_config.json" in refused(room.tokenizer_files, given(tmp_path)).given
+    assert "is a file, but no tokenizer.json" in refused(room.tokenizer_files, given(tmp_path / "vocab.txt")).given
+    names = [file.name for file in room.tokenizer_files(given(trained / "tokenizer.json"))]
     assert names == ["tokenizer.json", "tokenizer_config.json"]
     (tmp_path / "tokenizer.json").write_text((trained / "tokenizer.json").read_text())
-    assert refused(room.tokenizer_files, str(tmp_path / "tokenizer.json")).given.endswith(
-        "has no tokenizer_config.json"
+    missing = refused(room.tokenizer_files, given(tmp_path / "tokenizer.json"))
+    assert missing.given.endswith("has no tokenizer_config.json")
+
+
+OWN_CODE = """
+import pathlib
+from transformers import PreTrainedTokenizerFast
+pathlib.Path(__file__).with_name("ran").touch()
+class Own(PreTrainedTokenizerFast):
+    pass
+"""
+
+
+@pytest.fixture
+def with_code(tmp_path, trained, monkeypatch):
+    """A tokenizer directory whose tokenizer_config.json names a class in own.py."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "own"
+    room.copy_loaded(room.tokenizer_files(given(trained)), given(trained), folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["tokenizer_class"]
+    config["auto_map"] = {"AutoTokenizer": [None, "own.Own"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(OWN_CODE)
+    return folder
+
+
+def test_code_of_a_tokenizer_runs_only_where_it_is_trusted_by_name(tmp_path, with_code, trained):
+    error = refused(room.tokenizer_files, given(with_code))
+    assert "brings code of its own, which would run here: own.Own" in error.given
+    assert f"trust_remote_code: {with_code}" in error.change
+    assert not list(tmp_path.rglob("ran"))
+    trusted = given(with_code, trust_remote_code=str(with_code))
+    files = room.tokenizer_files(trusted)
+    assert "own.py" in [file.name for file in files], "code is part of what the data is fingerprinted by"
+    room.copy_loaded(files, trusted, tmp_path / "copy")
+    assert list(tmp_path.rglob("ran")), "its code made it"
+    assert (
+        not list((tmp_path / "copy").glob("*.py"))
+        and "auto_map" not in (tmp_path / "copy" / "tokenizer_config.json").read_text()
     )
+    text = "the anchor of the ship"
+    ids = [room.open_tokenizer(path)[0].encode(text).ids for path in (tmp_path / "copy", trained)]
+    assert ids[0] == ids[1]
+
+
+def test_trust_that_nothing_needs_is_named(trained):
+    error = refused(room.tokenizer_files, given(trained, trust_remote_code=str(trained)))
+    assert "names no code of its own" in error.rule and "remove the setting" in error.change
 
 
 @pytest.mark.parametrize(
@@ -134,7 +189,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, trained):
     ],
 )
 def test_a_damaged_tokenizer_is_named(tmp_path, trained, name, content, says):
-    room.copy_loaded(room.tokenizer_files(str(trained)), tmp_path / "t")
+    room.copy_loaded(room.tokenizer_files(given(trained)), given(trained), tmp_path / "t")
     (tmp_path / "t" / name).write_text(content)
     assert says in refused(room.open_tokenizer, tmp_path / "t").given
 

@@ -1,14 +1,23 @@
 """A recipe resolved: its length in steps, the model it gets, and what is refused before the first step."""
 
+import contextlib
+import io
 import json
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.jobs import tiny
+from windlass.checkpoint.store import committed_steps
 from windlass.data.prepare import prepare
-from windlass.errors import UserError
-from windlass.jobs.assemble import shape_of, with_steps
+from windlass.errors import OutOfSync, UserError
+from windlass.jobs.assemble import assemble, shape_of, with_steps
 from windlass.jobs.ready import check_model
+from windlass.jobs.train import train
+from windlass.optim.adamw import AdamW
+from windlass.runtime import start_runtime
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +58,53 @@ def test_epochs_are_held_against_the_warm_up_too(base, prepared):
         with_steps(config, prepared)
 
 
-def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(run):
-    from windlass.config import check_recipe
-    from windlass.recipe import parse_yaml
-
-    resolved = (run / "resolved.yaml").read_text()
-    assert "# layout: replicate 1 x shard 2, zero 3" in resolved and "# global batch: 8 sequences = 1" in resolved
-    assert check_recipe(parse_yaml(resolved, "resolved.yaml")).run.steps == tiny.STEPS, "it loads as a recipe again"
-    assert (run / "recipe.yaml").exists() and (run / "logs" / "rank-1.log").exists()
-    first = json.loads((run / "events.jsonl").read_text().splitlines()[0])
-    assert (first["kind"], first["step"]) == ("start", 0)
-    assert first["derived"]["parameters"].endswith("(16,184)")
-    assert first["baselines"] == {}, "6 sequences are not the set that they are fitted for"
-    assert first["provenance"]["hosts"]
-
-
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
     newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
     names = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
     assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "capsule.json", "MANIFEST"} <= names
     provenance = json.loads((newest / "provenance.json").read_text())
     assert {"argv", "hosts", "packages", "git", "python"} <= provenance.keys()
+
+
+def spoil_a_moment(config):
+    """Three steps in step, then one bit of a moment turns on rank 1 -> what the fourth says."""
+    with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
+        run = assemble(config, runtime, is_prepared=True)
+        for step in range(4):
+            if step == 3 and runtime.rank == 1:
+                run.optimizer.state_tensors()["model.norm.weight.exp_avg"].view(torch.int32)[0] ^= 1
+            batches, count = run.objective.weigh(run.loader.next(), run.program)
+            try:
+                run.program.run(batches, count)
+            except OutOfSync as error:
+                return step, str(error)
+            run.optimizer.step(torch.ones(()))
+
+
+def test_a_recipe_that_asks_for_checks_is_checked(base, prepared, ranks):
+    parallel = {"zero": 0, "replicate": 2, "check": True, "check_every": 3}
+    for step, said in ranks.run(2, spoil_a_moment, tiny.recipe(base, "checked", parallel=parallel)):
+        assert step == 3 and said.startswith("model.norm.weight.exp_avg differs between ranks 0 and 1 at step 4")
+
+
+def drift_apart(config):
+    """In the update of step 5 one rank makes another; nothing is compared by the hundred steps of `check_every` for long."""
+    step = AdamW.step
+
+    def other(self, norm):
+        step(self, norm)
+        if self._num_steps == 5 and dist.get_rank() == 1:
+            self._records[0].tensor.data.view(-1)[3] += 1e-3
+
+    with mock.patch.object(AdamW, "step", other), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            train(config, is_prepared=True)
+        except OutOfSync as error:
+            return str(error)
+
+
+def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ranks):
+    config = tiny.recipe(base, "drifting", parallel={"zero": 0, "replicate": 2, "check": True})
+    for said in ranks.run(2, drift_apart, config):
+        assert said.startswith("model.embed_tokens.weight differs between ranks 0 and 1 at step 6")
+    assert committed_steps(config.run.directory / "checkpoints") == [3], "every third step, and not the sixth"

@@ -11,19 +11,6 @@ from windlass.jobs.ready import make_ready
     ("sections", "said"),
     [
         ({"model": {"max_position_embeddings": 8}}, "for a model of 8 positions"),
-        (
-            {
-                "model": {
-                    "resid_pdrop": 0.1,
-                    **dict.fromkeys(tiny.QWEN3_KEYS),
-                    "family": "gpt2",
-                    "n_embd": 24,
-                    "n_layer": 1,
-                    "n_head": 2,
-                }
-            },
-            "resid_pdrop",
-        ),
         ({"run": {"micro_batch": 3}}, "sequences per step must be a multiple"),
         ({"run": {"start_from": "nowhere"}}, "nowhere does not exist"),
         ({"run": {"directory": __file__}}, "is a file"),

@@ -17,6 +17,7 @@ def test_it_imports_torch_and_transformers_and_none_of_ours():
     assert {name.split(".")[0] for name in names} <= {
         "collections",
         "dataclasses",
+        "fnmatch",
         "pathlib",
         "typing",
         "unittest",
@@ -25,7 +26,7 @@ def test_it_imports_torch_and_transformers_and_none_of_ours():
     }
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "qwen3_moe"])
 def test_float64_differs_from_float32_by_float32s_rounding_and_not_from_itself(tmp_path, family):
     directory = cases.write_model(tmp_path, family, tied=True)
     ids = cases.global_batches()[0][0]
@@ -34,7 +35,8 @@ def test_float64_differs_from_float32_by_float32s_rounding_and_not_from_itself(t
         rounded = reference.load_model(directory, torch.float32)(input_ids=ids, use_cache=False).logits
         from transformers import AutoModelForCausalLM
 
-        unpatched = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64)(input_ids=ids).logits
+        plain = {"experts_implementation": "eager"} if family == "qwen3_moe" else {}  # grouped products have no float64
+        unpatched = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, **plain)(input_ids=ids).logits
     assert exact.dtype == torch.float64
     assert (exact - rounded).abs().max() < 2e-5
     detour = (exact - unpatched).abs().max()
@@ -49,6 +51,26 @@ def test_the_clip_and_the_decay_are_torchs_own(tmp_path):
     free = reference.train_reference(directory, batches, torch.float64, loose)
     assert plain.norms[0] == free.norms[0] > cases.SETTINGS.max_norm, "the norm is the one before the clip"
     assert plain.losses[0] == free.losses[0] and plain.losses[2] != free.losses[2]
+
+
+def test_what_is_scored_is_summed_before_the_first_step_and_after_the_last_and_teaches_nothing(tmp_path):
+    directory = cases.write_model(tmp_path, "gpt2", tied=True, resid_pdrop=0.5)  # no dropout while scoring
+    batches = cases.global_batches()
+    first, later = batches[0], batches[1]
+    count = int((first[1] != -100).sum())
+    torch.manual_seed(1)
+    plain = reference.train_reference(directory, [first, first], torch.float64, cases.SETTINGS)
+    torch.manual_seed(1)
+    scored = reference.train_reference(directory, [first, first], torch.float64, cases.SETTINGS, [first, later])
+    before, after = scored.evaluations
+    assert plain.evaluations == [0, 0] and scored.losses[0] == plain.losses[0] and after < before
+    undropped = reference.load_model(directory, torch.float64).eval()
+    nats = 0.0
+    for ids, targets in (first, later):
+        out = undropped(input_ids=ids, use_cache=False).logits.detach().log_softmax(-1)
+        kept = targets != -100
+        nats -= float(out[kept].gather(-1, targets[kept][:, None]).sum())
+    assert before == pytest.approx(nats, rel=1e-12) and before > count
 
 
 @pytest.mark.parametrize("kind", ["default", "llama3", "yarn"])

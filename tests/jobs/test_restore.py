@@ -7,6 +7,7 @@ import pytest
 from tests.jobs import tiny
 from windlass.checkpoint.keep import Difference, diff
 from windlass.errors import BadCheckpoint, UserError
+from windlass.jobs.ready import prepare_only
 from windlass.launch.ranks import RankFailed
 
 SHORT = {"steps": 4}
@@ -152,17 +153,6 @@ def test_when_every_checkpoint_is_bad_the_run_does_not_start_over(base, ranks, c
     assert UserError is not BadCheckpoint
 
 
-def test_a_run_directory_in_use_is_refused_by_every_rank(base, ranks, copy):
-    from windlass.jobs.assemble import hold
-
-    with hold(copy):
-        assert hold(copy) is None
-        for world in (1, 2):
-            with pytest.raises(RankFailed) as failure:
-                ranks.run(world, tiny.train, again(base, copy, run={"steps": 6}))
-            assert str(failure.value).count("is in use by another process") == world
-
-
 def test_weights_of_another_place_are_not_needed_to_resume(base, ranks, done, tmp_path):
     from windlass.jobs.export import export
 
@@ -183,6 +173,8 @@ def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(
     longer = tiny.recipe(tmp_path, run={"steps": 6})
     said = refusal(ranks, longer)
     assert "are not those that the run's checkpoint has read" in said and "run.accept_drift=[data]" in said
+    with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
+        prepare_only(longer)
     assert (tmp_path / "data" / "prepared.json").read_text() == before
     assert max(tiny.losses(config.run.directory)) == 4
     grown = tiny.recipe(
@@ -194,3 +186,5 @@ def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(
     accepted = tiny.recipe(tmp_path, run={"steps": 6, "accept_drift": ["data"]})
     ranks.run(1, tiny.train, accepted)
     assert max(tiny.losses(config.run.directory)) == 6
+    log = (config.run.directory / "logs" / "rank-0.log").read_text()
+    assert "accepted drift: data: other documents or another tokenizer than the checkpoint's" in log

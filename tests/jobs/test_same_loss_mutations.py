@@ -4,6 +4,7 @@ A comparison that stays green under one of these would prove nothing about it. E
 """
 
 import contextlib
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -22,18 +23,13 @@ from windlass.parallel.mesh import Mesh
 
 
 def _counts(change):
-    """sum_over_loss that treats counts (integers) with `change(mesh, count)` and sums losses as it should."""
-    summed = Mesh.sum_over_loss
-
-    def sum_over_loss(mesh, value):
-        return summed(mesh, value) if value.is_floating_point() else change(mesh, value)
-
-    return mock.patch.object(Mesh, "sum_over_loss", sum_over_loss)
+    """Counts are treated with `change(mesh, count)`; losses are summed as they should be."""
+    return mock.patch.object(Mesh, "sum_over_batch", change)
 
 
 def mean_of_means():
     """Every rank divides by its own count; the mean over ranks follows."""
-    return _counts(lambda mesh, count: count * mesh.loss_group.size())
+    return _counts(lambda mesh, count: count * mesh.batch_group.size())
 
 
 def dropped_count():
@@ -100,6 +96,36 @@ def clipped_by_the_shard():
     return mock.patch.object(cases, "clip_gradients", local)
 
 
+def stepped_elsewhere():
+    """The optimizer steps its own copy on the host, from the true gradients, and the copy never goes back."""
+    make = cases.make_optimizer
+
+    def over_copies(records, *rest):
+        copies = [replace(record, tensor=torch.nn.Parameter(record.tensor.detach().clone())) for record in records]
+        optimizer = make(copies, *rest)
+        step = optimizer.step
+
+        def step_copies(norm):
+            for record, copy in zip(records, copies, strict=True):
+                copy.tensor.grad, record.tensor.grad = record.tensor.grad, None
+            step(norm)
+
+        optimizer.step = step_copies
+        return optimizer
+
+    return mock.patch.object(cases, "make_optimizer", over_copies)
+
+
+def last_micro_batch_only():
+    """What earlier micro-batches left on the host is overwritten and not added to."""
+
+    def before(model, is_last, zero):
+        model.zero_grad()
+        before_micro_batch(model, is_last, zero)
+
+    return mock.patch.object(program, "before_micro_batch", before)
+
+
 def nothing():
     """The control: the same road without a mutation."""
     return contextlib.nullcontext()
@@ -109,6 +135,8 @@ DDP = Layout(2, zero=0, replicate=2, shard=1)
 ZERO2 = Layout(2, zero=2, replicate=1, shard=2)
 ZERO3 = Layout(2, zero=3, replicate=1, shard=2)
 HSDP = Layout(4, zero=3, replicate=2, shard=2, micro_batch=1)
+ZERO1 = Layout(2, zero=1, replicate=1, shard=2)
+OFFLOAD = Layout(2, zero=3, replicate=1, shard=2, sharding=(("offload", True),))
 
 RED = [
     (mean_of_means, DDP),
@@ -124,6 +152,10 @@ RED = [
     (no_no_sync, DDP),
     (clipped_by_the_shard, ZERO3),
     (clipped_by_the_shard, HSDP),
+    (averaged_fsdp, ZERO1),
+    (clipped_by_the_shard, OFFLOAD),
+    (last_micro_batch_only, OFFLOAD),
+    (stepped_elsewhere, OFFLOAD),
 ]
 
 
@@ -144,15 +176,17 @@ class Mutating:
 
 
 def name_of(value):
-    return value.__name__ if callable(value) else f"zero{value.zero}-{value.replicate}x{value.shard}"
+    if callable(value):
+        return value.__name__
+    return "-".join([f"zero{value.zero}", f"{value.replicate}x{value.shard}", *(name for name, _ in value.sharding)])
 
 
-@pytest.mark.parametrize("case", [DDP, ZERO3, HSDP], ids=name_of)
+@pytest.mark.parametrize("case", [DDP, ZERO3, HSDP, ZERO1, OFFLOAD], ids=name_of)
 def test_without_a_mutation_the_comparison_is_green(ranks, reference, case):  # noqa: F811
     test_same_loss.run(Mutating(ranks, nothing), reference, "qwen3", True, case)
 
 
-@pytest.mark.parametrize("policy", ["fp64", "fp32"])
+@pytest.mark.parametrize("policy", ["fp64", pytest.param("fp32", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("mutation", "case"), RED, ids=name_of)
 def test_the_comparison_turns_red(ranks, reference, mutation, case, policy):  # noqa: F811
     with pytest.raises(AssertionError) as caught:

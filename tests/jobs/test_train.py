@@ -1,11 +1,13 @@
 """The loop as a user meets it: from Python in three lines, its events, and its global state."""
 
 import json
+import signal
 
 import pytest
 import torch
 
 from tests.jobs import tiny
+from windlass.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,10 @@ def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
     assert (result.step, result.stopped) == (3, False)
     assert (result.directory / "report.html").exists()
     assert not torch.distributed.is_initialized(), "the process is left as it was found"
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(UserError):
+        train(load_recipe(base / "recipe.yaml", "run.steps=4", "optim.beta1=0.5"))  # refused once the group is there
+    assert not torch.distributed.is_initialized() and signal.getsignal(signal.SIGINT) is before, "after an error too"
 
 
 def test_every_step_line_has_the_fields_of_the_contract(run):

@@ -3,16 +3,18 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from windlass.errors import EXIT_USER_ERROR, UserError
+from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
 from windlass.launch import local
 
 WORKER = """
-import os, sys, time
+import os, pathlib, sys, time
+run = pathlib.Path(os.environ["RUN"])
 rank, case = int(os.environ["RANK"]), sys.argv[1]
 from windlass.errors import EXIT_USER_ERROR, UserError
 from windlass.launch import local
@@ -21,10 +23,18 @@ if case == "user" or (case == "user-1" and rank == 1):
     local.tell(UserError("given", "a rule", "a change"))
     sys.exit(EXIT_USER_ERROR)
 if case == "crash" and rank == 1:
+    (run / "logs" / "rank-1.log").write_text("first line\\nthe cause\\n")
+if case in ("crash", "crash-unlogged") and rank == 1:
     sys.exit(7)
+if case == "stopped" and rank == 0:
+    (run / "events.jsonl").write_text('{"kind": "end", "reason": "stopped"}\\n')
+if case.startswith("signalled") and rank == 0:
+    if case == "signalled-saved":
+        (run / "events.jsonl").write_text('{"kind": "end", "reason": "stopped"}\\n')
+    os.kill(os.getppid(), int(case[-1:]) if case[-1:].isdigit() else 15)
 if case == "kill" and rank == 1:
     os.kill(os.getpid(), 9)
-if case != "good":
+if case not in ("good", "stopped"):
     time.sleep(600)
 """
 
@@ -113,18 +123,28 @@ def launched(tmp_path):
     (package / "__main__.py").write_text(WORKER)
     run = tmp_path / "run"
     (run / "logs").mkdir(parents=True)
-    (run / "logs" / "rank-1.log").write_text("first line\nthe cause\n")
+    older = time.time() - 100  # of another command, on the same directory
+    for name, text in (
+        ("logs/rank-1.log", "an older log\n"),
+        ("events.jsonl", '{"kind": "end", "reason": "stopped"}\n'),
+    ):
+        (run / name).write_text(text)
+        os.utime(run / name, (older, older))
 
     def launch(case):
         call = f"launch(['{case}'], 2, pathlib.Path({str(run)!r}))"
         code = f"import sys, pathlib; from windlass.launch.local import launch; sys.exit({call})"
-        return subprocess.run(
+        temporary = tmp_path / "temporary"
+        temporary.mkdir(exist_ok=True)
+        done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in")},
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), "RUN": str(run), "TMPDIR": str(temporary)},
             capture_output=True,
             text=True,
             timeout=240,
         )
+        assert not any(temporary.iterdir()), "a launch leaves nothing behind"
+        return done
 
     return run, launch
 
@@ -149,9 +169,23 @@ def test_a_failure_names_the_rank_and_shows_its_log(launched):
     assert done.returncode == 1 and "rank 1 failed first, with signal SIGKILL" in done.stderr
 
 
-def test_whether_a_run_was_stopped_stands_in_its_last_event(launched):
+def test_a_log_of_an_earlier_command_is_not_shown_for_this_ones_failure(launched):
+    _, launch = launched
+    done = launch("crash-unlogged")
+    assert done.returncode == 7 and done.stderr == "windlass: rank 1 failed first, with exit code 7\n"
+
+
+def test_a_stop_is_one_that_this_launch_wrote(launched):
     run, launch = launched
-    assert launch("good").returncode == 0 and not local.was_stopped(run)
-    (run / "events.jsonl").write_text('{"kind": "end", "reason": "finished"}\n{"kind": "end", "reason": "stopped"}\n')
-    assert local.was_stopped(run)
-    assert launch("good").returncode == 0, "only train makes an exit code of it: evaluate on a stopped run is no stop"
+    assert local.was_stopped(run, since_s=0.0)
+    assert launch("good").returncode == 0, "an older stop is not this command's: evaluate on a stopped run"
+    assert launch("stopped").returncode == EXIT_STOPPED
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), [("signalled-2", 130), ("signalled", 143), ("signalled-saved", EXIT_STOPPED)]
+)
+def test_a_signal_is_the_exit_code_unless_the_run_was_saved_for_it(launched, monkeypatch, case, code):
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    _, launch = launched
+    assert launch(case).returncode == code

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from windlass.errors import UserError
-from windlass.model.architecture import parameter_shapes, refuse_dropout
+from windlass.model.architecture import describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.transformer import Decoder
 
@@ -47,11 +47,15 @@ def test_the_vocabulary_is_padded_to_a_multiple_of_128_in_memory_only(rows, padd
     assert parameter_shapes(arch, padded=True)["lm_head.weight"] == (padded, 48)
 
 
-def test_dropout_is_refused_for_training_with_the_override_shown():
+def test_dropout_says_what_it_costs_and_how_attentions_is_turned_off():
     arch = ModelConfig(**GPT2, embd_pdrop=0.0).architecture(211)
     assert arch.dropout == {"resid_pdrop": 0.1, "attn_pdrop": 0.1}
-    with pytest.raises(UserError, match=r"train without it: model\.resid_pdrop=0\.0 model\.attn_pdrop=0\.0"):
-        refuse_dropout(arch)
-    with pytest.raises(UserError, match=r"model\.attention_dropout=0\.0"):
-        refuse_dropout(ModelConfig(**LLAMA, attention_dropout=0.2).architecture(211))
-    refuse_dropout(ModelConfig(preset="gpt2-124m").architecture())
+    said = describe_dropout(arch)
+    assert said.startswith("resid_pdrop 0.1, attn_pdrop 0.1 (the same in every layout)")
+    assert "about 3 times the fused kernel's time" in said and said.endswith("model.attn_pdrop=0.0 turns that off")
+    without = describe_dropout(ModelConfig(**GPT2, attn_pdrop=0.0, embd_pdrop=0.25).architecture(211))
+    assert without == "resid_pdrop 0.1, embd_pdrop 0.25 (the same in every layout)"
+    assert "model.attention_dropout=0.0" in describe_dropout(
+        ModelConfig(**LLAMA, attention_dropout=0.2).architecture(211)
+    )
+    assert describe_dropout(ModelConfig(preset="gpt2-124m").architecture()) == ""

@@ -1,11 +1,9 @@
-"""The attention seam against explicit softmax: offsets, grouped heads, windows; and which masks are built."""
+"""The attention seam against explicit softmax: offsets, grouped heads, windows."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
-from torch.nn import functional
 
 from windlass.model.attention import Layout, attend
 
@@ -34,27 +32,3 @@ def test_attention_equals_explicit_softmax(queries, offset, kv_heads, window):
     given, wanted = (torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (ours, expected))
     for ours, theirs in zip(given, wanted, strict=True):
         assert (ours - theirs).abs().max() < 1e-13
-
-
-@pytest.mark.parametrize("window", [None, 7, 8])
-def test_training_builds_no_mask_at_full_attention(window):
-    q, k = torch.randn(2, 6, 7, 10), torch.randn(2, 3, 7, 10)
-    with mock.patch.object(functional, "scaled_dot_product_attention", return_value=q) as kernel:
-        attend(q, k, k, Layout(0, window))
-    assert kernel.call_args.kwargs == {"is_causal": True, "enable_gqa": True}
-
-
-def test_a_window_costs_masks_of_its_own_size_only():
-    q, k = torch.randn(1, 4, 23, 10), torch.randn(1, 2, 23, 10)
-    attention = functional.scaled_dot_product_attention
-    with mock.patch.object(functional, "scaled_dot_product_attention", side_effect=attention) as kernel:
-        attend(q, k, k, Layout(0, 5))
-    shapes = [tuple(call.kwargs["attn_mask"].shape) for call in kernel.call_args_list]
-    assert shapes == [(5, 5), (5, 9), (5, 9), (5, 9), (3, 7)]
-
-
-def test_the_newest_token_needs_no_mask_in_a_window():
-    q, k = torch.randn(1, 4, 1, 10), torch.randn(1, 2, 23, 10)
-    with mock.patch.object(functional, "scaled_dot_product_attention", return_value=q) as kernel:
-        attend(q, k, k, Layout(22, 5))
-    assert kernel.call_args.kwargs == {"enable_gqa": True} and kernel.call_args.args[1].shape[2] == 5

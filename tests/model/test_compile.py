@@ -8,7 +8,17 @@ from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
 
-GPT2 = {"family": "gpt2", "vocab_size": 211, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 40}
+GPT2 = {
+    "family": "gpt2",
+    "vocab_size": 211,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 6,
+    "n_positions": 40,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 
 SIZES = {
     "vocab_size": 211,
@@ -52,4 +62,33 @@ def test_blocks_compile_to_one_graph_per_kind_and_equal_eager(family, num_graphs
         assert loss.item() == pytest.approx(expected, rel=1e-6)
     assert len(graphs) == num_graphs
     assert [name for name, _ in decoder.named_parameters()] == names
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(("family", "num_graphs"), [("llama", 1), ("gpt2", 1), ("mistral", 1), ("smollm3", 2)])
+def test_documents_compile_to_one_graph_per_kind_however_borders_lie(family, num_graphs):
+    """A batch with room for another number of documents costs one more compilation, of any number at once."""
+    decoder = finish(build(True)) if family == "llama" else Decoder(ModelConfig(**OTHERS[family]).architecture())
+    if family != "llama":
+        initialise(decoder.named_parameters(), decoder.arch, 3)
+    batches = make_batches(6)
+    rows, length = batches[0][0].shape
+    borders = [[3, 5, 9], [1, 2, 4], [length] * 3, [6, 7], [2, 3, 4, 7, 9], [1]]
+    starts = [torch.tensor([[0, *places]] * rows) for places in borders]
+    eager = [decoder(*batch, documents=found).item() for batch, found in zip(batches, starts, strict=True)]
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for block in decoder.blocks:
+        block.compile(fullgraph=True, backend=count)
+    for index, (batch, found, expected) in enumerate(zip(batches, starts, eager, strict=True)):
+        loss = decoder(*batch, documents=found)
+        loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
+        assert len(graphs) == num_graphs * (1 if index < 3 else 2)
     torch._dynamo.reset()

@@ -98,6 +98,71 @@ def test_a_bad_recipe_is_answered_with(fields, words):
     assert words in refusal(fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        ({"torch_dtype": "float16"}, "torch_dtype: set precision.policy (fp32, bf16, fp16, bf16-pure)"),
+        ({"dtype": "bfloat16"}, "dtype: set precision.policy"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "attn_implementation: remove it: the attention kernel is chosen",
+        ),
+        ({"use_cache": True}, "use_cache: remove it: training has no KV cache"),
+        ({"temperature": 0.2}, "temperature: remove it: `windlass generate --temperature`"),
+        ({"top_p": 0.9}, "top_p: remove it: `windlass generate --top-p`"),
+        ({"pretraining_tp": 2}, "pretraining_tp: remove it"),
+        ({"use_cache": None}, "use_cache: remove it"),
+    ],
+)
+def test_a_field_without_effect_is_refused_in_a_recipe_and_not_in_a_file(tmp_path, fields, change):
+    said = refusal({**LLAMA, **fields})
+    assert f"change: {change}" in said and "no effect on training" in said
+    config = {"model_type": "llama", "vocab_size": 211, **SIZES}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    assert ModelConfig(**{"from": str(tmp_path)}).architecture() == architecture_from_hf(config)
+    assert f"change: {change}" in refusal({"from": str(tmp_path), **fields})
+
+
+def test_several_fields_without_effect_are_answered_at_once():
+    said = refusal({"preset": "gpt2-124m", "n_ctx": 64, "use_cache": False, "top_k": 3}, 50257)
+    assert "model: n_ctx: 64; model: use_cache: false; model: top_k: 3" in said
+    assert "n_ctx: set model.n_positions; use_cache: remove it: " in said and said.endswith("top_k: remove it")
+
+
+def test_half_a_window_is_refused_in_a_recipe_and_not_in_a_file(tmp_path):
+    half = {"use_sliding_window": True, "sliding_window": None}
+    assert "give model.sliding_window in tokens, or remove use_sliding_window" in refusal({**QWEN3, **half})
+    assert "model: sliding_window: 7 without use_sliding_window" in refusal({**QWEN3, "sliding_window": 7})
+    assert ModelConfig(**QWEN3, use_sliding_window=True, max_window_layers=1).architecture(211).window == 4096
+    for fields in (half, {"sliding_window": 7}):
+        config = {"model_type": "qwen3", "vocab_size": 211, **QWEN3, **fields}
+        del config["family"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert ModelConfig(**{"from": str(tmp_path)}).architecture().window is None
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "kind"),
+    [
+        ("llama", {"rope_theta": "10000"}, "give rope_theta as a number above 0 or null"),
+        ("llama", {"rms_norm_eps": "1e-5"}, "give rms_norm_eps as a number from 0"),
+        ("llama", {"num_attention_heads": 6.0}, "give num_attention_heads as a whole number from 1"),
+        ("llama", {"tie_word_embeddings": "yes"}, "give tie_word_embeddings as true or false"),
+        (
+            "llama",
+            {"eos_token_id": "</s>"},
+            "give eos_token_id as a whole number or a list, each a whole number or null",
+        ),
+        ("mistral", {"num_key_value_heads": None}, "give num_key_value_heads as a whole number from 1"),
+        ("gpt2", {"hidden_size": "48"}, "give n_embd as a whole number from 1"),
+        ("qwen3", {"layer_types": "full_attention"}, "each one of full_attention, sliding_attention or null"),
+        ("qwen3", {"sliding_window": 0}, "give sliding_window as a whole number from 1 or null"),
+    ],
+)
+def test_a_config_json_has_the_types_that_transformers_asks_for(family, changes, kind):
+    assert kind in hf_refusal(family, **changes)
+
+
 def test_no_vocabulary_at_all_is_named():
     assert "no vocab_size and no tokenizer" in refusal(LLAMA, None)
 
@@ -116,14 +181,53 @@ def test_a_config_json_that_would_be_another_model_is_refused(family, changes, w
     assert words in hf_refusal(family, **changes)
 
 
+@pytest.mark.parametrize("kind", ["AutoConfig", "AutoModel", "AutoModelForCausalLM"])
+def test_a_model_with_code_of_its_own_is_refused_and_a_tokenizers_code_is_not_the_models(kind):
+    words = hf_refusal("llama", auto_map={kind: "modeling_own.Own", "AutoTokenizer": "own.Tokenizer"})
+    assert f"auto_map: the model brings code of its own ({kind})" in words and "never run here" in words
+    config = {"model_type": "llama", "vocab_size": 211, **SIZES}
+    assert architecture_from_hf({**config, "auto_map": {"AutoTokenizer": "own.T"}}) == architecture_from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"preset": "gpt2-124m", "revision": "main"}, "model.revision: main with model.from: None"),
+        ({"from": "./here", "commit": "0" * 40}, "only a name of the hub (org/name) has revisions"),
+        ({"from": "org/name", "commit": "abc"}, "a commit is named by all 40 hexadecimal digits"),
+        ({"from": "org/name", "commit": "0" * 40, "revision": "1" * 40}, "remove one of the two"),
+    ],
+)
+def test_a_revision_belongs_to_a_hub_name(fields, words):
+    assert words in refusal(fields)
+
+
+def test_a_pinned_commit_is_read_although_its_branch_has_moved(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    pinned, newer = "1" * 40, "2" * 40
+    for commit, layers in ((pinned, 3), (newer, 4)):
+        snapshot = tmp_path / "models--org--name" / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        config = {"model_type": "llama", "vocab_size": 211, **SIZES, "num_hidden_layers": layers}
+        (snapshot / "config.json").write_text(json.dumps(config))
+    refs = tmp_path / "models--org--name" / "refs"
+    refs.mkdir()
+    for branch in ("main", "v1"):
+        (refs / branch).write_text(newer)
+    for revision in ({}, {"revision": "v1"}):
+        config = ModelConfig(**{"from": "org/name", **revision, "commit": pinned})
+        assert config.directory().name == pinned and config.architecture().num_layers == 3
+        assert ModelConfig(**{"from": "org/name", **revision}).directory().name == newer
+
+
 def test_a_config_json_without_its_family_is_named():
     with pytest.raises(UserError, match="no model_type"):
         architecture_from_hf({"vocab_size": 3})
 
 
 def test_directories_that_are_none_or_damaged_are_named(tmp_path):
-    assert "this is no directory" in refusal({"from": "Qwen/Qwen3-4B"})
-    assert "hf download Qwen/Qwen3-4B" in refusal({"from": "Qwen/Qwen3-4B"})
+    assert "this is neither a directory nor a name of the hub" in refusal({"from": str(tmp_path / "none")})
+    assert "neither a directory here nor in the cache of the hub" in refusal({"from": "org/never-fetched"})
     assert "has no config.json" in refusal({"from": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": ')
     assert "config.json is valid JSON" in refusal({"from": str(tmp_path)})
@@ -131,3 +235,9 @@ def test_directories_that_are_none_or_damaged_are_named(tmp_path):
     assert "config.json is valid JSON" in refusal({"from": str(tmp_path)})
     (tmp_path / "config.json").write_text("[]")
     assert "holds one object" in refusal({"from": str(tmp_path)})
+
+
+@pytest.mark.parametrize("given", [True, "org/name", None])
+def test_code_of_a_model_is_never_run_whatever_is_trusted(given):
+    with pytest.raises(UserError, match="code that a model brings is never run"):
+        ModelConfig(**{"from": "org/name", "trust_remote_code": given})

@@ -1,5 +1,7 @@
 """Counts against published figures, the meta model, and torch's own counter."""
 
+import fnmatch
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,7 +20,8 @@ TINY = {
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
     },
-    "gpt2": {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 40, "n_inner": 76},
+    "gpt2": {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 40, "n_inner": 76}
+    | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 TINY["qwen3"] = {**TINY["llama"], "family": "qwen3", "head_dim": 10}
 
@@ -70,3 +73,40 @@ def test_causal_counts_the_keys_that_a_window_leaves(window):
     flops = flops_per_token(ModelConfig(**fields, sliding_window=window).architecture(), 24)
     left_out = sum(24 - min(t + 0.5, window) for t in range(24)) / 24
     assert flops.palm - flops.causal == 12 * 6 * 8 * (12 + 2 * left_out)
+
+
+FROZEN = {
+    "the embedding": ["model.embed_tokens.weight", "model.embed_positions.weight"],
+    "the embedding and the first block": ["model.embed_*", "model.layers.0.*"],
+    "a block in the middle": ["model.layers.1.*"],
+    "all but the norms": ["*proj*", "*embed*", "lm_head*"],
+    "all but the last norm": ["*embed*", "model.layers.*", "lm_head*"],
+    "all but one block's values": [
+        "*embed*",
+        "lm_head*",
+        "model.norm*",
+        "*norm*",
+        "model.layers.[02].*",
+        "*[!v]_proj.*",
+    ],
+    "all but one block's keys": ["*embed*", "lm_head*", "model.norm*", "*norm*", "model.layers.[02].*", "*[!k]_proj.*"],
+    "all but the biases": ["*.weight"],
+    "the head": ["lm_head.weight"],
+}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("gpt2", True), ("gpt2", False)])
+def test_what_is_frozen_is_not_counted_and_torch_counts_the_same(family, tied, frozen):
+    arch = ModelConfig(**TINY[family], vocab_size=256, tie_word_embeddings=tied).architecture()
+    model = meta(arch)
+    names = [n for n, _ in model.named_parameters() if any(fnmatch.fnmatchcase(n, p) for p in FROZEN[frozen])]
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        pytest.skip("nothing is left of this family")
+    ids = torch.zeros(2, 24, dtype=torch.int64, device="meta")
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids).sum().backward()
+    assert counter.get_total_flops() == flops_per_token(arch, 24, names).palm * 48

@@ -1,6 +1,7 @@
 """Weights from and to Hugging Face directories: nothing lost, nothing changed, every bad directory named."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tests.model.sharded import load_sharded
 from tests.model.tiny import CASES, SCALINGS, batch, hf_model, our_model
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf, read_hf_config
-from windlass.model.hf import load_weights, save_weights
+from windlass.model.families import FAMILIES
+from windlass.model.hf import check_weights, load_weights, save_weights
 from windlass.model.transformer import Decoder
 
 
@@ -48,6 +50,10 @@ def test_loaded_logits_equal_transformers(tmp_path, family, tied, shard_size):
         assert (decoder(ids) - model(input_ids=ids).logits).abs().max() <= 1e-5
     assert decoder.model.embed_tokens.weight[211:].count_nonzero() == 0
     assert decoder.lm_head.weight[211:].count_nonzero() == 0
+
+
+def test_every_family_is_among_the_cases():
+    assert {family for family, _ in CASES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("family", "tied"), CASES)
@@ -153,6 +159,15 @@ def test_files_of_the_bare_model_with_constants_are_understood(tmp_path):
         assert torch.equal(parameter, expected[name]), name
 
 
+def test_headers_alone_tell_what_loading_would_refuse(tmp_path):
+    save_theirs(tmp_path, "llama", False)
+    arch = ModelConfig(**{"from": str(tmp_path)}).architecture()
+    check_weights(tmp_path, arch)
+    rewrite(tmp_path, lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(UserError, match=r"1 tensors are missing: model\.norm\.weight"):
+        check_weights(tmp_path, arch)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -198,6 +213,37 @@ def test_a_damaged_index_is_named(tmp_path, content):
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(UserError, match="the index is JSON with a `weight_map`"):
         load_ours(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", 3])
+def test_an_index_that_leads_out_of_the_directory_is_named(tmp_path, name):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    save_theirs(tmp_path, "llama", False)
+    (inside / "config.json").write_text((tmp_path / "config.json").read_text())
+    (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(UserError, match="lie in its own directory") as caught:
+        load_ours(inside)
+    assert str(inside / "model.safetensors.index.json") in caught.value.given and repr(name) in caught.value.given
+
+
+def test_a_git_lfs_pointer_is_named_with_the_way_out(tmp_path):
+    save_theirs(tmp_path, "llama", False)
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 1234567890\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(UserError, match=r"model\.safetensors is a git-LFS pointer") as caught:
+        load_ours(tmp_path)
+    assert "git lfs pull" in caught.value.change and "hf download" in caught.value.change
+
+
+def test_weights_are_as_readable_as_the_other_files(tmp_path):
+    decoder = our_model(hf_model("llama", True))
+    before = os.umask(0o027)
+    try:
+        save_weights(tmp_path, decoder.arch, decoder.named_parameters(), torch.float32, max_shard_bytes=30_000)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
 
 
 def test_pickled_weights_are_refused_with_the_way_out(tmp_path):

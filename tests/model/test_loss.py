@@ -5,7 +5,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
+from windlass.model import loss as loss_module
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.model.loss import Head
@@ -88,12 +90,43 @@ def test_bf16_sums_in_fp32_and_returns_gradients_in_bf16():
         assert (ours - theirs).float().norm() < 0.01 * theirs.float().norm()
 
 
+def test_the_factor_of_a_bf16_gradient_is_not_rounded_to_bf16(monkeypatch):
+    factor = 1 / 1031  # bf16 has 1 / 1032 for it: every gradient 0.1 % too small
+    assert abs(torch.tensor(factor).bfloat16().double().item() / factor - 1) > 8e-4
+    monkeypatch.setattr(loss_module, "SCALED_ELEMENTS", 100)  # several pieces
+    head, hidden_BTD, targets_BT = make_head(torch.bfloat16)
+    plain = torch.autograd.grad(head(hidden_BTD, targets_BT), (hidden_BTD, head.weight))
+    scaled = torch.autograd.grad(head(hidden_BTD, targets_BT) * factor, (hidden_BTD, head.weight))
+    for whole, part in zip(plain, scaled, strict=True):
+        assert torch.equal(part, (whole.float() * factor).bfloat16()), "rounded once"
+        assert not torch.equal(part, whole * torch.tensor(factor).bfloat16())
+
+
 def test_evaluation_keeps_nothing():
     head, hidden_BTD, targets_BT = make_head(torch.float32)
     trained = head(hidden_BTD, targets_BT)
     with torch.no_grad():
         evaluated = head(hidden_BTD, targets_BT)
     assert torch.equal(trained, evaluated) and not evaluated.requires_grad
+
+
+@pytest.mark.parametrize(("is_head_frozen", "products"), [(False, 3), (True, 2)])
+def test_a_frozen_head_computes_no_gradient_of_its_own(is_head_frozen, products):
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    head.weight.requires_grad_(not is_head_frozen)
+    with FlopCounterMode(display=False) as counter:
+        head(hidden_BTD, targets_BT).backward()
+    assert counter.get_total_flops() == products * 2 * 26 * 24 * 256
+
+
+def test_nothing_below_the_head_trained_saves_the_other_product():
+    head, hidden_BTD, targets_BT = make_head(torch.float64)
+    dense(head, hidden_BTD, targets_BT).backward()
+    expected, head.weight.grad = head.weight.grad, None
+    with FlopCounterMode(display=False) as counter:
+        head(hidden_BTD.detach(), targets_BT).backward()
+    assert counter.get_total_flops() == 2 * 2 * 26 * 24 * 256
+    assert (head.weight.grad - expected).abs().max() <= 1e-12
 
 
 def test_a_frozen_head_passes_gradients_to_the_hidden_states_alone():

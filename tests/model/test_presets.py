@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from windlass.model.config import ModelConfig
-from windlass.model.flops import count_parameters
+from windlass.model.flops import count_active, count_multiplied, count_parameters
 from windlass.model.presets import PRESETS
 from windlass.model.transformer import Decoder
 
@@ -24,11 +24,20 @@ from windlass.model.transformer import Decoder
         ("qwen2.5-1.5b", 1_543_714_304),
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen3-4b", 4_022_468_096),
+        ("qwen3-30b-a3b", 30_532_122_624),
         ("smollm3-3b", 3_075_098_624),
     ],
 )
 def test_presets_count_what_they_say(preset, count):
     assert count_parameters(ModelConfig(preset=preset).architecture()) == count
+
+
+def test_a_token_of_qwen3_30b_a3b_meets_a_tenth_of_it():
+    """Counted by hand: all but 120 of the 128 experts of 3 x 768 x 2048 weights in each of 48 layers."""
+    arch = ModelConfig(preset="qwen3-30b-a3b").architecture()
+    assert count_active(arch) == 30_532_122_624 - 48 * 120 * 3 * 768 * 2048 == 3_353_032_704
+    attention, router, expert = 2048 * (2 * 32 + 2 * 4) * 128, 128 * 2048, 3 * 768 * 2048
+    assert count_multiplied(arch) == 48 * (attention + router + 8 * expert) + 151936 * 2048
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -7,6 +7,9 @@ from tests.parallel.tiny import Operators, batch, full, make_program
 from windlass.optim.adamw import AdamW
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.parallel.precision import precision_of
+from windlass.parallel.precision_config import PrecisionConfig
 from windlass.parallel.records import Record
 
 GPT2 = {
@@ -124,13 +127,45 @@ def reads_of_a_step(layout, kernel):
 
 
 @pytest.mark.parametrize("layout", ["one", "zero3-2"])
-def test_fused_reads_nothing_on_the_host(ranks, layout):
-    assert set(map(tuple, ranks.run(LAYOUTS[layout][0], reads_of_a_step, LAYOUTS[layout], "fused"))) == {(0, 0)}
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_step_reads_nothing_on_the_host(ranks, kernel, layout):
+    assert set(map(tuple, ranks.run(LAYOUTS[layout][0], reads_of_a_step, LAYOUTS[layout], kernel))) == {(0, 0)}
+
+
+def reads_of_a_whole_step(layout, settings):
+    """Forward, backward, clip, update and the next loss scale, in a policy."""
+    program = make_program(*layout, settings["policy"], precision={k: v for k, v in settings.items() if k != "policy"})
+    chosen = precision_of(PrecisionConfig(**settings))
+    storage = Storage(chosen.states, chosen.is_stochastic, watch_every=1)
+    optimizer = AdamW(program.records(), OptimConfig(), storage=storage)
+    reads = []
+    for _ in range(2):
+        with Operators() as mode:
+            program.run([batch()], torch.tensor(8.0 * layout[0]))
+            norm = clip_gradients(program.records(), 1.0, program.mesh.parts)
+            optimizer.step(norm)
+            program.adapt(norm)
+        reads.append(mode.calls["_local_scalar_dense"])
+    return reads
+
+
+@pytest.mark.parametrize("layout", ["ddp2", "zero3-2"])
+@pytest.mark.parametrize(
+    "settings", [{"policy": "fp16"}, {"policy": "bf16-pure"}, {"policy": "bf16", "states": "bf16"}], ids=str
+)
+def test_a_whole_step_reads_nothing_in_any_policy(ranks, settings, layout):
+    found = ranks.run(LAYOUTS[layout][0], reads_of_a_whole_step, LAYOUTS[layout], settings)
+    assert set(map(tuple, found)) == {(0, 0)}, "a count of lost updates is no read either"
+
+
+def reads_of_an_honest_question():
+    with Operators() as mode:
+        bool(torch.isfinite(torch.tensor(1.0)))
+    return mode.calls["_local_scalar_dense"]
 
 
 def test_the_counter_sees_the_read_of_a_norm(ranks):
-    (reads,) = ranks.run(1, reads_of_a_step, LAYOUTS["one"], "foreach")
-    assert min(reads) >= 1, "foreach asks whether the norm is finite"
+    assert ranks.run(1, reads_of_an_honest_question) == [1]
 
 
 # ---- against torch's for-loop

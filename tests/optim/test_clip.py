@@ -58,6 +58,22 @@ def test_norm_and_gradients_are_torchs_of_one_process(ranks, layout, max_norm):
         assert norm == results[0][0], "the same number on every rank"
 
 
+def narrow_norm(layout):
+    """Of bf16 gradients -> (norm, its dtype, dtype of the gradients, norm in fp64)."""
+    program = make_program(*layout, "bf16-pure")
+    program.run([batch(program.mesh.batch_rank)], torch.tensor(8.0 * layout[0]))
+    exact = torch.stack([full(r.tensor.grad).double().norm() for r in program.records()]).norm().item()
+    norm = clip_gradients(program.records(), 1e9, program.mesh.parts)
+    return norm.item(), str(norm.dtype), {str(r.tensor.grad.dtype) for r in program.records()}, exact
+
+
+@pytest.mark.parametrize("layout", ["one", "ddp2", "zero3-2"])
+def test_the_norm_of_bf16_gradients_is_no_bf16_number(ranks, layout):
+    for norm, kind, gradients, exact in ranks.run(LAYOUTS[layout][0], narrow_norm, LAYOUTS[layout]):
+        assert (kind, gradients) == ("torch.float32", {"torch.bfloat16"})
+        assert norm == pytest.approx(exact, rel=1e-6)
+
+
 def over_pipeline_stages():
     """Two ranks with other parameters each; the squares are summed over `parts`."""
     gradient = torch.full((3,), 1.0 + 2 * dist.get_rank())
@@ -119,3 +135,16 @@ def norm_with(bad):
     records = [held(torch.tensor([1.0, bad])), held(torch.ones(3))]
     norm = clip_gradients(records, 1.0, dist.group.WORLD)
     return bool(torch.isfinite(norm))
+
+
+def norm_of_ranks_of_which_one_trains_nothing():
+    """Rank 0 has a frozen parameter alone, of a dtype whose norm is taken in fp32; rank 1 a gradient of norm 5."""
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16), requires_grad=dist.get_rank() == 1)
+    if dist.get_rank() == 1:
+        parameter.grad = torch.tensor([3.0, 4.0], dtype=torch.bfloat16)
+    norm = clip_gradients([Held(parameter)], 1.0, dist.group.WORLD)
+    return norm.item(), norm.dtype
+
+
+def test_a_rank_that_trains_nothing_adds_nothing(ranks):
+    assert ranks.run(2, norm_of_ranks_of_which_one_trains_nothing) == [(5.0, torch.float32)] * 2

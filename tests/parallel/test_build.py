@@ -1,8 +1,9 @@
 """The techniques in their one order: a compiled block changes nothing, names stay, no rank builds what it does not keep."""
 
 import pytest
+import torch
 
-from tests.parallel.tiny import MODEL, assert_equal, gradients, make_program
+from tests.parallel.tiny import MODEL, assert_equal, batch, gradients, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
 from windlass.parallel.build import check_compiler
@@ -38,6 +39,61 @@ def test_names_and_shapes_are_those_of_one_process_and_shards_a_share(ranks, tie
         assert all(result[0] == names for result in results)
         share = sum(result[1] for result in results) / layout[0]
         assert share == whole / layout[3], "every replica holds the model once"
+
+
+def graphs_of_a_hundred_steps(layout, policy, plan):
+    """(graphs after one step and one evaluation, graphs after 100 steps with other data and 10 evaluations, parameters' names,
+    losses of first and last step), compiled; a recompilation after the first two would be an error."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    program = make_program(*layout, policy, plan=plan, compile=True)
+    losses, first = [], 0
+
+    def step(number):
+        batches = [batch(2 * number + index) for index in range(2)]
+        losses.append(program.run(batches, torch.tensor(16.0 * layout[0])).item())
+        with torch.no_grad():
+            for record in program.records():
+                record.tensor.sub_(record.tensor.grad, alpha=0.05)
+                record.tensor.grad = None
+        if number % 10 == 0:
+            program.evaluate(batches)
+
+    step(0)
+    first = counters["stats"]["unique_graphs"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for number in range(1, 100):
+            step(number)
+    return first, counters["stats"]["unique_graphs"], [record.name for record in program.records()], losses
+
+
+# a graph per kind of recomputation for training, and one for evaluation, which builds no backward
+RUNS = {
+    "ddp-fp32": ((2, 0, 2, 1), "fp32", None, 2),
+    "ddp-bf16": ((2, 0, 2, 1), "bf16", None, 2),
+    "zero3-fp32": ((2, 3, 1, 2), "fp32", None, 2),
+    "zero3-bf16": ((2, 3, 1, 2), "bf16", None, 2),
+    "zero3-fp32-mixed": ((2, 3, 1, 2), "fp32", ("full", "selective", "none"), 6),
+}
+
+
+QUICK_RUNS = ("zero3-bf16",)
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=() if run in QUICK_RUNS else pytest.mark.long) for run in RUNS]
+)
+def test_a_hundred_steps_and_ten_evaluations_compile_nothing_again(ranks, run):
+    layout, *_, expected = RUNS[run]
+    names = ranks.run(layout[0], names_and_bytes, *layout, True)[0][0]
+    for first, last, compiled_names, losses in ranks.run(
+        layout[0], graphs_of_a_hundred_steps, *RUNS[run][:3], timeout_s=400
+    ):
+        assert first == last == expected
+        assert compiled_names == [name for name, _ in names], "compile adds nothing to a name"
+        assert len(set(losses)) == 100, "every step saw other data and weights"
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch):

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from windlass.errors import UserError
-from windlass.parallel.config import LATER, ParallelConfig, PrecisionConfig
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.precision_config import PrecisionConfig
 
 
 @pytest.mark.parametrize(
@@ -56,13 +57,6 @@ def test_sizes_that_do_not_multiply_to_the_world_name_those_that_do(given, world
         assert ParallelConfig(replicate=replicate, shard=shard).layout(world).world == world
 
 
-@pytest.mark.parametrize("axis", LATER)
-def test_axes_of_later_versions_are_refused(axis):
-    with pytest.raises(UserError) as caught:
-        ParallelConfig(**{axis: 2})
-    assert caught.value.given == f"parallel.{axis}=2" and f"remove parallel.{axis}" in caught.value.change
-
-
 @pytest.mark.parametrize(
     ("given", "said", "remedy"),
     [
@@ -78,15 +72,71 @@ def test_contradictions_are_refused_and_the_remedy_works(given, said, remedy):
     assert ParallelConfig(**remedy).layout(2).world == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "named", "said", "remedies"),
+    [
+        (
+            {"zero": 0, "offload": True},
+            "parallel.offload=true",
+            "no FSDP units",
+            [{"zero": 0}, {"zero": 3, "offload": True}],
+        ),
+        ({"zero": 0, "blocks_per_unit": 2}, "blocks_per_unit=2", "no FSDP units", [{"zero": 2, "blocks_per_unit": 2}]),
+        ({"zero": 0, "prefetch": 1}, "prefetch=1", "no FSDP units", [{"zero": 3, "prefetch": 1}]),
+        ({"zero": 2, "bucket_mib": 50}, "bucket_mib=50", "buckets are DDP's", [{"zero": 2, "blocks_per_unit": 2}]),
+        (
+            {"shard": 1, "replicate": 2, "prefetch": 2},
+            "prefetch=2",
+            "nothing is gathered",
+            [{"shard": -1, "prefetch": 2}],
+        ),
+        (
+            {"activation_gib": 2},
+            "activation_gib=2.0",
+            "leave nothing to choose",
+            [{"recompute": "selective", "activation_gib": 2}],
+        ),
+        (
+            {"activation_gib": 2, "recompute": "full"},
+            "recompute=full",
+            "leave nothing to choose",
+            [{"recompute": "full"}],
+        ),
+    ],
+)
+def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, named, said, remedies):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(**given)
+    assert named in caught.value.given and said in caught.value.rule
+    for remedy in remedies:
+        ParallelConfig(**remedy)
+        assert "parallel." in caught.value.change
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks", "said", "remedy"),
+    [
+        ({"blocks_per_unit": 4}, 3, "for a model of 3 blocks", {"blocks_per_unit": 3}),
+        ({"prefetch": 4}, 3, "parallel.prefetch=4 for 3 units of 1 blocks", {"prefetch": 3}),
+        ({"prefetch": 3, "blocks_per_unit": 2}, 3, "for 2 units of 2 blocks", {"prefetch": 2, "blocks_per_unit": 2}),
+    ],
+)
+def test_units_and_prefetch_stay_within_the_model(given, blocks, said, remedy):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(**given).check_blocks(blocks)
+    assert said in caught.value.given and f"={next(iter(remedy.values()))} or less" in caught.value.change
+    ParallelConfig(**remedy).check_blocks(blocks)
+
+
 def test_values_are_those_listed():
     for key, value in (
-        ("zero", 1),
+        ("zero", 4),
         ("recompute", "some"),
-        ("schedule", "gpipe"),
+        ("schedule", "dualpipe"),
         ("context_kind", "ring"),
         ("shard", -2),
     ):
         with pytest.raises(ValueError, match=key):
             ParallelConfig(**{key: value})
     with pytest.raises(ValueError, match="policy"):
-        PrecisionConfig(policy="fp16")
+        PrecisionConfig(policy="fp8")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.parallel.tiny import Operators, assert_equal, batch, gradients, make_program
+from tests.parallel.tiny import MODEL, Operators, assert_equal, batch, gradients, make_program
+from windlass.parallel.ddp import num_buckets
 
 
 def count_ddp(micro_batches):
@@ -29,6 +30,49 @@ def test_ddp_sends_each_gradient_once_however_many_micro_batches(ranks, micro_ba
     for calls, parameters in ranks.run(2, count_ddp, micro_batches):
         assert sum(calls) == parameters + 1, "every gradient once, and the loss"
         assert len(calls) == 1 + 1, "the model fits one bucket of 25 MiB"
+
+
+WIDE = {**MODEL, "hidden_size": 192, "intermediate_size": 512, "vocab_size": 1000}  # 6.6 MB of fp32 gradients
+
+
+def count_buckets(bucket_mib):
+    """All-reduces of the first, second and third step, and the bytes of the gradients in the order in which they arrive."""
+    from windlass.parallel import ddp
+
+    program = make_program(2, 0, 2, 1, model=WIDE, bucket_mib=bucket_mib)
+    calls, counts, arrived = [], [], []
+    for record in program.records():
+        record.tensor.register_post_accumulate_grad_hook(lambda tensor: arrived.append(tensor.numel() * 4))
+    send = ddp.dist.all_reduce
+    ddp.dist.all_reduce = lambda *args, **kwargs: (calls.append(args[0].numel()), send(*args, **kwargs))[1]
+    try:
+        for _ in range(3):
+            calls.clear()
+            arrived.clear()
+            program.run([batch(1), batch(2)], torch.tensor(32.0))
+            counts.append(len(calls) - 1)  # the loss's is no bucket
+    finally:
+        ddp.dist.all_reduce = send
+    return counts, list(arrived)
+
+
+@pytest.mark.parametrize("bucket_mib", [1, 2, 3, 25])
+def test_as_many_all_reduces_as_buckets(ranks, bucket_mib):
+    for counts, arrived in ranks.run(2, count_buckets, bucket_mib):
+        arrived = arrived[-len(arrived) // 2 :]  # of the last micro-batch
+        expected = num_buckets(arrived, bucket_mib)
+        assert counts == [1, expected, expected], "the first step sends all as one, and learns the order"
+        assert (expected > 1) == (bucket_mib < 25), expected
+
+
+def test_num_buckets_closes_a_bucket_by_what_fills_it():
+    mib = 1 << 20
+    assert num_buckets([], 25) == 0
+    assert num_buckets([mib // 2, mib // 2, mib, mib, mib], 2) == 2
+    assert num_buckets([40 * mib, mib], 25) == 2 == num_buckets([mib // 2, mib // 2], 0.5), (
+        "a bucket is closed after what filled it"
+    )
+    assert num_buckets([24 * mib, mib - 1, mib, 3 * mib], 25) == 2
 
 
 def plain_gradients():

@@ -1,19 +1,30 @@
 """ZeRO-2, ZeRO-3 and HSDP: what is sent per step, counted to the call, and what is kept gathered."""
 
+import math
+from collections import Counter
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.parallel.tiny import BLOCKS, Operators, assert_equal, batch, gradients, make_program
+from tests.parallel.tiny import BLOCKS, MODEL, Operators, assert_equal, batch, gradients, make_program
 from windlass.parallel.fsdp import fsdp_units
 
 UNITS = BLOCKS + 1
-LAYOUTS = {"zero3": (2, 3, 1, 2), "zero2": (2, 2, 1, 2), "hsdp": (4, 3, 2, 2), "hsdp-zero2": (4, 2, 2, 2)}
+LAYOUTS = {
+    "zero3": (2, 3, 1, 2),
+    "zero2": (2, 2, 1, 2),
+    "zero1": (2, 1, 1, 2),
+    "hsdp": (4, 3, 2, 2),
+    "hsdp-zero2": (4, 2, 2, 2),
+    "hsdp-zero1": (4, 1, 2, 2),
+}
 
 
-def count_step(layout, micro_batches):
+def count_step(layout, micro_batches, settings=None):
     """{collective: calls} of the second step (the first makes buffers), on this rank."""
-    program = make_program(*layout)
+    program = make_program(*layout, **settings or {})
     count = torch.tensor(8.0 * micro_batches * layout[0])
     for _ in range(2):
         program.model.zero_grad()
@@ -22,16 +33,216 @@ def count_step(layout, micro_batches):
     return mode.collectives()
 
 
+def expected(zero, replicate, micro_batches, units):
+    """The table of parallel/fsdp.py."""
+    return {
+        "allgather_base": units if zero in (1, 2) else micro_batches * (2 * units - 1),
+        "reduce_scatter_base": units if zero == 1 else micro_batches * units,
+        "allreduce": (units if replicate > 1 else 0) + 1,  # and the loss
+    }
+
+
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fsdp_sends_what_its_docstring_says(ranks, layout, micro_batches):
     world, zero, replicate, _ = LAYOUTS[layout]
     for counts in ranks.run(world, count_step, LAYOUTS[layout], micro_batches):
-        assert counts == {
-            "allgather_base": UNITS if zero == 2 else micro_batches * (UNITS + BLOCKS),
-            "reduce_scatter_base": micro_batches * UNITS,
-            "allreduce": (UNITS if replicate > 1 else 0) + 1,  # and the loss
+        assert counts == expected(zero, replicate, micro_batches, UNITS)
+
+
+class Sizes(TorchDispatchMode):
+    """Bytes of what FSDP2's collectives give (all-gather) or take (the others), and their calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.calls = Counter(), Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.removeprefix("c10d::").strip("_")
+        if name in ("allgather_base", "reduce_scatter_base", "allreduce"):
+            tensor = args[0][0] if name == "allreduce" else args[1 if name == "reduce_scatter_base" else 0]
+            if tensor.dim():  # a 0-dim sum is the loss
+                self.bytes[name] += tensor.nbytes
+                self.calls[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+HEADED = {**MODEL, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def sizes_of_step(world, micro_batches, settings):
+    """Bytes and calls of the second step, and (is it the root's?, shape of a tensor rank's part) of every parameter held here."""
+    model = {**HEADED, "tie_word_embeddings": "pp" not in settings}  # a mirrored head is no record
+    program = make_program(world, model=model, **settings)
+    batches = [batch(index) for index in range(micro_batches)]
+    for _ in range(2):
+        for record in program.records():
+            record.tensor.grad = None
+        with Sizes() as sizes:
+            program.run(batches, torch.tensor(8.0 * micro_batches * world))
+    shapes = []
+    for record in program.records():
+        parts = [1] * record.tensor.dim()
+        names, placements = record.tensor.device_mesh.mesh_dim_names, record.tensor.placements
+        if "tp" in names and not placements[names.index("tp")].is_replicate():
+            parts[placements[names.index("tp")].dim] = settings["tp"]
+        shape = [size // part for size, part in zip(record.logical_shape, parts)]
+        shapes.append((".layers." not in record.name, shape))
+    return dict(sizes.bytes), dict(sizes.calls), shapes
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [
+        (2, {"zero": 3, "shard": 2}),
+        (2, {"zero": 2, "shard": 2}),
+        (2, {"zero": 1, "shard": 2}),
+        (4, {"zero": 3, "shard": 2, "replicate": 2}),
+        (2, {"zero": 3, "shard": 2, "policy": "bf16"}),
+        (4, {"zero": 3, "shard": 2, "tp": 2}),
+        (4, {"zero": 1, "shard": 2, "tp": 2}),
+        (4, {"zero": 1, "shard": 2, "pp": 2, "schedule": "gpipe"}),
+    ],
+    ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
+)
+def test_the_bytes_are_those_of_the_docstring(ranks, world, settings, micro_batches):
+    """n elements of a unit, padded to S equal shards of rows: an all-gather gives n b bytes, a reduce-scatter takes n r, an
+    all-reduce a shard, n r / S. Beside tp a unit is of parts; in a pipeline each stage has units of its own."""
+    shards, gathered = settings["shard"], 2 if settings.get("policy") == "bf16" else 4
+    is_zero3, is_zero1 = settings["zero"] == 3, settings["zero"] == 1
+    for sizes, calls, shapes in ranks.run(world, sizes_of_step, world, micro_batches, settings):
+        elements = [(root, -(-shape[0] // shards) * shards * math.prod(shape[1:])) for root, shape in shapes]
+        root, whole = sum(n for is_root, n in elements if is_root), sum(n for _, n in elements)
+        expected = {
+            "allgather_base": gathered * (micro_batches * (2 * whole - root) if is_zero3 else whole),
+            "reduce_scatter_base": 4 * whole * (1 if is_zero1 else micro_batches),
         }
+        if settings.get("replicate", 1) > 1:
+            expected["allreduce"] = 4 * whole // shards
+        if "tp" in settings:  # the head's, of the tensor ranks: test_tensor counts them
+            sizes.pop("allreduce"), calls.pop("allreduce")
+        assert sizes == expected
+        if "pp" not in settings:
+            assert calls["reduce_scatter_base"] == UNITS * (1 if is_zero1 else micro_batches)
+
+
+@pytest.mark.parametrize("layout", ["zero3", "zero2", "zero1", "hsdp"])
+@pytest.mark.parametrize(("blocks_per_unit", "units"), [(2, 3), (3, 2)])  # of 3 blocks: 2 + 1, and all
+def test_larger_units_send_fewer_messages(ranks, layout, blocks_per_unit, units):
+    world, zero, replicate, _ = LAYOUTS[layout]
+    for counts in ranks.run(world, count_step, LAYOUTS[layout], 2, {"blocks_per_unit": blocks_per_unit}):
+        assert counts == expected(zero, replicate, 2, units)
+
+
+SETTINGS = {
+    "units of 2": {"blocks_per_unit": 2},
+    "prefetch 1": {"prefetch": 1},
+    "prefetch 3": {"prefetch": 3},
+    "units of 2, prefetch 2, recomputed": {"blocks_per_unit": 2, "prefetch": 2, "recompute": "full"},
+    "offload": {"offload": True},
+    "offload, prefetch 2": {"offload": True, "prefetch": 2},
+}
+
+
+def gradients_with(layout, settings):
+    return gradients(*layout, **settings)
+
+
+@pytest.mark.parametrize(
+    "layout", ["zero3", "hsdp", *(pytest.param(one, marks=pytest.mark.long) for one in ("zero2", "zero1"))]
+)
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_no_setting_changes_a_gradient(ranks, layout, settings):
+    world = LAYOUTS[layout][0]
+    plain = ranks.run(world, gradients_with, LAYOUTS[layout], {})[0]
+    assert_equal(plain, ranks.run(world, gradients_with, LAYOUTS[layout], SETTINGS[settings])[0], 1e-13)
+
+
+def order_of_gathers(prefetch):
+    """What happened, in order, in one micro-batch under ZeRO-3: "g" a unit's all-gather, a digit a block's forward, "b" and a
+    digit a block's backward. The first gather is the root's, which backward finds gathered."""
+    program = make_program(2, 3, 1, 2, prefetch=prefetch)
+    program.run([batch()], torch.tensor(16.0))
+    happened = []
+
+    class Gathers(Operators):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function._schema.name == "c10d::_allgather_base_":
+                happened.append("g")
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def note(word):
+        def hook(*_):
+            happened.append(word)
+
+        return hook
+
+    for index, block in enumerate(program.model.blocks):
+        block.mlp.register_forward_pre_hook(note(str(index)))
+        block.mlp.register_full_backward_pre_hook(note(f"b{index}"))
+    with Gathers():
+        program.run([batch()], torch.tensor(16.0))
+    return " ".join(happened)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "order"),
+    [
+        (0, "g g 0 g 1 g 2 g g b2 g b1 b0"),  # torch's own: when the host reaches a block; in backward one ahead
+        (1, "g g g 0 g 1 2 g g b2 g b1 b0"),  # root and two: block 0 computes while block 1 arrives
+        (2, "g g g g 0 1 2 g g g b2 b1 b0"),
+    ],
+)
+def test_prefetch_gathers_so_many_units_ahead(ranks, prefetch, order):
+    assert ranks.run(2, order_of_gathers, prefetch) == [order, order]
+
+
+def offloaded(offload):
+    """On a device that is not the host ("meta" stands for one): where the parameters lie, and the policy of every unit."""
+    from unittest import mock
+
+    from windlass.model.config import ModelConfig
+    from windlass.parallel import fsdp
+    from windlass.parallel.build import build_program
+    from windlass.parallel.config import ParallelConfig
+    from windlass.parallel.mesh import make_mesh
+    from windlass.parallel.precision import precision_of
+    from windlass.parallel.precision_config import PrecisionConfig
+
+    config, precision = ParallelConfig(offload=offload), precision_of(PrecisionConfig())
+    policies = []
+
+    fully_shard = fsdp.fully_shard
+
+    def shard(module, **settings):
+        policies.append(settings["offload_policy"])
+        return fully_shard(module, **settings)
+
+    shard.state = fully_shard.state
+    with mock.patch.object(fsdp, "fully_shard", shard):
+        mesh = make_mesh(config.layout(2), "cpu")
+        architecture = ModelConfig.model_validate(MODEL).architecture()
+        program = build_program(architecture, config, precision, mesh, torch.device("meta"), lambda named: None)
+    lie = {record.tensor.to_local().device.type for record in program.records()}
+    return lie, [(type(policy).__name__, getattr(policy, "pin_memory", None)) for policy in policies]
+
+
+@pytest.mark.parametrize(
+    ("offload", "place", "policy"),
+    [(True, "cpu", ("CPUOffloadPolicy", False)), (False, "meta", ("OffloadPolicy", None))],
+)
+def test_offload_puts_every_unit_into_the_hosts_memory(ranks, offload, place, policy):
+    # pinned memory needs a GPU, and there is none here
+    assert ranks.run(2, offloaded, offload) == [({place}, [policy] * UNITS)] * 2
+
+
+def census_of(blocks_per_unit):
+    return len(fsdp_units(make_program(2, 3, 1, 2, blocks_per_unit=blocks_per_unit).model))
+
+
+def test_units_are_counted_as_units_and_not_as_modules(ranks):
+    assert [ranks.run(2, census_of, k) for k in (1, 2, 3)] == [[4, 4], [3, 3], [2, 2]]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

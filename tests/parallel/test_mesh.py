@@ -20,6 +20,7 @@ LAYOUTS = {
     "hsdp2x4": Layout(1, 2, 4, 1, 1, 1),
     "pp2 x shard2 x tp2": Layout(2, 1, 2, 1, 2, 1),
     "replicate2 x shard2 x context2": Layout(1, 2, 2, 2, 1, 1),
+    "pp2 x context2 x tp2": Layout(2, 1, 1, 2, 2, 1),
 }
 
 
@@ -27,11 +28,15 @@ def describe(layout):
     """What this rank sees of the grid."""
     mesh = make_mesh(layout, "cpu")
     summed = mesh.sum_over_loss(torch.tensor(2.0 ** dist.get_rank()))
+    counted = mesh.sum_over_batch(torch.tensor(2.0 ** dist.get_rank()))
     return {
         "coordinate": mesh.coordinate,
         "batch_rank": mesh.batch_rank,
         "loss": dist.get_process_group_ranks(mesh.loss_group),
         "summed": int(summed.item()),
+        "batch": dist.get_process_group_ranks(mesh.batch_group),
+        "counted": int(counted.item()),
+        "context": [dist.get_rank()] if mesh.context is None else mesh.context.mesh.tolist(),
         "parts": dist.get_process_group_ranks(mesh.parts),
         "fsdp": sorted(mesh.fsdp.mesh.flatten().tolist()),
         "fsdp_dims": mesh.fsdp.ndim,
@@ -56,6 +61,9 @@ def test_the_grid_is_the_factorisation_of_the_world_with_tp_innermost(ranks, nam
         assert seen["batch_rank"] == places[rank]["replicate"] * layout.shard + places[rank]["shard"]
         assert seen["loss"] == together(rank, "replicate", "shard", "context")
         assert seen["summed"] == sum(2**other for other in seen["loss"])
+        assert seen["batch"] == together(rank, "replicate", "shard"), "context ranks read the same rows"
+        assert seen["counted"] == sum(2**other for other in seen["batch"])
+        assert seen["context"] == together(rank, "context")
         assert seen["parts"] == together(rank, "pp")
         assert seen["fsdp"] == together(rank, *(("replicate",) if layout.replicate > 1 else ()), "shard", "context")
         assert seen["fsdp_dims"] == (2 if layout.replicate > 1 else 1)

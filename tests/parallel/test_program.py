@@ -21,7 +21,7 @@ def run_and_evaluate(layout, seeds):
     program = make_program(*layout, "fp64")
     share = len(seeds) // layout[0]
     mine = [masked(seed) for seed in seeds[program.mesh.batch_rank * share :][:share]]
-    count = program.mesh.sum_over_loss(torch.stack([(b["targets"] != -100).sum() for b in mine]).sum())
+    count = program.mesh.sum_over_batch(torch.stack([(b["targets"] != -100).sum() for b in mine]).sum())
     loss = program.run(mine, count)
     nats = program.evaluate(mine)
     assert not loss.requires_grad and not nats.requires_grad and loss.dim() == nats.dim() == 0

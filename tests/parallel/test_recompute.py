@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.parallel.tiny import Operators, assert_equal, batch, gradients, make_program
+from tests.parallel.tiny import BLOCKS, Operators, assert_equal, batch, gradients, make_program
+from windlass.parallel.recompute import KEPT
 
 LAYOUT = {0: (2, 0, 2, 1), 3: (2, 3, 1, 2)}
 
@@ -36,6 +37,41 @@ def saved_bytes(recompute):
         loss = program.model(**batch())
     del loss
     return sum(kept.values())
+
+
+def count_documents(recompute):
+    """Calls of attention over documents in forward and backward, and the gradients, of rows with borders."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls = []
+
+    class Attentions(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            calls.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    program = make_program(1, recompute=recompute)
+    with Attentions():
+        program.run([{**batch(), "documents": torch.tensor([[0, 3, 8]])}], torch.tensor(8.0))
+    return calls.count("windlass.flash_by_document.default"), {r.name: r.tensor.grad for r in program.records()}
+
+
+def test_selective_keeps_attention_over_documents_too(ranks):
+    (none, plain), (selective, again), (full, _) = (
+        ranks.run(1, count_documents, kind)[0] for kind in ("none", "selective", "full")
+    )
+    assert (none, selective, full) == (BLOCKS, BLOCKS, 2 * BLOCKS)
+    assert all(torch.equal(gradient, again[name]) for name, gradient in plain.items())
+
+
+def test_every_kept_operator_exists():
+    import torch.nn.attention.varlen
+
+    import windlass.model.attention_documents  # noqa: F401  makes its operator
+
+    for name in KEPT:
+        space, operator, overload = name.split(".")
+        assert str(getattr(getattr(getattr(torch.ops, space), operator), overload)) == name
 
 
 def test_full_recomputation_keeps_least_and_none_most(ranks):

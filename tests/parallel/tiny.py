@@ -9,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.parallel.build import build_program
-from windlass.parallel.config import ParallelConfig, PrecisionConfig
+from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.precision import precision_of
+from windlass.parallel.precision_config import PrecisionConfig
 
 BLOCKS = 3
 MODEL = {
@@ -27,17 +28,20 @@ MODEL = {
 }
 
 
-def make_program(world, zero=3, replicate=1, shard=1, policy="fp32", model=MODEL, **parallel):
-    """On one of `world` ranks: the model of `model`, laid out, with the weights of seed 3."""
+def make_program(
+    world, zero=3, replicate=1, shard=1, policy="fp32", model=MODEL, plan=None, frozen=(), precision=None, **parallel
+):
+    """On one of `world` ranks: the model of `model`, laid out, with the weights of seed 3. `plan`: each block's recomputation.
+    `precision`: more of PrecisionConfig."""
     config = ParallelConfig(zero=zero, replicate=replicate, shard=shard, **parallel)
     architecture = ModelConfig.model_validate(model).architecture()
     mesh = make_mesh(config.layout(world), "cpu")
-    precision = precision_of(PrecisionConfig(policy=policy))
+    precision = precision_of(PrecisionConfig(policy=policy, **(precision or {})))
 
     def fill(named):
         initialise(named.items(), architecture, 3)
 
-    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill)
+    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan)
 
 
 def batch(seed=0):

@@ -47,6 +47,20 @@ def test_a_logging_step_is_one_plain_line_with_every_figure():
     )
 
 
+def test_skipped_updates_are_told_where_there_are_any():
+    for skipped, end in ((0, "wait 2.0%\n"), (3, "wait 2.0% | skipped 3\n")):
+        stream = io.StringIO()
+        Console(stream, total_steps=1193, device="GPU").step(120, LINE | {"skipped": skipped}, eta_s=130.0)
+        assert stream.getvalue().endswith(end)
+
+
+def test_a_model_with_experts_tells_its_routers_loss_and_the_busiest_expert_of_all_layers():
+    stream = io.StringIO()
+    more = {"router_loss": 8.04321, "expert_loads": [1.25, 1.9, 1.5]}
+    Console(stream, total_steps=1193, device="GPU").step(120, LINE | more, eta_s=130.0)
+    assert stream.getvalue().endswith("wait 2.0% | router 8.04 | busiest expert 1.9x\n")
+
+
 def test_unknown_figures_are_na_and_divergence_is_told():
     stream = io.StringIO()
     line = LINE | {"mfu": None, "loss": float("nan"), "gradient_norm": float("inf")}
@@ -130,3 +144,17 @@ def test_a_checkpoint_is_told_with_its_size_and_what_it_cost():
     stream = io.StringIO()
     Console(stream, total_steps=9, device="GPU").event("checkpoint", 5, {"stall_s": 0.25, "bytes": 3 << 20})
     assert stream.getvalue() == "step 5: checkpoint, 3.0 MiB, 0.25s of waiting\n"
+
+
+def test_an_incident_is_told_in_its_own_words():
+    stream = io.StringIO()
+    fields = {"what": "checkpoint not saved", "error": "the disk is full"}
+    Console(stream, total_steps=9, device="GPU").event("incident", 5, fields)
+    assert stream.getvalue() == "step 5: incident: checkpoint not saved, the disk is full\n"
+
+
+def test_an_incident_tells_its_numbers_once():
+    stream = io.StringIO()
+    fields = {"what": "waited 1.59s for data", "waited_s": 1.5891663809998136, "left_out": {"shard": 3}}
+    Console(stream, total_steps=9, device="GPU").event("incident", 5, fields)
+    assert stream.getvalue() == "step 5: incident: waited 1.59s for data\n"

@@ -51,9 +51,15 @@ def test_all_green_ends_with_the_closing_line_of_pytest(ci):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("red", ["check", "test", "matrices"])
+@pytest.mark.parametrize("red", ["check", "test"])
 def test_each_part_can_fail_it(ci, red):
     assert ci(**{red: 2})[0] != 0
+
+
+def test_long_matrices_that_fail_are_told_loudly(ci):
+    code, lines = ci(matrices=2)
+    assert code == 0 and lines[-1] == "7 passed in 1s"
+    assert any(line.startswith("ci: make test-long FAILED with exit code 2") for line in lines)
 
 
 def test_long_matrices_that_do_not_fit_are_cut_off_which_is_said(ci):

@@ -8,6 +8,8 @@ store       the commit protocol on a POSIX file system: draft, rename, quarantin
 verify      every byte of a checkpoint against its MANIFEST (no torch)
 index       which tensors a checkpoint holds, and where their bytes lie (no torch)
 keep        which checkpoints stay; list, diff and prune for the command line (no torch)
+stream      a box of a saved tensor, block by block (no torch)
+reshard     the bytes moved into the files of another layout (no torch)
 storage     DCP's StorageWriter and StorageReader over the store: raw tensor bytes, no pickle
 exchange    one verdict for all ranks: work that fails on one fails on all, with the same error
 staging     a rank's shards, and copies of them that training cannot reach

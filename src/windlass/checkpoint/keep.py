@@ -1,22 +1,21 @@
-"""Which checkpoints stay, and what the command line shows: list, diff, prune. No torch.
+"""Which checkpoints stay, and what the command line shows: list, diff, prune. No torch, but to subtract.
 
 Kept: the newest `keep_last`, the `keep_best` with the lowest metric (ties: the newer), and `keep_steps`. Deleting
 follows a commit, never precedes it, and the newest checkpoint that passes the check is never deleted, whatever the
 settings say.
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor, read_index
+from windlass.checkpoint.index import Chunk, SavedTensor, read_index
 from windlass.checkpoint.manifest import Problem, step_name
 from windlass.checkpoint.store import committed_steps, delete, quarantined
+from windlass.checkpoint.stream import Source, as_bytes, whole_box
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint, UserError
 
@@ -122,7 +121,7 @@ def diff(first: Path, second: Path) -> Difference:
     """Which tensors of two checkpoint directories differ.
 
     By the manifests' hashes alone where both cut a tensor alike; a tensor that was saved in another layout is read
-    (verified) and compared byte by byte, one tensor in memory at a time.
+    (verified) and compared byte by byte, a block of it in memory at a time.
     """
     one, two = Checkpoint.open(first), Checkpoint.open(second)
     left, right = read_index(one), read_index(two)
@@ -146,7 +145,25 @@ def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor
     cuts_a, cuts_b = [[(c.offsets, c.sizes) for c in _boxes(tensor)] for tensor in (a, b)]
     if cuts_a == cuts_b:
         return _hashes(one, a) == _hashes(two, b)
-    return bool((_gather(one, a) == _gather(two, b)).all())
+    with Source(one) as first, Source(two) as second:
+        pairs = zip(first.blocks(a, whole_box(a)), second.blocks(b, whole_box(b)), strict=True)
+        return all((left == right).all() for (_, left), (_, right) in pairs)
+
+
+def largest_difference(first: Path, second: Path, name: str) -> float:
+    """max |a - b| of a tensor that both checkpoints hold in one form; nan where a NaN stands on either side. Reads it once."""
+    import torch
+
+    from windlass.checkpoint.storage import DTYPES
+
+    one, two = Checkpoint.open(first), Checkpoint.open(second)
+    a, b = read_index(one)[name], read_index(two)[name]
+    dtype, most = DTYPES[a.dtype], torch.zeros((), dtype=torch.float64)
+    with Source(one) as left, Source(two) as right:
+        for (_, ours), (_, theirs) in zip(left.blocks(a, whole_box(a)), right.blocks(b, whole_box(b)), strict=True):
+            values = [torch.frombuffer(as_bytes(block), dtype=dtype).double() for block in (ours, theirs)]
+            most = torch.maximum(most, (values[0] - values[1]).abs().max())  # a NaN stays
+    return float(most)
 
 
 def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
@@ -157,20 +174,6 @@ def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
         starts = [0, *accumulate(lengths)]
         result += hashes[bisect_left(starts, chunk.at) : bisect_left(starts, chunk.at + tensor.num_bytes(chunk))]
     return result
-
-
-def _gather(checkpoint: Checkpoint, tensor: SavedTensor) -> Any:
-    """The whole tensor as bytes, [*shape, bytes per element]."""
-    import numpy
-
-    item = ITEM_BYTES[tensor.dtype]
-    whole = numpy.zeros((*tensor.shape, item), numpy.uint8)
-    for chunk in _boxes(tensor):
-        box = tuple(slice(offset, offset + size) for offset, size in zip(chunk.offsets, chunk.sizes))
-        with checkpoint.reader(chunk.file) as reader:
-            data = reader.read(chunk.at, math.prod(chunk.sizes) * item)
-        whole[box] = numpy.frombuffer(data, numpy.uint8).reshape(*chunk.sizes, item)
-    return whole
 
 
 def require_whole(directory: Path) -> None:

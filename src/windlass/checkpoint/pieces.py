@@ -71,7 +71,8 @@ class FileEntry(BaseModel):
 class PieceWriter:
     """Writes a new file; `close` makes it durable and returns its entry. Use it in a `with`."""
 
-    def __init__(self, path: Path, digest: Callable[[Any], str] = digest):
+    def __init__(self, path: Path, digest: Callable[[Any], str] = digest, in_flight: int = BATCHES_IN_FLIGHT):
+        self._in_flight = in_flight
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._digest = digest
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-hash")
@@ -104,8 +105,8 @@ class PieceWriter:
 
     def _flush(self) -> None:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        if len(self._hashes) >= BATCHES_IN_FLIGHT:
-            self._hashes[-BATCHES_IN_FLIGHT].result()
+        if len(self._hashes) >= self._in_flight:
+            self._hashes[-self._in_flight].result()
         self._hashes.append(self._thread.submit(_hash_all, batch, self._digest))
         self._lengths += [len(piece) for piece in batch]
         _write_all(self._descriptor, batch)

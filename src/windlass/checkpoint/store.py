@@ -113,10 +113,10 @@ class Draft:
         self.target = checkpoints / step_name(step)
 
     def create(self) -> None:
-        self._refuse_overwrite()
+        self.refuse_overwrite()
         self.directory.mkdir(parents=True)
 
-    def _refuse_overwrite(self) -> None:
+    def refuse_overwrite(self) -> None:
         if self.target.exists():
             raise UserError(
                 f"{self.target} is committed already",
@@ -151,7 +151,7 @@ class Draft:
         self.add(MANIFEST, seal(manifest.model_dump()))
         for parent, _, _ in os.walk(self.directory):
             fsync_directory(Path(parent))
-        self._refuse_overwrite()
+        self.refuse_overwrite()
         self.directory.rename(self.target)
         fsync_directory(self.checkpoints)
         return manifest

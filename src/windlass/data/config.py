@@ -5,10 +5,15 @@ imports no torch.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator, model_validator
 
+from windlass.data.order_config import OrderConfig
+from windlass.data.source_config import SourceConfig
+from windlass.errors import UserError
+from windlass.hub import check_revision
 from windlass.settings import Settings
 from windlass.units import KIB, MIB
 
@@ -16,56 +21,66 @@ SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED_NAMES = ("train", "validation", "tokenizer")
 
 
-class SourceConfig(Settings):
-    """Where documents come from: exactly one of `path` and `builtin`."""
-
-    path: str | list[str] | None = None
-    """A file, a directory or a glob (`**` allowed), or a list of these. A text file is one document; a line of a
-    `.jsonl` file is one document; a directory stands for every text file below it, sorted."""
-    builtin: Literal["python-stdlib"] | None = None
-    """`python-stdlib`: the sources of the running Python's own standard library, without its tests."""
-    text: str | None = None
-    """The key that holds the document in a line of a `.jsonl` file; `text` if not given."""
-    weight: float = 1.0
-    """Share of this source in a mixture; only 1 is possible: sources are read one behind the other."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.path is None) == (self.builtin is None):
-            given = "neither is" if self.path is None else "both are"
-            raise ValueError(f"a source has exactly one of `path` and `builtin`; {given} given")
-        if not all(self.paths) or (self.path is not None and not self.paths):
-            raise ValueError("`path` is empty; give a file, a directory or a glob")
-        if any("://" in path for path in self.paths):
-            raise ValueError(f"`path: {self.path}` is a URL; only local files are read: copy the data here first")
-        if self.builtin is not None and self.text is not None:
-            raise ValueError(f"`text: {self.text}` has no effect on `builtin`; it names the key of a .jsonl file")
-        if self.weight != 1.0:
-            raise ValueError(f"`weight: {self.weight:g}` asks for a mixture; only weight 1 is supported: leave it out")
-        return self
-
-    @property
-    def paths(self) -> list[str]:
-        if self.path is None:
-            return []
-        return [self.path] if isinstance(self.path, str) else self.path
-
-
 class TokenizerConfig(Settings):
     """Exactly one of `train` and `from`."""
 
+    _hub_cache: str | None = PrivateAttr(None)
     train: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
     """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
     and merges."""
     from_: str | None = Field(default=None, alias="from")
-    """A local Hugging Face tokenizer: its directory, or a `tokenizer.json` with `tokenizer_config.json` beside it."""
+    """A Hugging Face tokenizer: its directory, a `tokenizer.json` with `tokenizer_config.json` beside it, or a name of the
+    hub such as Qwen/Qwen3-4B."""
+    revision: str | None = None
+    """With a hub name: the branch, tag or full commit to take; main if not given."""
+    commit: str | None = None
+    """With a hub name: the commit that the revision was when the data was prepared. windlass writes it into resolved.yaml."""
+    eos_token: Annotated[str, Field(min_length=1)] | None = None
+    """With `from`: the token that ends a document, where the tokenizer's files do not name it or name another one."""
+    trust_remote_code: str | None = None
+    """The very name (or directory) of `from`, where the tokenizer's own Python code may run, once, while data is prepared."""
+
+    @field_validator("trust_remote_code", mode="before")
+    @classmethod
+    def _no_blanket_trust(cls, given: object, info: ValidationInfo) -> object:
+        if isinstance(given, bool):
+            name = info.data.get("from_") or "the name in data.tokenizer.from"
+            raise UserError(
+                f"data.tokenizer.trust_remote_code: {str(given).lower()}",
+                "code of that repository will run here, so it is trusted by name, not by true",
+                f"write data.tokenizer.trust_remote_code: {name}, once you have read its code"
+                if given
+                else "remove the setting: without it no such code runs",
+            )
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.train is None) == (self.from_ is None):
             given = "neither is" if self.train is None else "both are"
             raise ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
+        if self.train is not None and self.eos_token is not None:
+            raise UserError(
+                f"data.tokenizer.eos_token: {self.eos_token} with data.tokenizer.train: {self.train}",
+                "a tokenizer that is trained here ends a text by <|endoftext|>",
+                "remove data.tokenizer.eos_token",
+            )
+        check_revision("data.tokenizer", self.from_, self.revision, self.commit)
+        if self.trust_remote_code not in (None, self.from_):
+            raise UserError(
+                f"data.tokenizer.trust_remote_code: {self.trust_remote_code} with data.tokenizer.from: {self.from_}",
+                "code is trusted by name: the setting holds the very name that it comes from",
+                "repeat the name of `from` where you have read its code, or remove the setting",
+            )
         return self
+
+    def keep_in(self, cache: str | None) -> None:
+        """Where hub names are kept: `hub.cache` of the recipe that this is a part of."""
+        self._hub_cache = cache
+
+    @property
+    def hub_cache(self) -> str | None:
+        return self._hub_cache
 
 
 def _share_or_source(value: Any) -> str:
@@ -76,28 +91,169 @@ Share = Annotated[float, Field(gt=0.0, lt=1.0), Tag("share")]
 ShareOrSource = Annotated[Share | Annotated[SourceConfig, Tag("source")], Discriminator(_share_or_source)]
 
 
+class CacheConfig(Settings):
+    """Shards of a preparation at a URL, kept on this host; shared by its ranks and by other jobs."""
+
+    directory: str = Field(min_length=1)
+    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 8 bytes per token."""
+    limit_mib: int = Field(default=10240, ge=1)
+    """Most that the directory ever holds, in MiB: at least one shuffle window and one shard more."""
+    deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
+    """Longest wait for one file of the store, in seconds, all attempts together. After it the run ends with an error."""
+
+    @field_validator("directory")
+    @classmethod
+    def _local(cls, directory: str) -> str:
+        if "://" in directory:
+            raise ValueError(f"`directory: {directory}` is a URL; shards are cached in a local directory")
+        return directory
+
+
 class DataConfig(Settings):
     sources: list[SourceConfig] = Field(min_length=1)
-    """The training documents, read one source behind the other."""
+    """The training documents: read one source behind the other, or mixed in the shares that their `weight` says."""
     tokenizer: TokenizerConfig
     """How text becomes token ids."""
     directory: str = Field(min_length=1)
-    """Local directory of the prepared shards. It is made by `prepare` and belongs to it alone."""
+    """Place of the prepared shards: a local directory, or a URL that fsspec opens (s3://bucket/path, gs://, https:// to
+    read only, file://), read through `cache`. It is made by `prepare` and belongs to it alone. Credentials come from the
+    environment (AWS_ACCESS_KEY_ID and the like)."""
+    cache: CacheConfig | None = None
+    """With a URL, where shards are kept on this host."""
     sequence_length: int = Field(ge=2, le=1 << 24)
     """Targets per sequence, in tokens (T). A sample stores T+1 ids; neighbouring samples share one."""
+    packing: Literal["concatenate", "best-fit"] = "concatenate"
+    """How documents become sequences. concatenate: one behind the other, cut where a sequence ends; nothing is padded. best-fit:
+    whole documents that fill a sequence nearly (only those longer than it are cut); `prepare` prints how full."""
+    isolate: bool = False
+    """Whether a document attends to itself alone: positions begin at 0 in each, and no token is predicted across a border. The
+    same in every evaluation set."""
+    deduplicate: bool = False
+    """Leave out every document of `sources` whose text came before, to the byte. Takes 16 bytes of memory per document while
+    documents are counted, and about 60 for a moment at the end."""
     validation: ShareOrSource = 0.02
     """Share of the documents that is held out, chosen by the hash of each document's text, or a source of its own."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
     """Largest size of a shard file in bytes (one sample may exceed it)."""
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
+    order: OrderConfig = OrderConfig()
+    """The order of the first epoch."""
+    max_bad_shards: int = Field(default=0, ge=0)
+    """Shards of the training set that a run may leave out because they are missing or their size or hash is wrong (those of a
+    store are fetched twice). Their samples count no target from then on: all ranks agree on it, checkpoints remember it, each is
+    an incident. 0: the first one ends the run. May change on resume."""
 
     @field_validator("directory")
     @classmethod
-    def _local(cls, directory: str) -> str:
-        if "://" in directory:
-            raise ValueError(f"`directory: {directory}` is a URL; prepared shards are kept in a local directory")
+    def _no_secrets(cls, directory: str) -> str:
+        if "://" in directory and ("@" in directory.partition("://")[2].partition("/")[0] or "?" in directory):
+            raise ValueError(
+                "`directory` is a URL with a user, password or query, which the run directory would keep: "
+                "give the bare URL, and credentials in the environment"
+            )
+        if "::" in directory:
+            raise ValueError(
+                f"`directory: {directory}` is a chain of file systems; give one URL: shards are cached by `cache`"
+            )
         return directory
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        named = [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
+        for source in named:
+            if self.tokenizer.train is not None and source.format == "chat":
+                raise ValueError(
+                    f"`format: chat` with `tokenizer: {{train: {self.tokenizer.train}}}`: conversations are written by a "
+                    "tokenizer's chat template, and a trained one has none: give `tokenizer: {from: ...}` of a chat model"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        named = [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
+        num_pairs = [source.format for source in named].count("preference")
+        if 0 < num_pairs < len(named):
+            raise ValueError(
+                f"{num_pairs} of {len(named)} sources (validation among them) have `format: preference`; a sample of pairs has "
+                "another form than one of text or chat, so all have it or none"
+            )
+        if num_pairs and (self.packing != "concatenate" or self.isolate):
+            setting = "isolate: true" if self.isolate else f"packing: {self.packing}"
+            raise ValueError(
+                f"`{setting}` has no effect with `format: preference`, where each answer has a sequence of its own: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.order.held_out_of is not None and isinstance(self.validation, SourceConfig):
+            raise ValueError(
+                f"`order.held_out_of: {self.order.held_out_of}` has no effect with a `validation` of its own: leave it out"
+            )
+        growing = [source.label for source in self.sources if source.grows_until is not None]
+        if growing and self.order.first_epoch != "arrival":
+            raise ValueError(
+                f"`grows_until` of {growing[0]} has no effect on `order.first_epoch: shuffled`, for which a source is whole: set "
+                "arrival, or leave it out and prepare when the source is whole"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        given = [source.weight is not None for source in self.sources]
+        if any(given) and not all(given):
+            raise ValueError(
+                f"{given.count(True)} of {len(given)} sources have a `weight`; all have one, which mixes them, or none has"
+            )
+        if isinstance(self.validation, SourceConfig) and self.validation.weight is not None:
+            raise ValueError(
+                "`validation.weight` has no effect: weights are shares of the training stream; leave it out"
+            )
+        return self
+
+    @property
+    def weights(self) -> list[float] | None:
+        """The weights of the sources, where they are mixed."""
+        weights = [source.weight for source in self.sources if source.weight is not None]
+        return weights if len(weights) > 1 else None
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether training may begin before all is prepared. Not from a URL, to which whole preparations are published; nor with
+        a mixture, which takes from all sources at once, while they are written one behind the other."""
+        return self.order.first_epoch == "arrival" and "://" not in self.directory and self.weights is None
+
+    def check_epochs(self, epochs: float | None) -> None:
+        """Raises UserError where a run's length is told in epochs and sources are mixed."""
+        if epochs is not None and self.weights is not None:
+            raise UserError(
+                f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",
+                "sources of a mixture come round each in its own time, so that the whole has no epochs",
+                "set run.tokens or run.steps; the epochs of each source are told before the first step",
+            )
+
+    def check_pairs_are_not_trained(self, sets: Mapping[str, SourceConfig]) -> None:
+        """Raises UserError where a run would train on pairs, or evaluate on them."""
+        named = {f"data.sources[{number}]": source for number, source in enumerate(self.sources)}
+        named |= {f"evaluate.sets.{name}": source for name, source in sets.items()}
+        pairs = [name for name, source in named.items() if source.format == "preference"]
+        if pairs:
+            raise UserError(
+                f"objective.kind=pretrain with `format: preference` of {', '.join(pairs)}",
+                "pretrain learns or scores one text at a time, and of a pair one answer is to be preferred to the other; no "
+                "objective of this version does that",
+                "prepare, inspect and lint pairs; to train, give texts or conversations (format: chat, with the chosen answers)",
+            )
+
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
+        if "://" in self.directory and self.cache is None:
+            change = "cache: {directory: /local/disk/cache, limit_mib: 10240}"
+            raise ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
+        if "://" not in self.directory and self.cache is not None:
+            raise ValueError("`cache` has no effect on a local directory, which is read where it lies: leave it out")
+        return self
 
 
 class EvaluateConfig(Settings):
@@ -111,7 +267,11 @@ class EvaluateConfig(Settings):
     @field_validator("sets")
     @classmethod
     def _names(cls, sets: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
-        for name in sets:
+        for name, source in sets.items():
+            if source.weight is not None:
+                raise ValueError(
+                    f"`{name}.weight` has no effect: weights are shares of the training stream; leave it out"
+                )
             if name in RESERVED_NAMES:
                 raise ValueError(f"a set cannot be named `{name}`: that name is taken; choose another")
             if not SET_NAME.fullmatch(name):

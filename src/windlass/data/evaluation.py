@@ -11,19 +11,22 @@ middle of a document, and the bytes of all samples of a set add up to its text.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 
 from windlass.data.loader import Batch, collate
-from windlass.data.mds import Reader
-from windlass.data.packing import NOT_COUNTED
+from windlass.data.mds import Reader, ShardSource
+from windlass.data.packing import NOT_COUNTED, Borders
+
+ROWS_AT_ONCE: Final = 256  # while targets are counted
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
     batches: list[Batch]
-    """This rank's: input_ids and targets, [micro_batch, T] int64; as many on every rank."""
+    """This rank's: input_ids and targets, [micro_batch, T] int64, and documents if isolated; as many on every rank."""
     num_samples: int
     """Samples scored, over all ranks."""
     num_targets: int
@@ -33,30 +36,34 @@ class EvaluationSet:
 
 
 def evaluation_set(
-    directory: str | Path,
+    source: str | Path | ShardSource,
     *,
     num_sequences: int,
     micro_batch: int,
     batch_rank: int,
     batch_ranks: int,
     token_bytes_V: np.ndarray | None,
+    borders: Borders | None = None,
     device: torch.device | str = "cpu",
 ) -> EvaluationSet:
-    """The first `num_sequences` samples of a set (all, if it has fewer), cut over the batch ranks.
+    """The first `num_sequences` samples of a set (all, if it has fewer), cut over the batch ranks. With `borders` documents are
+    isolated.
 
     token_bytes_V: bytes of text per token id (`Prepared.token_bytes`), or None if they are not known.
     """
-    reader = Reader(Path(directory))
+    reader = Reader(Path(source) if isinstance(source, str) else source)
     num_samples = min(num_sequences, reader.num_samples)
     rows = [(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)][:num_samples]
     places_N2 = np.array(rows, np.int64)
-    targets = np.concatenate([reader.read(shard, row)[1][1:] for shard, row in rows])
-    targets = targets[targets != NOT_COUNTED]
     sequence_length = len(reader.read(0, 0)[0]) - 1
+    everywhere = [places_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
+    all_batches = (collate(reader, places, len(places), sequence_length, borders) for places in everywhere)
+    targets = np.concatenate([(found := b["targets"].numpy())[found != NOT_COUNTED] for b in all_batches])
     starts = range(
         batch_rank * micro_batch, _round_up(num_samples, micro_batch * batch_ranks), micro_batch * batch_ranks
     )
-    batches = [collate(reader, places_N2[at : at + micro_batch], micro_batch, sequence_length) for at in starts]
+    pieces = [places_N2[at : at + micro_batch] for at in starts]
+    batches = [collate(reader, piece, micro_batch, sequence_length, borders) for piece in pieces]
     return EvaluationSet(
         batches=[{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches],
         num_samples=num_samples,

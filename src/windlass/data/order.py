@@ -6,6 +6,15 @@ exactly once per epoch, reading touches W shards at a time, and the place of eve
 no ranks, workers or batch sizes enter. Random access costs one window's permutation, which is kept until another
 window is asked for.
 
+With `arrival` the shards of epoch 0 are not shuffled: they come in the order they are written, permuted inside windows of W of
+them, so that training can read the first while the last are not there.
+
+    shards written   0 1 2 | 3 4 5 | 6 7 .        W = 3; the third window is not whole
+    can be told      <- windows 0, 1 ->           its samples are permuted over all of it, so it must be whole, or the last one
+
+A window is shards kW .. kW+W, whatever else is written. So an order that grows only ever tells more places, and each the same
+as the order of the finished set. Where epoch 1 begins is known when the set is.
+
 Randomness: Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by (seed, epoch) with the
 counter started at (window + 1) << 192, so windows never share numbers; 0 is for the shards. A permutation is the
 stable argsort of raw 64-bit draws: NumPy promises that raw draws stay the same between versions, and does not promise
@@ -23,21 +32,59 @@ def _permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
 
 
 class Order:
-    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s."""
+    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s. `arrival`: epoch 0 in written order; only
+    then may shards be missing yet (`is_complete` false; see `grow`)."""
 
-    def __init__(self, shard_samples: Sequence[int], seed: int, shuffle_window: int):
-        assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and len(shard_samples) >= 1 and min(shard_samples) >= 1
-        self.seed, self.shuffle_window = seed, shuffle_window
-        self._shard_samples = np.asarray(shard_samples, np.int64)
-        self.num_samples = int(self._shard_samples.sum())
-        self._epoch = -1
-        self._shards = self._starts = np.empty(0, np.int64)
+    def __init__(
+        self,
+        shard_samples: Sequence[int],
+        seed: int,
+        shuffle_window: int,
+        *,
+        arrival: bool = False,
+        is_complete: bool = True,
+    ):
+        assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and (arrival or is_complete)
+        self.seed, self.shuffle_window, self.arrival = seed, shuffle_window, arrival
         self._window: tuple[int, int] = (-1, -1)
         self._places_N2 = np.empty((0, 2), np.int64)
+        self._shard_samples = np.empty(0, np.int64)
+        self.is_complete = False
+        self.grow(shard_samples, is_complete)
+
+    def grow(self, shard_samples: Sequence[int], is_complete: bool) -> None:
+        """More shards are there: `shard_samples` goes on where it ended before. Places that could be told stay as they are."""
+        assert not self.is_complete and (not is_complete or len(shard_samples) >= 1)
+        known = self._shard_samples
+        self._shard_samples = np.asarray(shard_samples, np.int64)
+        assert (self._shard_samples[: len(known)] == known).all() and (self._shard_samples >= 1).all()
+        self.num_samples = int(self._shard_samples.sum())
+        self.is_complete = is_complete
+        self._epoch = -1
+        self._shards = self._starts = np.empty(0, np.int64)
+
+    @property
+    def end(self) -> int | None:
+        """The first place that cannot be told yet; None where all can."""
+        if self.is_complete:
+            return None
+        whole = len(self._shard_samples) // self.shuffle_window * self.shuffle_window
+        return int(self._shard_samples[:whole].sum())
+
+    def shards_before(self, place: int) -> int:
+        """How many shards, in written order, the places before `place` can come from."""
+        if not self.arrival or place > self.num_samples:
+            return len(self._shard_samples)
+        if place == 0:
+            return 0
+        last = int(np.searchsorted(np.cumsum(self._shard_samples), place - 1, "right"))  # shard of the last sample
+        return min(len(self._shard_samples), (last // self.shuffle_window + 1) * self.shuffle_window)
 
     def _enter_epoch(self, epoch: int) -> None:
         self._epoch = epoch
-        self._shards = _permutation(self.seed, epoch, 0, len(self._shard_samples))
+        num_shards = len(self._shard_samples)
+        is_written_order = self.arrival and epoch == 0
+        self._shards = np.arange(num_shards) if is_written_order else _permutation(self.seed, epoch, 0, num_shards)
         ends = np.cumsum(self._shard_samples[self._shards])
         last_shards = np.arange(self.shuffle_window, len(ends) + self.shuffle_window, self.shuffle_window) - 1
         self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
@@ -52,10 +99,11 @@ class Order:
         self._places_N2 = places_N2[_permutation(self.seed, epoch, window + 1, len(places_N2))]
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0, any count."""
+        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0, any count, up to `end`."""
+        assert self.end is None or start + count <= self.end
         parts = [np.empty((0, 2), np.int64)]
         while count > 0:
-            epoch, place = divmod(start, self.num_samples)
+            epoch, place = divmod(start, self.num_samples) if self.is_complete else (0, start)
             if epoch != self._epoch:
                 self._enter_epoch(epoch)
             window = int(np.searchsorted(self._starts, place, "right")) - 1

@@ -1,19 +1,41 @@
-"""A stream of token ids -> samples of T+1 ids where neighbours share one: nothing lost, every token a target exactly
-once.
+"""A stream of token ids -> samples of T+1 ids. Two ways, both keep every document's border (its EOS) in the sample.
 
     stream   = EOS d0 d0 d0 EOS d1 d1 EOS ...            EOS first, so that the very first token has a context like
-all others     sample i = stream[i*T : i*T + T + 1]                 its targets: stream[i*T + 1 : i*T + T + 1]
+all others
 
-So the N tokens behind the first EOS (all documents, each with its EOS) are targets once each, in ceil(N / T) samples.
-The last sample is short when T does not divide N: it is filled with EOS whose labels are -100, which nobody counts.
-These at most T-1 positions per set are the only padding.
+**concatenate.** sample i = stream[i*T : i*T + T + 1]    its targets: stream[i*T + 1 : i*T + T + 1]
+Neighbours share one token, nothing is lost: the N tokens behind the first EOS (all documents, each with its EOS) are targets
+once each, in ceil(N / T) samples. The last sample is short when T does not divide N: it is filled with EOS whose labels
+are -100, which nobody counts. These at most T-1 positions per set are the only padding. Documents are cut wherever a
+sample ends.
+
+**best-fit.** A sample is EOS and whole documents, each with its EOS; what is left over is filled with EOS that count nothing.
+Only documents longer than T are cut, into pieces of T and a rest of at least two ids.
+Best-fit decreasing (Johnson 1974; for language models
+Ding et al., arXiv 2404.10830): of a buffer of documents the longest is placed first, each into the fullest sample that still has
+room. Samples that stay too empty are dissolved into the next buffer. So every token is in exactly one sample, and all but the
+first of each rest are targets: the rest of a cut document follows an EOS, which does not predict it.
+
+**Isolation.** `isolate` tells where the documents of a sample begin, so that attention and positions can be kept inside, and
+takes the targets away that lie across a border.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 
 NOT_COUNTED = -100
+BUFFER_SAMPLES: Final = 2048  # of best-fit, in samples' worth of documents: 16 MB at T = 2048
+SAMPLES_AT_ONCE: Final = 256  # written out: twice 2 MB at T = 2048
+DISSOLVED_SHARE: Final = 0.005  # a sample of a buffer with more room than this goes into the next buffer
+
+
+class Borders(NamedTuple):
+    """What `isolate` must know of a set: the id of EOS, and how many documents the sample has that has the most."""
+
+    eos_id: int
+    max_documents: int
 
 
 def pack(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -39,11 +61,134 @@ def pack(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterat
         yield input_ids, labels
 
 
+def pack_best_fit(
+    ids: Iterable[np.ndarray], eos_id: int, sequence_length: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """As `pack`, with whole documents. The same documents give the same samples, however `ids` is cut into arrays."""
+    budget = BUFFER_SAMPLES * sequence_length
+    held: list[_Piece] = []
+    num_held = 0
+    for piece in _pieces(ids, eos_id, sequence_length):
+        held.append(piece)
+        num_held += len(piece[0])
+        if num_held >= budget:
+            full, left = _fit(held, sequence_length, keep=True)
+            num_held = sum(len(piece[0]) for piece in left)
+            if num_held > budget * 3 // 4:  # documents that do not fit together will not do so later: bound the buffer
+                (full, left), num_held = _fit(held, sequence_length, keep=False), 0
+            held = left
+            yield from _samples(full, eos_id, sequence_length)
+    if held:
+        yield from _samples(_fit(held, sequence_length, keep=False)[0], eos_id, sequence_length)
+
+
+_Piece = tuple[np.ndarray, bool]
+"""Ids of a document with its EOS, at most T, and whether they are the rest of a cut one."""
+
+
+def _pieces(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[_Piece]:
+    """Whole documents; of longer ones all pieces of T ids, and the rest. Holds one piece at a time."""
+    held = np.empty(0, np.int32)
+    is_rest = False
+    for part in ids:
+        held = np.concatenate([held, part])
+        start = 0
+        for end in (np.flatnonzero(held == eos_id) + 1).tolist():
+            while end - start > sequence_length:
+                cut = sequence_length - (end - start == sequence_length + 1)  # a rest of EOS alone would not be learned
+                yield held[start : start + cut], is_rest
+                start, is_rest = start + cut, True
+            yield held[start:end], is_rest
+            start, is_rest = end, False
+        held = held[start:]
+        while len(held) > sequence_length:  # a document that is longer than what has come so far
+            yield held[:sequence_length], is_rest
+            held, is_rest = held[sequence_length:], True
+    assert not len(held), "a document without EOS"
+
+
+def _fit(pieces: list[_Piece], capacity: int, keep: bool) -> tuple[list[list[_Piece]], list[_Piece]]:
+    """Best-fit decreasing -> (samples, pieces of samples that were dissolved: none unless `keep`), in the pieces' order."""
+    bins: list[list[int]] = []
+    rooms: list[int] = []
+    by_room: dict[int, list[int]] = {}
+    open_rooms = 0  # bit r: some sample has room r; the lowest bit from the length up is the best fit
+    for number in sorted(range(len(pieces)), key=lambda number: -len(pieces[number][0])):
+        length = len(pieces[number][0])
+        fitting = open_rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            place = by_room[room].pop()
+            if not by_room[room]:
+                open_rooms ^= 1 << room
+            bins[place].append(number)
+        else:
+            room, place = capacity, len(bins)
+            bins.append([number])
+            rooms.append(0)
+        rooms[place] = room - length
+        if rooms[place]:
+            by_room.setdefault(rooms[place], []).append(place)
+            open_rooms |= 1 << rooms[place]
+    wasteful = int(capacity * DISSOLVED_SHARE)
+    full = [sorted(numbers) for numbers, room in zip(bins, rooms) if not keep or room <= wasteful]
+    left = sorted(number for numbers, room in zip(bins, rooms) if keep and room > wasteful for number in numbers)
+    return [[pieces[number] for number in numbers] for numbers in sorted(full)], [pieces[number] for number in left]
+
+
+def _samples(bins: list[list[_Piece]], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(bins), SAMPLES_AT_ONCE):
+        some = bins[start : start + SAMPLES_AT_ONCE]
+        input_ids = np.full((len(some), sequence_length + 1), eos_id, np.int32)
+        labels = np.full((len(some), sequence_length + 1), NOT_COUNTED, np.int32)
+        for row, pieces in enumerate(some):
+            at = 1
+            for ids, is_rest in pieces:
+                input_ids[row, at : at + len(ids)] = labels[row, at : at + len(ids)] = ids
+                if is_rest:
+                    labels[row, at] = NOT_COUNTED
+                at += len(ids)
+        yield input_ids, labels
+
+
+def isolate(ids_BS: np.ndarray, labels_BS: np.ndarray, borders: Borders) -> tuple[np.ndarray, np.ndarray]:
+    """(documents [B, M], targets [B, T]) of samples [B, T+1]: where documents begin, rising, filled up with T; and the labels
+    shifted by one with those across a border taken away. A document's EOS is its own, and the first token of none is a
+    target. M = `borders.max_documents`."""
+    eos_id, max_documents = borders
+    num_positions = ids_BS.shape[1] - 1
+    begins_BT = _begins(ids_BS, labels_BS, eos_id)
+    assert int(begins_BT.sum(1).max()) <= max_documents
+    starts_BT = np.sort(np.where(begins_BT, np.arange(num_positions), num_positions), axis=1)
+    fill = max(0, max_documents - num_positions)
+    documents_BM = np.pad(starts_BT[:, :max_documents], ((0, 0), (0, fill)), constant_values=num_positions)
+    return documents_BM, np.where(ids_BS[:, :-1] == eos_id, NOT_COUNTED, labels_BS[:, 1:])
+
+
+def most_documents(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> int:
+    """Documents of the sample that has the most."""
+    return int(_begins(ids_BS, labels_BS, eos_id).sum(1).max())
+
+
+def _begins(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> np.ndarray:
+    """Whether a document begins at each position, [B, T] bool: the first, and behind each EOS. What fills a sample up behind its
+    last target begins none: nobody sees it."""
+    begins_BT = np.ones((len(ids_BS), ids_BS.shape[1] - 1), bool)
+    begins_BT[:, 1:] = ids_BS[:, :-2] == eos_id
+    is_counted_BT = labels_BS[:, 1:] != NOT_COUNTED
+    is_used_BT = np.flip(np.maximum.accumulate(np.flip(is_counted_BT, 1), 1), 1)  # a target here or later
+    is_used_BT[:, 0] = True
+    return begins_BT & is_used_BT
+
+
+def targets(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[np.ndarray]:
+    """The stream again, in int32 arrays, from (input_ids, labels) pairs in order: the first EOS and every target."""
+    for number, (input_ids, labels) in enumerate(samples):
+        if number == 0:
+            yield input_ids[:1]
+        yield labels[1:][labels[1:] != NOT_COUNTED]
+
+
 def unpack(samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The stream again, as one int32 array, from (input_ids, labels) pairs in order: the first EOS and every target."""
-    parts: list[np.ndarray] = []
-    for input_ids, labels in samples:
-        if not parts:
-            parts.append(input_ids[:1])
-        parts.append(labels[1:][labels[1:] != NOT_COUNTED])
-    return np.concatenate(parts)
+    """The same as one array."""
+    return np.concatenate(list(targets(samples)))

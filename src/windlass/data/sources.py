@@ -1,64 +1,110 @@
 """From a source of the recipe to its documents.
 
-A text file is one document, a line of a `.jsonl` file is one document, the embedded corpus is the standard library's
-own sources. A document is exact: its UTF-8 bytes are what the file holds, no newline is changed. `scan` lists and
-hashes the files once; `documents` reads them again and compares the hash, so a file that changes in between is an
-error, not a mixture.
-
-In directories and globs, hidden files and binary files (a NUL among the first 8000 bytes: git's rule) are left out
-and counted.
+A source is local files, files at a URL, or a dataset by name. `scan` lists what it consists of, and by what each file is
+known again: local files by their hash, files at a URL by size and the store's own mark (ETag, version, time of change),
+a dataset of the hub by its commit. `fetch` (data/fetch.py) brings what is not local here, once. `documents` reads local
+files and compares the hash, so a file that changes in between is an error, not a mixture. In directories and globs, hidden
+files are left out, and binary files (a NUL among the first 8000 bytes: git's rule) left out and counted; links are followed.
 """
 
 import glob
-import json
+import io
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import xxhash
 
+from windlass.data import formats
 from windlass.data.config import SourceConfig
-from windlass.errors import UserError, nearest
+from windlass.data.source_config import Format
+from windlass.data.store import shown
+from windlass.errors import AbsentSource, UserError, nearest
 
 BINARY_PROBE_BYTES = 8000
 READ_BYTES = 1 << 20
+SAVED = ("state.json", "dataset_dict.json")  # in a directory that the library `datasets` saved
 STDLIB_SKIPPED = frozenset(
     ("test", "tests", "idle_test", "idlelib", "turtledemo", "site-packages", "dist-packages", "__pycache__")
     + ("encodings", "pydoc_data")  # generated tables and help text, not code
     + ("tkinter", "lib2to3", "distutils", "ensurepip")  # packages of their own on Debian, some gone since 3.12
 )
 STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # the compiler flags of the machine that built Python
+Report = Callable[[str], None]
 
 
 class SourceFile(NamedTuple):
-    """A file as `scan` found it. `name` is relative to the source; `text_key` is the key in a line of .jsonl."""
+    """A file as `scan` found it. `name` is relative to the source; `xxh3` its hash, or what else it is known by; `text_key`
+    is the key or column that holds the text. `path` is a string for what is not on this host's disk."""
 
-    path: Path
+    path: Path | str
     name: str
     num_bytes: int
     xxh3: str
     text_key: str
 
 
-def scan(source: SourceConfig, report: Callable[[str], None]) -> list[SourceFile]:
-    """The files of a source, hashed, in the order they are read. Raises UserError if there is none."""
+class Source(NamedTuple):
+    """What `scan` found, and the part of it that is wanted: `rows` first..last, then the first `documents` that hold text.
+    `tokens` is known only to those who encode."""
+
+    files: list[SourceFile]
+    rows: tuple[int, int | None] = (0, None)
+    num_documents: int | None = None
+    num_tokens: int | None = None
+    format: Format = "text"
+    too_long: Literal["drop"] | None = None
+    stream: Callable[[], Iterator[str]] | None = None
+    """Gives the documents, in place of `files`, where they come as they are read."""
+    first_documents: int | None = None
+    """At most so many of all these."""
+
+    def documents(self) -> Iterator[str]:
+        """Every document that is not empty, in order. Raises UserError naming the file and row that is wrong."""
+        if self.stream is not None:
+            return islice(self.stream(), self.first_documents)
+        rows = islice(all_rows(self.files), *self.rows)
+        texts = islice((text for text in rows if text), self.num_documents)
+        return islice(texts, self.first_documents)
+
+
+def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
+    return Source(files, config.slice, config.documents, config.tokens, config.format, config.too_long)
+
+
+def scan(source: SourceConfig, report: Report, known: str | None = None) -> list[SourceFile]:
+    """The files of a source, hashed, in the order they are read; the rows of a dataset count as one file. `known`: the commit
+    that a dataset of the hub is to have. Raises UserError if there is none."""
+    if source.hub is not None:
+        from windlass.data.hub_rows import scan_hub
+
+        return [scan_hub(source, report, known)]
     if source.builtin is not None:
         return [_hash_file(path, name, "text") for path, name in _stdlib_files()]
-    text_key = "text" if source.text is None else source.text
-    found: dict[Path, SourceFile] = {}
-    num_binary = 0
+    if source.grows_until is not None:
+        return [_growing(source)]
+    text_key = source.text_key
+    found: dict[Path | str, SourceFile] = {}
+    num_binary, outright = 0, set[str]()
     for pattern in source.paths:
+        if "://" in pattern:
+            from windlass.data.fetch import scan_url
+
+            outright.add(pattern)
+            found |= {file.path: file for file in scan_url(pattern, text_key, report)}
+            continue
         paths, explicit = _match(pattern)
+        outright |= {str(path) for path, _ in paths if explicit}
         for path, name in paths:
             if path in found:
                 continue
             if not _is_binary(path):
                 found[path] = _hash_file(path, name, text_key)
             elif explicit:
-                rule = "a source is text in UTF-8, or .jsonl; compressed files and Parquet are not read"
-                raise UserError(f"{path} is a binary file (it holds NUL bytes)", rule, "unpack or convert it to text")
+                raise _binary(path)
             else:
                 num_binary += 1
     if num_binary:
@@ -66,10 +112,45 @@ def scan(source: SourceConfig, report: Callable[[str], None]) -> list[SourceFile
     if not found:
         rule = "a source holds at least one text file"
         raise UserError(f"{', '.join(source.paths)} holds only binary files", rule, "give another `path`")
-    if source.text is not None and not any(path.suffix == ".jsonl" for path in found):
-        rule = "`text` names the key of a .jsonl file's lines, and the source has no such file"
-        raise UserError(f"`text: {source.text}` with {', '.join(source.paths)}", rule, "leave `text` out")
+    _check_kinds(source, list(map(str, found)), outright)
     return list(found.values())
+
+
+def _check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
+    """Raises UserError where the files are not of the kind that the source's settings speak of. `outright`: what was named, not
+    found; among files of other kinds such a file is taken at its word."""
+    of_rows = [path for path in paths if formats.holds_rows(path)]
+    unasked = of_rows if len(of_rows) == len(paths) else [path for path in of_rows if path not in outright]
+    if unasked and source.format == "text":
+        raise _of_rows(unasked, len(paths))
+    if source.text is not None and all(formats.kind_of(path) == "text" for path in paths):
+        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
+        raise UserError(f"`text: {source.text}` with {', '.join(source.paths)}", rule, "leave `text` out")
+    if source.format != "text" and any(formats.kind_of(path) == "text" for path in paths):
+        what = "conversations" if source.format == "chat" else "pairs"
+        rule = f"{what} are lines of .jsonl or rows of .parquet, and the source has other files"
+        given = f"`format: {source.format}` with {', '.join(source.paths)}"
+        raise UserError(given, rule, f"name the files by a glob: {source.format}/*.jsonl")
+
+
+def _of_rows(paths: list[str], num_all: int) -> UserError:
+    few = ", ".join(shown(path) for path in paths[:3])
+    among = f"{len(paths)} of {num_all} files ({few}{', ...' if len(paths) > 3 else ''})" if num_all > 1 else few
+    rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
+    change = "write the rows as JSON lines, one object each, into a .jsonl file, or as Parquet"
+    if len(paths) < num_all:
+        change += (
+            "; to leave these files out, name the others by a glob (**/*.txt); to take one whole, name it in `path`"
+        )
+    does = "would be read as one text, and its name says that it holds rows"
+    does = does if len(paths) == 1 else "would be read as one text each, and their names say that they hold rows"
+    return UserError(f"{among} {does}", rule, change)
+
+
+def _growing(source: SourceConfig) -> SourceFile:
+    from windlass.data.arriving import scan_arriving  # which reads files as this one does
+
+    return scan_arriving(source)
 
 
 def _stdlib_files() -> Iterator[tuple[Path, str]]:
@@ -90,25 +171,52 @@ def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
     path = Path(os.path.expanduser(pattern))
     if path.is_file():
         return [(path, path.name)], True
+    if path.exists() and not path.is_dir():
+        rule = "a source is files and directories; a pipe, a socket or a device cannot be read twice"
+        raise UserError(f"`path: {pattern}` is neither a file nor a directory", rule, "write what it gives to a file")
     if path.is_dir():
+        if any((path / name).is_file() for name in SAVED):
+            rule = "what `save_to_disk` wrote is read by the library `datasets`"
+            raise UserError(f"`path: {pattern}` holds a saved dataset", rule, f"write `hub: {pattern}` for `path`")
         paths, root = _below(path), path
     else:
         paths = [Path(match) for match in glob.glob(str(path), recursive=True)] if glob.has_magic(pattern) else []
         root = _nearest_folder(path)
     paths = [path for path in paths if path.is_file()]
     if not paths:
-        raise UserError(f"`path: {pattern}` matches no file", "a source needs at least one file", _hint(path))
+        raise AbsentSource(f"`path: {pattern}` matches no file", "a source needs at least one file", _hint(path))
     named = [(path, path.relative_to(root).as_posix()) for path in paths]
     return sorted(named, key=lambda pair: pair[1]), False
 
 
 def _below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Every file below, but for hidden ones and those in folders named in `skipped`."""
+    """Every file below, but for hidden ones and those in folders named in `skipped`; without any, linked folders too."""
     paths = []
-    for folder, subfolders, names in os.walk(directory):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skipped]
+    for folder, subfolders, names in os.walk(directory, followlinks=not skipped):
+        links = [name for name in subfolders if Path(folder, name).is_symlink()]
+        loops = {name for name in links if Path(folder).resolve().is_relative_to(Path(folder, name).resolve())}
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skipped | loops]
         paths += [Path(folder, name) for name in names if not name.startswith(".")]
     return paths
+
+
+def names_below(directory: Path) -> list[str]:
+    """Every file below, but for hidden ones, by its name from there, sorted."""
+    return sorted(path.relative_to(directory).as_posix() for path in _below(directory))
+
+
+def file_at(path: Path, name: str, text_key: str) -> SourceFile:
+    """A text file of any format, hashed. Raises UserError."""
+    if _is_binary(path):
+        raise _binary(path)
+    if formats.holds_rows(name):
+        raise _of_rows([str(path)], 1)
+    return _hash_file(path, name, text_key)
+
+
+def _binary(path: Path) -> UserError:
+    rule = "a source is text in UTF-8, .jsonl (both also as .gz or .zst), or .parquet"
+    return UserError(f"{path} is a binary file (it holds NUL bytes)", rule, "unpack or convert it to text")
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -126,8 +234,14 @@ def _hint(path: Path) -> str:
 
 
 def _is_binary(path: Path) -> bool:
+    """What is compressed is judged by what it holds. Raises UserError where it is damaged."""
+    if formats.kind_of(path.name) == "parquet":
+        return False
     with _open(path) as file:
-        return b"\0" in file.read(BINARY_PROBE_BYTES)
+        try:
+            return b"\0" in formats.unpacked(file, path.name).read(BINARY_PROBE_BYTES)
+        except formats.broken() as error:
+            raise formats.damaged(str(path), error) from None
 
 
 def _open(path: Path) -> Any:
@@ -146,63 +260,37 @@ def _hash_file(path: Path, name: str, text_key: str) -> SourceFile:
     return SourceFile(path, name, num_bytes, digest.hexdigest(), text_key)
 
 
-def documents(files: list[SourceFile]) -> Iterator[str]:
-    """Every document that is not empty, in order. Raises UserError naming the file and line (or byte) that is wrong."""
+class _Hashed(io.RawIOBase):
+    """A file that hashes what is read of it, from its begin to its end."""
+
+    def __init__(self, file: Any):
+        self._file, self.digest = file, xxhash.xxh3_128()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)
+        self.digest.update(memoryview(buffer)[:count])
+        return count
+
+
+def all_rows(files: list[SourceFile]) -> Iterator[str]:
+    """Every row, empty ones too. Raises UserError naming what is wrong."""
     for file in files:
-        if file.path.suffix == ".jsonl":
-            yield from _lines(file)
+        path = Path(file.path)
+        if formats.kind_of(path.name) == "parquet":  # which is not read from its begin to its end
+            _check_unchanged(file, _hash_file(path, "", "").xxh3)
+            with _open(path) as stream:
+                yield from formats.read_rows(stream, str(path), file.text_key)
             continue
-        with _open(file.path) as stream:
-            data = stream.read()
-        _check_unchanged(file, xxhash.xxh3_128_hexdigest(data))
-        text = _decode(data, str(file.path), 0)
-        if text:
-            yield text
-
-
-def _lines(file: SourceFile) -> Iterator[str]:
-    digest, offset = xxhash.xxh3_128(), 0
-    with _open(file.path) as stream:
-        for number, line in enumerate(stream, 1):
-            digest.update(line)
-            where = f"{file.path}:{number}"
-            text = _text_of_line(_decode(line, where, offset), where, file.text_key)
-            if text:
-                yield text
-            offset += len(line)
-    _check_unchanged(file, digest.hexdigest())
-
-
-def _text_of_line(line: str, where: str, text_key: str) -> str:
-    if not line.strip():
-        return ""
-    rule = f"a line of a .jsonl file is an object whose key `{text_key}` holds the text"
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is {type(value).__name__}, not an object", rule, "mend or remove the line")
-    if text_key not in value:
-        keys = ", ".join(map(str, value)) or "none"
-        change = f"{nearest(text_key, list(value))}set `text` of the source to one of its keys: {keys}"
-        raise UserError(f"{where} has no key `{text_key}`", rule, change)
-    text = value[text_key]
-    if not isinstance(text, str):
-        raise UserError(f"{where} has {type(text).__name__} under `{text_key}`", rule, "give a key that holds text")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{where} holds half of a surrogate pair", "text must be valid Unicode", "mend it") from None
-    return text
-
-
-def _decode(data: bytes, where: str, offset: int) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
-        raise UserError(given, "text is read as UTF-8", f"convert it: iconv -f LATIN1 -t UTF-8 {where}") from None
+        with _open(path) as stream:
+            hashed = _Hashed(stream)
+            buffered = io.BufferedReader(hashed, READ_BYTES)
+            yield from formats.read_rows(buffered, str(path), file.text_key)
+            while buffered.read(READ_BYTES):  # what stands behind the last compressed byte
+                pass
+            _check_unchanged(file, hashed.digest.hexdigest())
 
 
 def _check_unchanged(file: SourceFile, found: str) -> None:

@@ -17,18 +17,23 @@ preparation compares.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from windlass.data.config import TokenizerConfig
+from windlass.data.end_of_text import END_OF_TEXT, NUMBERED_IN, end_of_text, read_json, states_end, write_end
 from windlass.errors import UserError
+from windlass.hub import locate
 
-END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-COPIED_FILES = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+TEMPLATE_FILE = "chat_template.jinja"
+COPIED_FILES = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", TEMPLATE_FILE)
+OLDER_FILES = ("tokenizer.model", "vocab.json", "merges.txt")  # beside tokenizer.json in many directories
+CODE_READS = (".json", ".jinja", ".py", ".model", ".txt", ".tiktoken")  # what a tokenizer's own code may read beside it
 NO_LIMIT = 10**30  # transformers' own value for `model_max_length` where there is none
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -61,33 +66,133 @@ def save_trained(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2))
 
 
-def tokenizer_files(given: str) -> list[Path]:
-    """The files of a local tokenizer, given as `tokenizer.from`: its directory or tokenizer.json. Raises UserError."""
-    path = Path(given).expanduser()
+def tokenizer_files(config: TokenizerConfig) -> list[Path]:
+    """The files of `tokenizer.from`: a directory, a tokenizer.json, or a hub name whose files are in the cache; with its code
+    where that is trusted. Raises UserError."""
+    assert config.from_ is not None
+    path = locate(config.from_, config.commit or config.revision, "data.tokenizer.from", config.hub_cache)
     folder = path.parent if path.is_file() else path
-    rule = "a tokenizer is a local directory with tokenizer.json and tokenizer_config.json, as transformers saves it"
+    rule = "a tokenizer is a directory with tokenizer.json and tokenizer_config.json, as transformers saves it"
     save = "AutoTokenizer.from_pretrained(...).save_pretrained(directory)"
     if not folder.is_dir():
-        change = f"names of the Hugging Face hub are not fetched: save it first with {save} and give that directory"
-        raise UserError(f"`tokenizer.from: {given}` is neither a directory nor a file", rule, change)
+        given = f"`tokenizer.from: {config.from_}` is neither a directory, nor a file, nor a hub name (org/name)"
+        raise UserError(given, rule, f"give one of these; a directory is written by {save}")
     if path.is_file() and path.name != TOKENIZER_FILE:
-        raise UserError(f"`tokenizer.from: {given}` is a file, but no {TOKENIZER_FILE}", rule, "give its directory")
+        raise UserError(
+            f"`tokenizer.from: {config.from_}` is a file, but no {TOKENIZER_FILE}", rule, "give its directory"
+        )
+    code = _own_code(folder, config)
     missing = [name for name in (TOKENIZER_FILE, CONFIG_FILE) if not (folder / name).is_file()]
-    if missing:
+    if missing and not code:
         raise UserError(f"{folder} has no {' and no '.join(missing)}", rule, f"write both with {save}")
-    return [folder / name for name in COPIED_FILES if (folder / name).is_file()]
+    if code:  # it may read any file that lies beside it
+        return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in CODE_READS)
+    read_json(folder / CONFIG_FILE, None, f"{config.from_}: {CONFIG_FILE}")
+    asked = () if states_end(folder) or config.eos_token is not None else NUMBERED_IN
+    files = [folder / name for name in (*COPIED_FILES, *asked) if (folder / name).is_file()]
+    _end_of(files, config)
+    return files
 
 
-def copy_loaded(files: list[Path], directory: Path) -> None:
+def _end_of(files: list[Path], config: TokenizerConfig) -> tuple[str, str]:
+    file = next(file for file in files if file.name == TOKENIZER_FILE)
+    tokenizer = Tokenizer.from_str(json.dumps(read_json(file, "model", f"{config.from_}: {TOKENIZER_FILE}")))
+    return end_of_text(files, tokenizer, config, _is_byte_level(tokenizer))
+
+
+def _own_code(folder: Path, config: TokenizerConfig) -> str | None:
+    """The class that a tokenizer brings as Python code, where the recipe trusts it; None without one. Raises UserError."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    named = read_json(folder / CONFIG_FILE, None).get("auto_map", {}).get("AutoTokenizer")
+    if named is None:
+        if config.trust_remote_code is not None:
+            raise UserError(
+                f"data.tokenizer.trust_remote_code: {config.trust_remote_code}",
+                f"{CONFIG_FILE} names no code of its own (auto_map.AutoTokenizer)",
+                "remove the setting: nothing needs it",
+            )
+        return None
+    code = ", ".join(filter(None, named)) if isinstance(named, list) else str(named)
+    if config.trust_remote_code is None:
+        raise UserError(
+            f"`tokenizer.from: {config.from_}` brings code of its own, which would run here: {code}",
+            "code from elsewhere runs only where the recipe trusts it by name",
+            f"read it in {folder}; then set data.tokenizer.trust_remote_code: {config.from_}",
+        )
+    return code
+
+
+def copy_loaded(
+    files: list[Path], config: TokenizerConfig, directory: Path, report: Callable[[str], None] = print
+) -> None:
+    """Writes the tokenizer's files. One with trusted code is made by that code, once, and saved as transformers saves it.
+    tokenizer_config.json names the token that ends a text then, wherever that was found, which `report` is told."""
     directory.mkdir(parents=True)
-    for file in files:
-        shutil.copyfile(file, directory / file.name)
+    if config.trust_remote_code is None:
+        for file in files:
+            if file.name not in NUMBERED_IN:
+                shutil.copyfile(file, directory / file.name)
+        found_in = files
+    else:
+        _save_made(files, config, directory)
+        beside = [file for file in files if file.name in NUMBERED_IN]
+        found_in = [*(path for path in directory.iterdir() if path.name not in NUMBERED_IN), *beside]
+    token, where = _end_of(found_in, config)
+    if where != CONFIG_FILE:
+        report(
+            f"tokenizer: documents end by {token!r}, named by {where}; {CONFIG_FILE} of {config.from_} does not say it"
+        )
+        write_end(directory, token)
+
+
+def _save_made(files: list[Path], config: TokenizerConfig, directory: Path) -> None:
+    from transformers import AutoTokenizer
+
+    made: Any = AutoTokenizer.from_pretrained(files[0].parent, trust_remote_code=True)
+    if not made.is_fast:
+        raise UserError(
+            f"`tokenizer.from: {config.from_}`: {type(made).__name__} is Python only",
+            "data is encoded by a tokenizer that can be written as tokenizer.json",
+            "take a model with a tokenizer.json, or train one: tokenizer: {train: N}",
+        )
+    made.save_pretrained(directory)
+    config_file = directory / CONFIG_FILE
+    saved = json.loads(config_file.read_text("utf-8"))
+    saved.pop("auto_map", None)  # what lies here needs its code no more
+    saved["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config_file.write_text(json.dumps(saved, indent=2), "utf-8")
+    for file in directory.glob("*.py"):
+        file.unlink()
+
+
+def export_tokenizer(source: Path, target: Path, max_positions: int, *, with_merges: bool) -> bool:
+    """The tokenizer of `source` as other tools read it -> whether there is one. The chat template stands in a file of its own
+    (current tools) and in tokenizer_config.json (older ones), the longest input is the model's where none was said, and
+    `with_merges` adds vocab.json and merges.txt, the only form that GPT-2's own tools know."""
+    for name in (*COPIED_FILES, *OLDER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    if not (target / TOKENIZER_FILE).is_file() or not (target / CONFIG_FILE).is_file():
+        return False
+    config, template = read_json(target / CONFIG_FILE, None), target / TEMPLATE_FILE
+    if template.is_file():
+        config["chat_template"] = template.read_text("utf-8")
+    elif isinstance(config.get("chat_template"), str):
+        template.write_text(config["chat_template"], "utf-8")
+    if (config.get("model_max_length") or NO_LIMIT) >= NO_LIMIT:
+        config["model_max_length"] = max_positions
+    (target / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
+    tokenizer = Tokenizer.from_file(str(target / TOKENIZER_FILE))
+    if with_merges and isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.save(str(target))
+    return True
 
 
 def open_tokenizer(directory: Path) -> tuple[Tokenizer, int]:
     """(tokenizer, EOS id), ready to encode documents: special tokens are text, nothing is cut or padded."""
-    tokenizer = Tokenizer.from_str(json.dumps(_read_json(directory / TOKENIZER_FILE, "model")))
-    config = _read_json(directory / CONFIG_FILE, "eos_token")
+    tokenizer = Tokenizer.from_str(json.dumps(read_json(directory / TOKENIZER_FILE, "model")))
+    config = read_json(directory / CONFIG_FILE, "eos_token")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -103,17 +208,6 @@ def open_tokenizer(directory: Path) -> tuple[Tokenizer, int]:
         change = f"mark {eos!r} as special in {TOKENIZER_FILE}: set `special` to true in its entry of `added_tokens`"
         raise UserError(f"the text {eos!r} is encoded as the end-of-sequence token", rule, change)
     return tokenizer, eos_id
-
-
-def _read_json(path: Path, key: str) -> dict[str, Any]:
-    rule = f"{path.name} is a JSON object with the key `{key}`, as transformers saves it"
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}", rule, "save the tokenizer again") from None
-    if not isinstance(value, dict) or key not in value:
-        raise UserError(f"{path} has no key `{key}`", rule, f"save the tokenizer again, or add `{key}`")
-    return value
 
 
 def vocab_size_of(tokenizer: Tokenizer) -> int:

@@ -4,104 +4,132 @@ What can be refused is refused before anything slow starts: the layout and the b
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
 """
 
-import fcntl
 import json
 import math
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
-from windlass.checkpoint.probe import probe_shared_storage
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.checkpoint.state import Checkpoints
-from windlass.config import RunConfig, to_yaml
+from windlass.config import RunConfig
+from windlass.data.arrival import Past
 from windlass.data.evaluation import EvaluationSet, evaluation_set
 from windlass.data.loader import Loader
 from windlass.data.prepare import Prepared, open_prepared, other_stream
-from windlass.errors import UserError
+from windlass.data.skip import SkipRule
 from windlass.hardware import find_device
+from windlass.jobs.announce import announce
+from windlass.jobs.arrival import past_of
+from windlass.jobs.base import base_files
+from windlass.jobs.directory import open_directory
 from windlass.jobs.drift import begun, check_length, check_settings, stream_to_keep
+from windlass.jobs.health import Health
+from windlass.jobs.lint import check_before_training
 from windlass.jobs.objective import Pretrain
-from windlass.jobs.ready import check_model, check_vocabulary, make_ready
+from windlass.jobs.ready import check_model, check_vocabulary, make_ready_once
+from windlass.jobs.recompute import plan_of
 from windlass.jobs.restore import restore
 from windlass.jobs.run import Run
+from windlass.jobs.skips import skip_rule
+from windlass.jobs.trainable import rules_of
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
-from windlass.model.flops import count_parameters, flops_per_token
+from windlass.model.flops import flops_per_token
 from windlass.model.hf import load_weights
 from windlass.model.init import initialise
-from windlass.optim.adamw import AdamW
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import Optimizer, make_optimizer
+from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.build import Fill, build_program
 from windlass.parallel.census import check_optimizer
+from windlass.parallel.check import checked
 from windlass.parallel.mesh import Mesh, make_mesh
-from windlass.parallel.precision import precision_of
+from windlass.parallel.precision import Precision, precision_of
+from windlass.parallel.program import Program
 from windlass.report.console import Console
 from windlass.report.events import EventLog
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime, redirect_output
-from windlass.units import format_count
+
+
+def _silent(_sentence: str) -> None:
+    """What the ranks other than 0 do with sentences for the user."""
 
 
 def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
-    accumulation = config.accumulation(layout.batch_ranks)
     if not is_prepared:
-        runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
+        config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
-    config = with_steps(config, prepared)
-    capsule = begun(config)
-    if capsule is not None:
-        check_continuation(capsule, config, prepared)
+    capsule = begun(config := with_steps(config, prepared))
+    notes = check_data(capsule, config, prepared, runtime)
     architecture = architecture_from_hf(capsule["model"]) if capsule is not None else shape_of(config, prepared)
     check_model(config, architecture)
+    rules = rules_of(config, architecture)
+    kinds = plan_of(config, architecture, runtime.device.type).kinds
     check_vocabulary(prepared.vocab_size, architecture)
     lease = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
-    mesh = make_mesh(layout, runtime.device.type)
+    mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
     fill = nothing if capsule is not None else starting_weights(config, architecture)
-    precision = precision_of(config.precision)
-    program = build_program(architecture, config.parallel, precision, mesh, runtime.device, fill)
-    optimizer = AdamW(program.records(), config.optim)
-    check_optimizer(optimizer.torch_optimizer, program.records())
+    parts = (architecture, config.parallel, precision, mesh, runtime.device)
+    program = build_program(*parts, fill, frozen_names(rules), kinds)
+    optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
-    start = restore(config, checkpoints, program, optimizer, console.say if runtime.rank == 0 else _silent)
-    loader = open_loader(config, mesh, runtime.device, prepared, accumulation, start.samples_consumed)
-    log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
-    recorder = open_recorder(config, runtime, architecture, log, start.step)
-    sets = evaluation_sets(config, mesh, runtime.device, prepared)
+    tell = console.say if runtime.rank == 0 else _silent
+    start = restore(config, checkpoints, program, optimizer, tell)
+    for sentence in notes:
+        tell(sentence)
+    limits = skip_rule(config, runtime, prepared, start), past_of(capsule, config, prepared)
+    loader = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules)
     run = Run(
         config=config,
         architecture=architecture,
         runtime=runtime,
         prepared=prepared,
-        program=program,
+        program=checked(program, optimizer.state_tensors, config.parallel),
         optimizer=optimizer,
         objective=Pretrain(),
         loader=loader,
-        evaluation_sets=sets,
+        evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts()),
+        base=base_files(config, is_new=capsule is None),
         lease=lease,
         restore_output=restore_output,
         start_step=start.step,
+        health=open_health(config, recorder, start.step),
     )
-    announce(run, accumulation, start.source)
+    announce(run, start.source)
     return run
 
 
-def check_continuation(capsule: dict[str, Any], config: RunConfig, prepared: Prepared) -> None:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. Raises UserError."""
+def check_data(capsule: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime) -> list[str]:
+    """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
+    if capsule is None:
+        return check_before_training(prepared, config, runtime)
+    return check_continuation(capsule, config, prepared)
+
+
+def check_continuation(capsule: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
+    drift is accepted. Raises UserError."""
     check_settings(capsule, config)
     check_length(capsule, config)
-    if stream_to_keep(capsule, config) not in (None, prepared.stream):
-        raise other_stream(prepared.directory)
+    if capsule["data"]["stream"] == prepared.stream:
+        return []
+    if stream_to_keep(capsule, config) is not None:
+        raise other_stream(prepared.place)
+    return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]
 
 
 def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
@@ -111,7 +139,7 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
         return config
     tokens = run.tokens
     if tokens is None:
-        assert run.epochs is not None
+        assert run.epochs is not None and prepared.is_whole  # jobs/ready has waited for it
         tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
     return config.with_steps(math.ceil(tokens / run.tokens_per_step))
 
@@ -125,9 +153,9 @@ def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
 
 def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
     """What a new run starts from: drawn from the seed, or read from `model.from`."""
-    source = config.model.from_
-    if source is None:
+    if config.model.from_ is None:
         return lambda named: initialise(named.items(), architecture, config.run.seed)
+    source = config.model.directory()
     return lambda named: load_weights(source, architecture, named)
 
 
@@ -155,8 +183,9 @@ def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> C
 
 
 def open_recorder(
-    config: RunConfig, runtime: Runtime, architecture: Architecture, log: EventLog | None, start_step: int
+    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules
 ) -> Recorder:
+    log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
@@ -166,27 +195,80 @@ def open_recorder(
         total_steps=config.run.steps,
         tokens_per_step=config.run.tokens_per_step,
         num_devices=runtime.world,
-        flops_per_token=flops_per_token(architecture, config.data.sequence_length).causal,
-        peak_flops=device.peak_flops if device and config.precision.policy == "bf16" else None,
+        flops_per_token=flops_per_token(architecture, config.data.sequence_length, frozen_names(rules)).causal,
+        peak_flops=device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None,
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,
         start_step=start_step,
     )
 
 
+def optimizer_of(config: RunConfig, program: Program, rules: Rules, precision: Precision) -> Optimizer:
+    """Made after sharding, which replaces every parameter; that it holds the program's own is checked."""
+    storage = storage_of(config, precision)
+    optimizer = make_optimizer(program.records(), config.optim, rules, precision.compute, storage)
+    check_optimizer(optimizer.param_groups, program.records())
+    return optimizer
+
+
+def storage_of(config: RunConfig, precision: Precision) -> Storage:
+    """How the optimizer stores. Updates that round to nothing are counted where they can: bf16 weights, to the nearest."""
+    rounded = config.precision.is_rounded
+    can_lose = precision.stored == torch.bfloat16 and not precision.is_stochastic
+    return Storage(
+        states=precision.states if rounded else None,
+        stochastic=precision.is_stochastic,
+        seed=config.run.seed,
+        compiled=config.parallel.compile,
+        watch_every=config.report.every_steps if can_lose else 0,
+    )
+
+
+def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Health:
+    advice = (
+        "lower optim.learning_rate or raise optim.warmup_steps (run.accept_drift=[optim.learning_rate] goes on from the last "
+        "checkpoint, which is of finite weights), or look at the data of the steps named"
+    )
+    is_scaled = config.precision.computed == "fp16"
+    if is_scaled:
+        advice += "; or use precision.policy=bf16, whose range is that of fp32"
+    return Health(
+        config.optim.max_skips,
+        start_step,
+        incident=lambda step, what: recorder.event("incident", step, what=what),
+        advice=advice,
+        skips_are_normal=is_scaled,
+    )
+
+
 def open_loader(
-    config: RunConfig, mesh: Mesh, device: torch.device, prepared: Prepared, accumulation: int, consumed: int
+    config: RunConfig,
+    architecture: Architecture,
+    mesh: Mesh,
+    device: torch.device,
+    prepared: Prepared,
+    consumed: int,
+    rule: SkipRule | None = None,
+    past: Past | None = None,
+    tell: Callable[[str], None] = _silent,
 ) -> Loader:
     return Loader(
-        prepared.set_directory("train"),
+        prepared.shards("train", may_lack=0 if rule is None else rule.limit),
         sequence_length=config.data.sequence_length,
         micro_batch=config.run.micro_batch,
-        accumulation=accumulation,
+        accumulation=config.accumulation(mesh.layout.batch_ranks),
         batch_rank=mesh.batch_rank,
         batch_ranks=mesh.layout.batch_ranks,
         seed=config.run.seed,
         shuffle_window=config.data.shuffle_window,
         consumed=consumed,
+        with_keys=bool(architecture.dropout),
+        borders=prepared.borders("train") if config.data.isolate else None,
+        shares=prepared.shares(config.data.weights),
+        skip_rule=rule,
+        arrival=config.data.order.first_epoch == "arrival",
+        past=past,
+        tell=tell,
         device=device,
     )
 
@@ -197,94 +279,18 @@ def evaluation_sets(
     """Every validation set, cut over the batch axes; `validation` comes first."""
     return {
         name: evaluation_set(
-            prepared.set_directory(name),
+            prepared.shards(name),
             num_sequences=config.evaluate.sequences,
             micro_batch=config.run.micro_batch,
             batch_rank=mesh.batch_rank,
             batch_ranks=mesh.layout.batch_ranks,
             token_bytes_V=prepared.token_bytes(name),
+            borders=prepared.borders(name) if config.data.isolate else None,
             device=device,
         )
         for name in ("validation", *config.evaluate.sets)
     }
 
 
-def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
-    """The run directory, made, seen by all ranks, and locked by rank 0 until the file is closed. Collective, all ranks raise
-    alike; nothing is written for a recipe that was refused before."""
-    lease = None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"run.directory={directory} cannot be made: {error.strerror}",
-            "a run needs a directory to write to",
-            "choose another run.directory",
-        ) from None
-    if runtime.world > 1:
-        probe_shared_storage(directory, runtime.rank, runtime.world, runtime.control)
-    if runtime.rank == 0:
-        lease = hold(directory)
-    if not runtime.agree(lease is not None):
-        raise UserError(
-            f"run.directory={directory} is in use by another process",
-            "one run writes to a run directory at a time",
-            "wait for the other run, stop it, or choose another run.directory",
-        )
-    return lease
-
-
-def hold(directory: Path) -> BinaryIO | None:
-    """A lock that lasts until the file is closed (by the kernel, on any death of the process); None if another has it."""
-    lease = (directory / ".lock").open("wb")
-    try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lease.close()
-        return None
-    return lease
-
-
-def announce(run: Run, accumulation: int, source: str) -> None:
-    """What was derived, told before step 1, and written: recipe.yaml as given, resolved.yaml, and the first event."""
-    if run.runtime.rank != 0:
-        return
-    config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
-    derived = {
-        "parameters": f"{format_count(count_parameters(architecture))} ({count_parameters(architecture):,})",
-        "ranks": f"{layout.world} on {run.runtime.device_name()}",
-        "layout": f"replicate {layout.replicate} x shard {layout.shard}, zero {config.parallel.zero}",
-        "global batch": f"{config.sequences_per_step} sequences = {config.run.micro_batch} per micro-batch "
-        f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
-        "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
-        f"{run.total_steps * config.sequences_per_step / run.loader.num_samples:.2f} epochs",
-        "vocabulary": f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}",
-        "starts": source,
-    }
-    width = max(map(len, derived))
-    for name, value in derived.items():
-        print(f"  {name:<{width}}  {value}", flush=True)
-    header = "".join(f"# {name}: {value}\n" for name, value in derived.items())
-    (config.run.directory / "recipe.yaml").write_text(config.recipe)
-    (config.run.directory / "resolved.yaml").write_text(header + to_yaml(config))
-    run.recorder.event(
-        "resume" if run.start_step else "start",
-        run.start_step,
-        derived=derived,
-        provenance=_brief(run.provenance),
-        baselines=run.baselines(),
-    )
-
-
-def _brief(record: dict[str, Any]) -> dict[str, Any]:
-    """Provenance without diff and packages, for the event log; the checkpoints hold all of it."""
-    git = {key: record["git"][key] for key in ("commit", "branch")} if record["git"] else None
-    return {**{key: record[key] for key in ("argv", "hosts", "platform", "python")}, "git": git}
-
-
 def _device_word(runtime: Runtime) -> str:
     return "GPU" if runtime.device.type == "cuda" else "process"
-
-
-def _silent(_sentence: str) -> None:
-    """What the ranks other than 0 do with sentences for the user."""

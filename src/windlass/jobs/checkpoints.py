@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.keep import checkpoints_of, diff, list_checkpoints, prune
+from windlass.checkpoint.index import read_index
+from windlass.checkpoint.keep import checkpoints_of, diff, largest_difference, list_checkpoints, prune
 from windlass.checkpoint.restore import candidates
-from windlass.checkpoint.verify import complaint, verify
+from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import UserError
 from windlass.jobs.saved import read_capsule
 from windlass.units import format_bytes
@@ -33,16 +34,17 @@ def check(path: Path) -> Iterator[str]:
 
 
 def compare(first: Path, second: Path) -> Iterator[str]:
-    """Which tensors of two checkpoints differ; for a run directory its newest checkpoint is taken."""
-    difference = diff(candidates(first)[0], candidates(second)[0])
-    for label, names in (
-        ("only in the first", difference.only_first),
-        ("only in the second", difference.only_second),
-        ("another shape or dtype", difference.form),
-        ("other values", difference.bytes),
-    ):
+    """Which tensors of two checkpoints differ, and by how much; for a run directory its newest checkpoint is taken."""
+    one, two = candidates(first)[0], candidates(second)[0]
+    difference, forms = diff(one, two), [read_index(Checkpoint.open(path)) for path in (one, two)]
+    for label, names in (("first", difference.only_first), ("second", difference.only_second)):
         for name in names:
-            yield f"{label}: {name}"
+            yield f"only in the {label}: {name}"
+    for name in difference.form:
+        told = " and ".join(f"{tensors[name].dtype} {tensors[name].shape}" for tensors in forms)
+        yield f"another shape or dtype: {name}: {told}"
+    for name in difference.bytes:
+        yield f"other values: {name}: by at most {largest_difference(one, two, name):.3g}"
     yield f"{difference.same} tensors are equal, bit for bit"
 
 

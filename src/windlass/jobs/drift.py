@@ -11,9 +11,13 @@ from typing import Any
 
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
-from windlass.config import RunConfig
+from windlass.config import RunConfig, check_recipe
 from windlass.errors import BadCheckpoint, UserError
 from windlass.jobs.saved import read_capsule
+from windlass.jobs.trainable import rules_of
+from windlass.model.config import architecture_from_hf
+from windlass.model.names import names_of
+from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
 
 
@@ -39,10 +43,15 @@ FREE = (
     "run.start_what",
     "run.accept_drift",
     "data.directory",
+    "data.cache",
+    "data.max_bad_shards",
+    "data.order.deadline_s",
     "parallel",
+    "optim.max_skips",
     "checkpoint",
     "evaluate",
     "report",
+    "hub",
 )
 """What may change on resume without a word: layout, micro-batch and everything that only watches."""
 
@@ -93,6 +102,8 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
             "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
             "put the old value back, or begin another run.directory with run.start_from",
         )
+    if any(item.key in ("optim.kind", "optim.groups") for item in found):
+        check_same_state(capsule, config)
     refused = [item for item in found if item.key not in accepted]
     if refused:
         raise UserError(
@@ -102,6 +113,27 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
             f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
         )
     return [f"accepted drift: {item}" for item in found]
+
+
+def check_same_state(capsule: dict[str, Any], config: RunConfig) -> None:
+    """Raises UserError where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
+    architecture, then = architecture_from_hf(capsule["model"]), check_recipe(capsule["config"])
+    was, is_now = (frozen_names(rules_of(recipe, architecture)) for recipe in (then, config))
+    if then.optim.kind != config.optim.kind:
+        given = f"optim.kind: {then.optim.kind} in the checkpoint, {config.optim.kind} now"
+    elif was != is_now:
+        given = (
+            f"optim.groups: {len(is_now - was)} parameters are frozen that were trained, {len(was - is_now)} are trained "
+            f"that were frozen; the first is {names_of(architecture)[min(was ^ is_now)][0]}"
+        )
+    else:
+        return
+    raise UserError(
+        given,
+        "a run that goes on keeps its optimizer's state, and the checkpoint holds that of what was trained then",
+        f"put the old value back, or begin another run.directory with run.start_from={config.run.directory}, whose weights it "
+        "takes; all optimizer state begins anew there",
+    )
 
 
 def stream_to_keep(capsule: dict[str, Any], config: RunConfig) -> str | None:

@@ -28,20 +28,18 @@ def evaluate(path: Path, *, step: int | None = None, sequences: int | None = Non
     config = for_evaluation(check_recipe(capsule["config"]), sequences)
     prepared = open_prepared(config.data, config.evaluate.sets)
     if prepared.stream != capsule["data"]["stream"]:
-        raise other_stream(prepared.directory)
-    runtime = start_runtime()
-    mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-    architecture, precision = architecture_from_hf(capsule["model"]), precision_of(config.precision)
-    program = build_program(architecture, config.parallel, precision, mesh, runtime.device, nothing)
-    reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
-    reader.restore_from(directory, weight_tensors(program), what="weights")
-    lines = []
-    for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
-        nats = float(program.evaluate(data.batches))
-        lines.append(describe(name, capsule["step"], nats, data))
-    rank = runtime.rank
-    runtime.close()
-    return lines if rank == 0 else []
+        raise other_stream(prepared.place)
+    with start_runtime() as runtime:
+        mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
+        architecture, precision = architecture_from_hf(capsule["model"]), precision_of(config.precision)
+        program = build_program(architecture, config.parallel, precision, mesh, runtime.device, nothing)
+        reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
+        reader.restore_from(directory, weight_tensors(program), what="weights")
+        lines = []
+        for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
+            nats = float(program.evaluate(data.batches))
+            lines.append(describe(name, capsule["step"], nats, data))
+        return lines if runtime.rank == 0 else []
 
 
 def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:

@@ -17,4 +17,4 @@ class Pretrain:
         """-> the batches, and the number of counted targets over all ranks (0-dim, on the device)."""
         counts = [(batch["targets"] != IGNORED).sum() for batch in batches]
         local = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
-        return batches, program.mesh.sum_over_loss(local)
+        return batches, program.mesh.sum_over_batch(local)

@@ -1,16 +1,19 @@
 """The oracle: the same training, written with torch and transformers and nothing of ours, so that our bugs cannot cancel.
 
 One process holds the whole model and the whole global batch. Loss: cross-entropy summed over counted targets, divided by
-their number. Clip: torch's own. AdamW: torch's own for-loop form, decay on parameters of two and more dimensions.
+their number. Clip: torch's own. AdamW: torch's own for-loop form, decay on parameters of two and more dimensions; Muon: torch's
+own, for the matrices of the blocks. Groups by name set requires_grad, rate and decay of single parameters.
 
 transformers computes norms, rotary angles and the loss in float32 even when the weights are float64, which costs 2.7e-7. For
 float64 proofs those modules are replaced by the same formula without the detour; for float32 transformers runs as it is.
+torch's Muon iterates in bfloat16 whatever it is given; here the cast does nothing, so that it iterates in the weights' dtype.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -20,12 +23,28 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Trace:
-    """One entry per step; `gradients` (before the clip) of the first step and `weights` after the last, by HF name."""
+    """One entry per step; by Hugging Face's names: `gradients` (before the clip) of the first step, `weights` after the last
+    and `first_weights` after the first.
+    `figures`: of models with experts, `router_loss` where they train on one besides the loss, and `expert_loads` [sparse layers].
+    `evaluations`: the sum of nats over the rows held out, before the first step and after the last."""
 
     losses: list[float]
     norms: list[float]
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
+    first_weights: dict[str, torch.Tensor]
+    figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """What holds for parameters whose Hugging Face name matches one of `names`; the first such group decides."""
+
+    names: Sequence[str]
+    learning_rate_scale: float = 1.0
+    weight_decay: float | None = None
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,8 @@ class Settings:
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     max_norm: float = 1.0
+    groups: Sequence[Group] = ()
+    muon: bool = False
 
 
 class _RMSNorm(nn.Module):
@@ -68,11 +89,26 @@ class _Rotary(nn.Module):
         return angle.cos() * self.magnitude, angle.sin() * self.magnitude
 
 
-def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
-    """transformers' model from a local directory; in float64 without its float32 detours."""
-    from transformers import AutoModelForCausalLM
+class _Route:
+    """transformers' top-k router, its softmax in the dtype it is given."""
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa")
+    def __init__(self, router: Any):
+        self.router = router
+
+    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        router = self.router
+        logits = functional.linear(hidden.reshape(-1, router.hidden_dim), router.weight)
+        values, chosen = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
+        return logits, values / values.sum(-1, keepdim=True) if router.norm_topk_prob else values, chosen
+
+
+def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
+    """transformers' model from a local directory, experts one by one; in float64 without its float32 detours."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    has_experts = "num_experts_per_tok" in AutoConfig.from_pretrained(directory).to_dict()
+    plain = {"experts_implementation": "eager"} if has_experts else {}
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa", **plain)
     if dtype != torch.float64:
         return model
     for name, module in list(model.named_modules()):
@@ -82,40 +118,135 @@ def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
             setattr(parent, leaf, _RMSNorm(module.weight, module.variance_epsilon))
         elif type(module).__name__.endswith("RotaryEmbedding"):
             setattr(parent, leaf, _Rotary(module))
+        elif type(module).__name__.endswith("TopKRouter"):
+            module.forward = _Route(module)
     return model
 
 
 def train_reference(
     directory: Path,
-    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    batches: Sequence[tuple[torch.Tensor, ...]],
     dtype: torch.dtype,
     settings: Settings,
+    held_out: Sequence[tuple[torch.Tensor, ...]] = (),
 ) -> Trace:
-    """`batches`: one global batch per step, (ids_BT, targets_BT), targets already shifted, -100 = not counted."""
+    """`batches`: one global batch per step, (ids_BT, targets_BT), targets already shifted, -100 = not counted; for rows of
+    several documents also positions_BT that restart at each, by which transformers keeps attention inside. `held_out`: the same,
+    scored only."""
     model = load_model(directory, dtype).train()
+    config: Any = model.config
     named = dict(model.named_parameters())
-    decayed = [p for p in named.values() if p.ndim >= 2]
-    rest = [p for p in named.values() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=1.0,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        foreach=False,
-        fused=False,
-    )
-    losses, norms, gradients = [], [], {}
-    for step, (ids_BT, targets_BT) in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rates[step]
-        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
-        total = functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
-        loss = total / (targets_BT != -100).sum()
-        loss.backward()
+    optimizers = _optimizers(named, settings)
+    losses, norms, figures = [], [], []
+    gradients: dict[str, torch.Tensor] = {}
+    first_weights: dict[str, torch.Tensor] = {}
+    evaluations = [_score(model, held_out)]
+    for step, (ids_BT, targets_BT, *positions) in enumerate(batches):
+        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
+            group["lr"] = settings.learning_rates[step] * group["scale"]
+        out, total = _forward(model, ids_BT, targets_BT, *positions)
+        count = (targets_BT != -100).sum()
+        loss = total / count
+        if _has_experts(model):
+            figures.append({"expert_loads": loads(out.router_logits, targets_BT != -100, config.num_experts_per_tok)})
+        if config.to_dict().get("output_router_logits"):
+            router_loss = balance(out.router_logits, targets_BT != -100, config) / count
+            (loss + config.router_aux_loss_coef * router_loss).backward()
+            figures[-1]["router_loss"] = router_loss.detach()
+        else:
+            loss.backward()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
         norms.append(float(nn.utils.clip_grad_norm_(named.values(), settings.max_norm, foreach=False)))
-        optimizer.step()
-        optimizer.zero_grad()
+        with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+            for optimizer in optimizers:
+                optimizer.step()
+        model.zero_grad()
         losses.append(float(loss.detach()))
-    return Trace(losses, norms, gradients, {name: p.detach().clone() for name, p in named.items()})
+        weights = {name: p.detach().clone() for name, p in named.items()}
+        first_weights = first_weights or weights
+    evaluations.append(_score(model, held_out))
+    return Trace(losses, norms, gradients, weights, first_weights, figures, evaluations)
+
+
+def _forward(
+    model: nn.Module, ids_BT: torch.Tensor, targets_BT: torch.Tensor, positions_BT: torch.Tensor | None = None
+) -> tuple[Any, torch.Tensor]:
+    """transformers' output, and the nats summed over the counted targets."""
+    asked = {"output_router_logits": True} if _has_experts(model) else {}
+    out = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, **asked)
+    return out, functional.cross_entropy(out.logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+
+def _has_experts(model: nn.Module) -> bool:
+    return "num_experts_per_tok" in cast(Any, model.config).to_dict()
+
+
+@torch.no_grad()
+def _score(model: nn.Module, batches: Sequence[tuple[torch.Tensor, ...]]) -> float:
+    model.eval()
+    nats = sum(float(_forward(model, *batch)[1]) for batch in batches)
+    model.train()
+    return nats
+
+
+def balance(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, config: Any) -> torch.Tensor:
+    """The load-balancing loss of each layer and sequence, E sum_e f_e p_e over its counted tokens, times their number: the sum
+    over sequences and mean over layers."""
+    total = torch.zeros((), dtype=router_logits[0].dtype)
+    for logits_NE in router_logits:
+        for logits_TE, counted_T in zip(logits_NE.unflatten(0, counted_BT.shape), counted_BT, strict=True):
+            if not counted_T.any():
+                continue
+            p_TE = logits_TE[counted_T].softmax(-1)
+            chosen_TE = functional.one_hot(p_TE.topk(config.num_experts_per_tok).indices, p_TE.shape[1]).sum(1)
+            loss = p_TE.shape[1] * (chosen_TE.to(p_TE.dtype).mean(0) * p_TE.mean(0)).sum()
+            total = total + loss * len(p_TE)
+    return total / len(router_logits)
+
+
+def loads(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, num_chosen: int) -> torch.Tensor:
+    """[sparse layers]: how many counted tokens the busiest expert gets, over the mean of all experts."""
+    found = []
+    for logits_NE in router_logits:
+        chosen = logits_NE[counted_BT.flatten()].topk(num_chosen).indices.flatten()
+        tokens_E = torch.bincount(chosen, minlength=logits_NE.shape[1]).double()
+        found.append(tokens_E.max() / tokens_E.mean())
+    return torch.stack(found)
+
+
+def _optimizers(named: Mapping[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
+    """One parameter per group; what is frozen is in none."""
+    adamw: list[dict[str, Any]] = []
+    muon: list[dict[str, Any]] = []
+    for name, parameter in named.items():
+        rule = next((g for g in settings.groups if any(fnmatchcase(name, pattern) for pattern in g.names)), Group(()))
+        parameter.requires_grad_(not rule.frozen)
+        if rule.frozen:
+            continue
+        decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
+        decay = decay if rule.weight_decay is None else rule.weight_decay
+        is_hidden = settings.muon and parameter.ndim == 2 and ".layers." in name
+        (muon if is_hidden else adamw).append(
+            {"params": [parameter], "weight_decay": decay, "scale": rule.learning_rate_scale}
+        )
+    betas, epsilon = (settings.beta1, settings.beta2), settings.epsilon
+    made: list[torch.optim.Optimizer] = []
+    if adamw:
+        made.append(torch.optim.AdamW(adamw, lr=1.0, betas=betas, eps=epsilon, foreach=False, fused=False))
+    if muon:
+        made.append(torch.optim.Muon(muon, lr=1.0, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
+def by_matrix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """transformers joins gate and up of all experts in memory; in files, and here, each is a matrix of its own."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        experts, _, own = name.rpartition(".")
+        if own == "gate_up_proj":
+            gate, up = tensor.chunk(2, dim=1)
+            found |= {f"{experts}.*.gate_proj.weight": gate, f"{experts}.*.up_proj.weight": up}
+        else:
+            found[f"{experts}.*.{own}.weight" if experts.endswith(".experts") else name] = tensor
+    return found

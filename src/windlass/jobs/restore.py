@@ -1,7 +1,7 @@
 """Where a run continues: its own newest checkpoint, another run's (`run.start_from`), or step 0."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from windlass.checkpoint.state import Checkpoints
 from windlass.config import RunConfig
 from windlass.jobs.drift import check_length, check_settings
-from windlass.optim.adamw import AdamW
+from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
 
 Tell = Callable[[str], None]
@@ -23,19 +23,24 @@ class Start:
     step: int
     samples_consumed: int
     source: str
+    skipped: Mapping[int, int] = field(default_factory=dict)
+    """Shards that the run has left out of `stream`, and the place from which on."""
+    stream: str = ""
 
 
-def state_tensors(program: Program, optimizer: AdamW) -> dict[str, torch.Tensor]:
-    """Everything that is cut over ranks: weights under `model.`, optimizer state under `optimizer.`."""
+def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Everything that is cut over ranks: weights under `model.`, optimizer state under `optimizer.`; and fp16's loss scale
+    under `program.`."""
     state = {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
-    return weight_tensors(program) | state
+    scale = {f"program.{name}": value for name, value in program.state_tensors().items()}
+    return weight_tensors(program) | state | scale
 
 
 def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
     return {f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted}
 
 
-def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: AdamW, tell: Tell) -> Start:
+def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, tell: Tell) -> Start:
     """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
     directory = config.run.directory
     capsule = checkpoints.restore(state_tensors(program, optimizer))
@@ -56,4 +61,5 @@ def _continue(capsule: dict[str, Any], config: RunConfig, source: str, tell: Tel
         tell(sentence)
     generator = bytearray.fromhex(capsule["generator"])
     torch.set_rng_state(torch.frombuffer(generator, dtype=torch.uint8))
-    return Start(capsule["step"], capsule["samples_consumed"], source)
+    skipped = dict(capsule.get("skipped", []))  # older checkpoints do not have it
+    return Start(capsule["step"], capsule["samples_consumed"], source, skipped, capsule["data"]["stream"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,14 +15,21 @@ from windlass.data.evaluation import EvaluationSet
 from windlass.data.loader import Loader
 from windlass.data.prepare import Prepared
 from windlass.errors import UserError
+from windlass.jobs.health import Health
 from windlass.jobs.objective import Pretrain
 from windlass.jobs.restore import state_tensors
 from windlass.model.architecture import Architecture
-from windlass.optim.adamw import AdamW
-from windlass.parallel.program import ShardedProgram
+from windlass.optim.optimizer import Optimizer
+from windlass.parallel.program import Program
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
+
+
+def model_header(architecture: Architecture) -> str:
+    """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
+    fields = {key: value for key, value in architecture.to_hf().items() if value is not None}
+    return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
 
 
 @dataclasses.dataclass
@@ -32,19 +40,22 @@ class Run:
     architecture: Architecture
     runtime: Runtime
     prepared: Prepared
-    program: ShardedProgram
-    optimizer: AdamW
+    program: Program
+    optimizer: Optimizer
     objective: Pretrain
     loader: Loader
     evaluation_sets: Mapping[str, EvaluationSet]
     checkpoints: Checkpoints
     recorder: Recorder
     provenance: dict[str, Any]
+    base: Mapping[str, bytes | Path]
+    """Files of a checkpoint that tell of the model that this run began from (see jobs/base)."""
     lease: BinaryIO | None
     """The lock on the run directory; rank 0 holds it."""
     restore_output: Callable[[], None]
     """Ends the log beside the terminal."""
     start_step: int
+    health: Health
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
@@ -53,6 +64,21 @@ class Run:
     def total_steps(self) -> int:
         assert self.config.run.steps is not None
         return self.config.run.steps
+
+    def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
+        """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
+        for fields in self.loader.news():
+            self.recorder.event("incident", step, **fields)
+        self.health.add(loss, norm)
+        is_due = self.recorder.is_due(step)
+        if is_due and (known := self.loader.new_shards()) is not None:
+            self.recorder.event("data", step, **known)
+        skipped = self.health.look() if is_due else 0
+        figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
+        self.recorder.step(step, loss, norm, rate, count, self.loader.wait_s, skipped, figures)
+        if is_due:
+            self.health.look_for_stagnation(self.optimizer)
+            self.health.end_if_diverged()
 
     def validation_is_due(self, step: int) -> bool:
         return step % self.config.evaluate.every_steps == 0 or step == self.total_steps
@@ -63,8 +89,9 @@ class Run:
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
                 nats = float(self.program.evaluate(data.batches))
                 self.recorder.validation(step, name, nats, data.num_targets, data.num_bytes)
-                if index == 0:
-                    self.metric, self.metric_step = nats / data.num_targets, step
+                if index == 0:  # what is not finite is no loss to be best by
+                    loss = nats / data.num_targets
+                    self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
@@ -82,8 +109,8 @@ class Run:
             self.checkpoints.wait()
         except (UserError, OSError) as error:
             self._tell_failure(step, error)
+        tensors = state_tensors(self.program, self.optimizer)  # raises where ranks are out of step (parallel.check)
         try:
-            tensors = state_tensors(self.program, self.optimizer)
             metric = (
                 self.metric if self.metric_step == step else None
             )  # a loss belongs to the weights it was measured on
@@ -119,27 +146,36 @@ class Run:
         return {
             "step": step,
             "samples_consumed": self.loader.consumed,
+            "skipped": self.loader.skipped,
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
             "model": self.architecture.to_hf(),
             "config": self.config.model_dump(mode="json", by_alias=True),
-            "data": {"stream": self.prepared.stream, "corpus_hash": self.prepared.corpus_hash},
+            "data": {
+                "stream": self.prepared.stream,
+                "corpus_hash": self.prepared.corpus_hash,
+                "read_from": self.loader.read_from,
+            },
             "generator": torch.get_rng_state().numpy().tobytes().hex(),
             "world": self.runtime.world,
         }
 
     def _files(self) -> dict[str, bytes | Path]:
-        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance."""
+        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance, and what was said of the
+        model that it began from."""
         tokenizer = Path(self.prepared.tokenizer_directory)
         files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
-        files["resolved.yaml"] = to_yaml(self.config).encode()
+        files |= self.base
+        files["resolved.yaml"] = (model_header(self.architecture) + to_yaml(self.config)).encode()
         files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
         return files
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What the model must beat, where it is scored on the same tokens: on the whole validation set."""
-        scored = self.evaluation_sets["validation"].num_targets
-        return self.prepared.baselines if scored == self.prepared.sets["validation"].tokens else {}
+        scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
+        if self.config.data.isolate:
+            return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}
+        return self.prepared.baselines if scored == info.tokens else {}
 
     def close(self, step: int, reason: str) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""

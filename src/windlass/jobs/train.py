@@ -5,6 +5,7 @@ from pathlib import Path
 
 from windlass.config import RunConfig
 from windlass.jobs.assemble import assemble
+from windlass.jobs.run import Run
 from windlass.optim.clip import clip_gradients
 from windlass.optim.schedule import learning_rate
 from windlass.runtime import Stop, start_runtime
@@ -24,10 +25,15 @@ def train(config: RunConfig, is_prepared: bool = False) -> Result:
 
     `is_prepared`: the launcher has just prepared the data, so sources are not looked at again.
     """
-    runtime = start_runtime()
-    run = assemble(config, runtime, is_prepared)
-    stop = Stop(runtime)
-    step = run.start_step
+    with start_runtime() as runtime:
+        run = assemble(config, runtime, is_prepared)
+        with Stop(runtime) as stop:
+            return loop(run, stop)
+
+
+def loop(run: Run, stop: Stop) -> Result:
+    """From the step that `run` stands at to its last, or to where a signal stops it."""
+    config, step = run.config, run.start_step
     if step == 0:
         run.validate(step)
         run.save_if_due(step)
@@ -39,8 +45,9 @@ def train(config: RunConfig, is_prepared: bool = False) -> Result:
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
         norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)
         run.optimizer.step(norm)  # skipped on all ranks alike where the norm is not finite
+        run.program.adapt(norm)  # what the next backward learns from it
         step += 1
-        run.recorder.step(step, loss, norm, rate, count, run.loader.wait_s)
+        run.record(step, loss, norm, rate, count)  # raises where every step is skipped
         stopping = stop.after(step)
         if run.validation_is_due(step):
             run.validate(step)
@@ -49,6 +56,4 @@ def train(config: RunConfig, is_prepared: bool = False) -> Result:
             break
     stopped = step < run.total_steps
     run.close(step, "stopped" if stopped else "finished")
-    stop.close()
-    runtime.close()
     return Result(config.run.directory, step, stopped)

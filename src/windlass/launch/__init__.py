@@ -1,1 +1,5 @@
-"""Starting ranks: on this machine (local, torchelastic) and as a pool that serves many small cases (ranks)."""
+"""Starting ranks.
+
+local  ranks on this machine, under torchelastic
+ranks  a pool of gloo ranks that serves many small cases per start
+"""

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
@@ -90,8 +91,9 @@ def die_with_agent() -> None:
 
 
 def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
-    """Runs `windlass *arguments` on `num_ranks` workers -> 0, or the exit code of the failure. Blocks until all are gone."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    """Runs `windlass *arguments` on `num_ranks` workers -> 0, the code of a stopped run, or that of the failure or signal.
+    Blocks until all are gone."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -100,33 +102,39 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
     os.environ[_CHILD] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        run_id=f"windlass-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
     command = [sys.executable, "-m", "windlass", *arguments]
     sys.stdout.flush()  # what was said so far stands above what the workers say
-    with tempfile.TemporaryDirectory(prefix="windlass-told-") as told:
-        os.environ[_TOLD] = told
+    start_s = time.time()  # on the clock of the files' times: an older log or event is not of this launch
+    with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:
+        told, logs = Path(folder, "told"), Path(folder, "logs")
+        told.mkdir()
+        os.environ[_TOLD] = str(told)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=f"windlass-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
+        )
         try:
             elastic_launch(config, command[0])(*command[1:])
-        except SignalException:
-            return EXIT_STOPPED if was_stopped(run_directory) else 1
+        except SignalException as received:
+            return (
+                EXIT_STOPPED if was_stopped(run_directory, start_s) else 128 + received.sigval
+            )  # the shell's convention
         except ChildFailedError as failure:
-            if _tell_all(Path(told)):
+            if _tell_all(told):
                 return EXIT_USER_ERROR
             rank, first = failure.get_first_failure()
-            _explain(rank, first.exitcode, run_directory)
+            _explain(rank, first.exitcode, run_directory, start_s)
             return first.exitcode if first.exitcode > 0 else 1
         finally:
             del os.environ[_TOLD], os.environ[_CHILD]
-    return 0
+    return EXIT_STOPPED if was_stopped(run_directory, start_s) else 0
 
 
 def _tell_all(told: Path) -> bool:
@@ -137,18 +145,18 @@ def _tell_all(told: Path) -> bool:
     return bool(texts)
 
 
-def was_stopped(run_directory: Path) -> bool:
-    """Whether the run's last event says that it was stopped after a checkpoint."""
+def was_stopped(run_directory: Path, since_s: float) -> bool:
+    """Whether the run's last event says that it was stopped after a checkpoint, and was written after `since_s`."""
     events = run_directory / "events.jsonl"
-    lines = events.read_bytes().splitlines() if events.is_file() else []
+    lines = events.read_bytes().splitlines() if events.is_file() and events.stat().st_mtime >= since_s else []
     return bool(lines) and b'"reason": "stopped"' in lines[-1]
 
 
-def _explain(rank: int, exit_code: int, run_directory: Path) -> None:
-    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already)."""
+def _explain(rank: int, exit_code: int, run_directory: Path, since_s: float) -> None:
+    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one."""
     cause = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
     print(f"windlass: rank {rank} failed first, with {cause}", file=sys.stderr)
     log = run_directory / "logs" / f"rank-{rank}.log"
-    if rank and log.is_file():
+    if rank and log.is_file() and log.stat().st_mtime >= since_s:
         tail = log.read_text("utf-8", errors="replace").splitlines()[-30:]
         print("\n".join(tail), f"\n(the end of {log})", file=sys.stderr)

@@ -5,13 +5,15 @@ handed one case after the other. Each case gets a fresh default process group of
 the others sleep), so the code under test may use the default group as it would under torchrun, and nothing leaks into the
 next case. Measured on two Zen 4 cores: first start 3.0 s, later 0.17 s; an empty case on 4 ranks 65 ms.
 
-Failing: a rank that raises sends its traceback, one that dies is named with its exit code, one that hangs with its Python
-stack. Messages keep the order of arrival, so the cause stands above the "connection reset" it makes elsewhere. After a
-failure all ranks are killed, because the survivors may sit in a collective for ever; the next case starts new ones.
+Failing: a rank that raises sends its traceback, one that dies is named with its exit code (and the Python stack of a
+segmentation fault), one that hangs with its Python stack. Messages keep the order of arrival, so the cause stands above
+the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
+collective for ever; the next case starts new ones.
 """
 
 import datetime
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -21,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 MAX_RANKS = 16
@@ -40,15 +43,38 @@ class RankFailed(AssertionError):
     """At least one rank raised, died or hung; the message holds each one's cause, the first cause first."""
 
 
+def _forget_groups() -> None:
+    """Empties what DTensor remembers of a case's meshes, and frees the meshes.
+
+    It remembers per operation which mesh the result lies on, and a mesh finds its groups by name. Names begin anew with
+    every process group, so an equal mesh of the next case was handed the former's, and with it another group's ranks.
+
+    A group that something still holds keeps 3 threads and 5 files, and gloo's thread looks for news every 10 ms: ranks of 300
+    such threads took half of both cores to do nothing. Meshes lie in cycles, so a collection frees them; what it leaves is
+    frozen, or the next one would look at all of torch's objects again (0.5 s).
+    """
+    from torch.distributed.tensor import _redistribute, debug
+    from torch.distributed.tensor._collective_utils import MeshTopoInfo
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    gc.collect()
+    gc.freeze()
+
+
 def _serve(rank: int, pipe: Connection, store_path: str, stack_path: str, sys_path: list[str]) -> None:
     """A rank's whole life: receive a case, run it inside its own process group, send the result."""
     sys.path[:] = sys_path
     import torch
     import torch.distributed as dist
 
+    gc.freeze()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     stack_file = open(stack_path, "w")  # noqa: SIM115  faulthandler writes to it as long as the rank lives
+    faulthandler.enable(stack_file)  # a segmentation fault says where it was
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
     while True:
         try:
@@ -64,6 +90,7 @@ def _serve(rank: int, pipe: Connection, store_path: str, stack_path: str, sys_pa
             result = function(*args)
             dist.barrier()
             dist.destroy_process_group()
+            _forget_groups()
             pipe.send((True, result))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
@@ -146,14 +173,24 @@ class Ranks:
         return results, failed
 
     def _explain(self, world: int, results: dict[int, Any], failed: dict[int, str], timeout_s: float) -> str:
-        assert self._directory is not None
         waiting = [rank for rank in range(world) if rank not in results and rank not in failed]
+        # a survivor's "connection reset" may be read before the end of the one that died
+        failed = dict(sorted(failed.items(), key=lambda item: not item[1].startswith("died")))
         for rank in waiting:
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
         time.sleep(0.2)  # faulthandler writes from the signal handler
-        parts = [f"rank {rank} of {world} failed:\n{text}" for rank, text in failed.items()]
+        parts = [f"rank {rank} of {world} failed:\n{text}\n{self._stack(rank)}" for rank, text in failed.items()]
+        if failed:  # one line that says it: what a test's summary shows of a message is its first line
+            rank, text = next(iter(failed.items()))
+            # rule and change of a UserError are indented
+            said = [line for line in text.splitlines() if line[:1].strip()]
+            parts.insert(0, f"rank {rank} of {world} failed first: {said[-1]}")
         for rank in waiting:
             state = "was still waiting" if failed else f"did not finish within {timeout_s} s"
-            with open(f"{self._directory.name}/stack-{rank}") as stack:
-                parts.append(f"rank {rank} of {world} {state}, at:\n{stack.read()}")
+            parts.append(f"rank {rank} of {world} {state}, at:\n{self._stack(rank)}")
         return "\n".join(parts)
+
+    def _stack(self, rank: int) -> str:
+        """What faulthandler wrote in this rank: empty while nothing has asked for it."""
+        assert self._directory is not None
+        return Path(self._directory.name, f"stack-{rank}").read_text()

@@ -50,6 +50,13 @@ class Architecture:
     unrotated_layers: tuple[int, ...] = ()  # layers whose queries and keys carry no positions (NoPE)
     window: int | None = None  # keys that a query sees, itself included, in `window_layers`
     window_layers: tuple[int, ...] = ()
+    num_experts: int = 0  # of each sparse layer; 0: every MLP is one
+    experts_per_token: int = 0
+    expert_size: int = 0  # channels inside an expert
+    normed_weights: bool = False  # the probabilities of a token's experts are divided by their sum
+    router_loss: bool = False  # the routers' load-balancing loss is trained on, times the next
+    router_loss_scale: float = 0.0
+    dense_layers: tuple[int, ...] = ()  # beside experts: layers with one MLP
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
@@ -60,6 +67,12 @@ class Architecture:
                 f"model: {self.num_heads} attention heads and {self.num_kv_heads} key/value heads",
                 "each key/value head serves the same number of attention heads",
                 f"set num_key_value_heads to one of {divisors(self.num_heads)}",
+            )
+        if self.experts_per_token > self.num_experts:
+            raise UserError(
+                f"model: num_experts_per_tok {self.experts_per_token} and num_experts {self.num_experts}",
+                "a token goes to different experts",
+                f"set num_experts_per_tok to {self.num_experts} or less",
             )
         if self.pad_row is not None and not 0 <= self.pad_row < self.vocab_size:
             raise UserError(
@@ -78,6 +91,11 @@ class Architecture:
     def padded_vocab_size(self) -> int:
         """Rows of embedding and head in memory."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Layers whose MLP is a mixture of experts."""
+        return tuple(i for i in range(self.num_layers) if self.num_experts and i not in self.dense_layers)
 
     @property
     def pad_row(self) -> int | None:
@@ -109,15 +127,19 @@ def divisors(count: int) -> list[int]:
     return [d for d in range(1, count + 1) if count % d == 0]
 
 
-def refuse_dropout(arch: Architecture) -> None:
-    """Raise UserError if training needs dropout, which would differ between layouts. Inference has none."""
-    if arch.dropout:
-        fields = ", ".join(f"{name}: {probability}" for name, probability in arch.dropout.items())
-        raise UserError(
-            f"model: {fields}",
-            "training with dropout would give each layout other numbers, so it is not offered",
-            "train without it: " + " ".join(f"model.{name}=0.0" for name in arch.dropout),
-        )
+def describe_dropout(arch: Architecture) -> str:
+    """What is dropped in training, at which cost (measured in attention_unfused.py), and how attention's is turned off; empty
+    where nothing is dropped."""
+    if not arch.dropout:
+        return ""
+    fields = ", ".join(f"{name} {probability:g}" for name, probability in arch.dropout.items())
+    if not arch.attn_dropout:
+        return f"{fields} (the same in every layout)"
+    (field,) = [name for name in arch.dropout if name in ("attn_pdrop", "attention_dropout")]
+    return (
+        f"{fields} (the same in every layout); attention runs unfused for it, in about 3 times the fused kernel's time and "
+        f"0.2 GiB more (measured on CPU): model.{field}=0.0 turns that off"
+    )
 
 
 def parameter_shapes(arch: Architecture, *, padded: bool = False) -> dict[str, tuple[int, ...]]:
@@ -129,8 +151,9 @@ def parameter_shapes(arch: Architecture, *, padded: bool = False) -> dict[str, t
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (rows, hidden)}
     if arch.rope_theta is None:
         shapes["model.embed_positions.weight"] = (arch.max_positions, hidden)
-    block = _block_shapes(arch)
+    dense, sparse, sparse_layers = _block_shapes(arch, False), _block_shapes(arch, True), set(arch.sparse_layers)
     for layer in range(arch.num_layers):
+        block = sparse if layer in sparse_layers else dense
         shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in block.items()})
     shapes.update(_norm("model.norm", hidden, arch))
     if not arch.tied:
@@ -138,7 +161,7 @@ def parameter_shapes(arch: Architecture, *, padded: bool = False) -> dict[str, t
     return shapes
 
 
-def _block_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+def _block_shapes(arch: Architecture, is_sparse: bool) -> dict[str, tuple[int, ...]]:
     hidden, inner = arch.hidden_size, arch.intermediate_size
     q_size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
@@ -147,10 +170,16 @@ def _block_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     shapes.update(_linear("self_attn.o_proj", hidden, q_size, arch.out_bias))
     if arch.qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (arch.head_dim,)
-    if arch.gated_mlp:
-        shapes.update(_linear("mlp.gate_proj", inner, hidden, arch.mlp_bias))
-    shapes.update(_linear("mlp.up_proj", inner, hidden, arch.mlp_bias))
-    shapes.update(_linear("mlp.down_proj", hidden, inner, arch.mlp_bias))
+    if is_sparse:
+        experts, size = arch.num_experts, arch.expert_size
+        shapes["mlp.gate.weight"] = (experts, hidden)
+        shapes["mlp.experts.gate_proj.weight"] = shapes["mlp.experts.up_proj.weight"] = (experts, size, hidden)
+        shapes["mlp.experts.down_proj.weight"] = (experts, hidden, size)
+    else:
+        if arch.gated_mlp:
+            shapes.update(_linear("mlp.gate_proj", inner, hidden, arch.mlp_bias))
+        shapes.update(_linear("mlp.up_proj", inner, hidden, arch.mlp_bias))
+        shapes.update(_linear("mlp.down_proj", hidden, inner, arch.mlp_bias))
     shapes.update(_norm("input_layernorm", hidden, arch))
     shapes.update(_norm("post_attention_layernorm", hidden, arch))
     return shapes

@@ -52,13 +52,19 @@ class KVCache:
     def __getitem__(self, layer: str) -> LayerCache:
         return self._layers[layer]
 
-    def check(self, num_new: int) -> None:
-        """Raise UserError where a cache has no business (gradients are recorded) or no room for `num_new` positions."""
+    def check(self, num_new: int, documents: Tensor | None = None) -> None:
+        """Raise UserError where a cache has no business (gradients, documents) or no room for `num_new` positions."""
         if torch.is_grad_enabled():
             raise UserError(
                 "a KV cache in a forward that records gradients",
                 "kept keys and values belong to older weights: training with them is wrong",
                 "leave the cache out, or generate under torch.no_grad()",
+            )
+        if documents is not None:
+            raise UserError(
+                f"a KV cache and rows of up to {documents.shape[1]} documents",
+                "generation goes on with one document per row",
+                "leave out the cache or `documents`",
             )
         if self.length + num_new > self.capacity:
             raise UserError(

@@ -1,19 +1,25 @@
 """The recipe's `model:` section, and config.json in. No torch.
 
-A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory), `family` (and its
-sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A field that is
-unknown, or whose value would change the maths in a way that is not implemented, is refused by name: never ignored.
+A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory, or a name of the hub),
+`family` (and its sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A
+field that is unknown, or whose value would change the maths in a way that is not implemented, is refused by name: never
+ignored. So is a model that brings code of its own (`auto_map`): it may compute anything, and code of a model is never run.
+
+A file is read as transformers reads it: types exactly, and fields that training does not use are passed over. A recipe may
+write numbers as YAML leaves them ("1e-5"), and a field without effect is refused.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
+from windlass.hub import check_revision, locate
 from windlass.model.architecture import Architecture
 from windlass.model.families import FAMILIES, NEAREST, Family
+from windlass.model.family import ANSWERS
 from windlass.model.presets import PRESETS
 from windlass.model.scaling import merge_rope
 from windlass.settings import Settings
@@ -23,19 +29,31 @@ class ModelConfig(Settings):
     """Exactly one of `preset`, `from`, `family`; more keys are fields of the family's Hugging Face config."""
 
     model_config = ConfigDict(extra="allow")
+    _hub_cache: str | None = PrivateAttr(None)
 
     preset: str | None = None
     """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, llama-3.1-8b,
-    qwen2.5-1.5b, qwen2.5-7b, qwen3-4b, smollm3-3b."""
+    qwen2.5-1.5b, qwen2.5-7b, qwen3-4b, qwen3-30b-a3b, smollm3-3b."""
     from_: str | None = Field(None, alias="from")
-    """A local Hugging Face directory: its shape, its weights."""
+    """A model with its weights: a local Hugging Face directory, or a name of the hub such as Qwen/Qwen3-4B."""
+    revision: str | None = None
+    """With a hub name: the branch, tag or full commit to take; main if not given."""
+    commit: str | None = None
+    """With a hub name: the commit that the revision was when the run began. windlass writes it into resolved.yaml."""
     family: str | None = None
-    """qwen3, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own names."""
+    """qwen3, qwen3_moe, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own
+    names."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
         given = {"preset": self.preset, "from": self.from_, "family": self.family}
         named = [f"{key}: {value}" for key, value in given.items() if value is not None]
+        if "trust_remote_code" in (self.__pydantic_extra__ or {}):
+            raise UserError(
+                "model.trust_remote_code",
+                "code that a model brings is never run: its family is computed here, or it is refused",
+                "remove the setting",
+            )
         if len(named) != 1:
             raise UserError(
                 f"model: {' and '.join(named) if named else 'none of preset, from, family'}",
@@ -46,6 +64,7 @@ class ModelConfig(Settings):
             raise _unknown("preset", self.preset, list(PRESETS))
         if self.family is not None:
             _family(self.family)
+        check_revision("model", self.from_, self.revision, self.commit)
         if self.from_ is None:  # a directory is read when it is needed: here no file is touched
             _checked(self.hf_fields())
         return self
@@ -55,20 +74,33 @@ class ModelConfig(Settings):
         hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
         return next((hint for hint in hints if hint), "")
 
+    def keep_in(self, cache: str | None) -> None:
+        """Where hub names are kept: `hub.cache` of the recipe that this is a part of."""
+        self._hub_cache = cache
+
+    def directory(self) -> Path:
+        """Where config.json and weights of `from` lie: the directory, or what is in the hub's cache. Raises UserError."""
+        assert self.from_ is not None
+        return locate(self.from_, self.commit or self.revision, "model.from", self._hub_cache)
+
     def hf_fields(self) -> dict[str, Any]:
         """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""
         if self.preset is not None:
             base = dict(PRESETS[self.preset])
         elif self.from_ is not None:
-            base = _causal(read_hf_config(self.from_), self.from_)
+            base = _causal(read_hf_config(self.directory()), self.from_)
         else:
             base = {"model_type": self.family}
         aliases = _family(base["model_type"]).aliases
         own = {aliases.get(key, key): value for key, value in (self.__pydantic_extra__ or {}).items()}
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
-        _refuse_unknown(own, _family(base["model_type"]))
-        return merge_rope(base, own)
+        family = _family(base["model_type"])
+        _refuse_unknown(own, family)
+        _refuse_useless(own, family)
+        merged = merge_rope(base, own)
+        family.check_own(own, merged)
+        return merged
 
     def architecture(self, vocab_size: int | None = None) -> Architecture:
         """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none."""
@@ -88,6 +120,14 @@ class ModelConfig(Settings):
             )
         return fields.to_architecture(rows)
 
+    def shape(self, vocab_size: int | None) -> Architecture | None:
+        """The model where the recipe alone says it, with `vocab_size` where it gives none; no file is read. None: it does not."""
+        if self.from_ is not None:
+            return None
+        fields = _checked(self.hf_fields())
+        rows = fields.vocab_size if fields.vocab_size is not None else vocab_size
+        return None if rows is None else fields.to_architecture(rows)
+
 
 def architecture_from_hf(config: dict[str, Any]) -> Architecture:
     """config.json's content -> Architecture. Raises UserError for what would be another model here."""
@@ -103,8 +143,8 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(
             f"model.from: {directory}",
-            "this is no directory; models are loaded from local Hugging Face directories, not from the hub",
-            f"download it first (`hf download {directory} --local-dir DIRECTORY`) and give that directory",
+            "this is neither a directory nor a name of the hub, which has the form org/name",
+            "give a Hugging Face directory, or a name such as Qwen/Qwen3-4B",
         )
     file = path / "config.json"
     if not file.is_file():
@@ -126,8 +166,22 @@ def _causal(config: dict[str, Any], source: str) -> dict[str, Any]:
     """A copy with Hugging Face's field names, if its family is one of ours."""
     if "model_type" not in config:
         raise UserError(f"{source}: no model_type", "config.json names its family", f"add one of {', '.join(FAMILIES)}")
-    aliases = _family(config["model_type"]).aliases
-    return {aliases.get(key, key): value for key, value in config.items()}
+    own = sorted(str(name) for name in (config.get("auto_map") or {}) if name != "AutoTokenizer")
+    if own:
+        raise UserError(
+            f"{source}: auto_map: the model brings code of its own ({', '.join(own)})",
+            f"that code may compute something else than {config['model_type']}, and code of a model is never run here",
+            "where you know that it computes the same: a local copy of the directory, without auto_map in its config.json",
+        )
+    family = _family(config["model_type"])
+    fields = {family.aliases.get(key, key): value for key, value in config.items()}
+    try:  # text for a number, or 6.0 for 6, is no config.json that transformers takes
+        family.model_validate({key: fields[key] for key in fields if key in family.model_fields}, strict=True)
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if one["type"] != "missing"]
+        if wrong:
+            raise _wrong_kind(source, family, wrong[0]) from error
+    return fields
 
 
 def _family(name: str) -> type[Family]:
@@ -168,6 +222,17 @@ def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
             )
 
 
+def _refuse_useless(own: dict[str, Any], family: type[Family]) -> None:
+    """Refuse keys of a recipe that a config.json may have, and that change nothing here."""
+    useless = [key for key in own if key in family.harmless]
+    if useless:
+        raise UserError(
+            "; ".join(f"model: {key}: {json.dumps(own[key], default=str)}" for key in useless),
+            "a setting that has no effect on training is refused in a recipe",
+            "; ".join(f"{key}: {ANSWERS.get(key, 'remove it')}" for key in useless),
+        )
+
+
 def _checked(fields: dict[str, Any]) -> Family:
     """The typed fields. Raises UserError for unknown keys, refused values, wrong types, and missing sizes."""
     family = _family(fields["model_type"])
@@ -183,10 +248,12 @@ def _checked(fields: dict[str, Any]) -> Family:
     try:
         return family(**{key: value for key, value in present.items() if key in family.model_fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"model: {field}: {first['input']!r}",
-            f"{first['msg'][0].lower()}{first['msg'][1:]}",
-            f"give a {field} of that kind",
-        ) from error
+        raise _wrong_kind("model", family, error.errors()[0]) from error
+
+
+def _wrong_kind(source: str, family: type[Family], error: Any) -> UserError:
+    """One complaint of pydantic as a sentence with what the field takes."""
+    name = str(error["loc"][0])
+    field = ".".join(str(part) for part in error["loc"])
+    message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return UserError(f"{source}: {field}: {error['input']!r}", message, f"give {name} as {family.kind_of(name)}")

@@ -1,4 +1,4 @@
-"""The families by name, each with what it has beyond the shared fields of rotary.py; gpt2 has a file. No torch.
+"""The families by name, each with what it has beyond the shared fields of rotary.py; gpt2 and qwen3_moe have files. No torch.
 
 How to add one: docs/howto/add-a-family.md.
 """
@@ -10,6 +10,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.family import INFERENCE, Family, Size
 from windlass.model.gpt2 import GPT2Fields
+from windlass.model.qwen3_moe import Qwen3MoeFields
 from windlass.model.rotary import RotaryFields, WindowedFields, Windows
 
 
@@ -44,8 +45,8 @@ class MistralFields(RotaryFields):
     family: ClassVar[str] = "mistral"
     architecture_class: ClassVar[str] = "MistralForCausalLM"
 
-    num_key_value_heads: Size | None = 8
-    """Key and value heads; 8 when left out, as many as query heads when null."""
+    num_key_value_heads: Size = 8
+    """Key and value heads; 8 when left out."""
     max_position_embeddings: Size = 131072
     """Longest sequence the model is meant for, in tokens; written to the export."""
     sliding_window: Size | None = 4096
@@ -170,6 +171,7 @@ FAMILIES: Final[dict[str, type[Family]]] = {
     "mistral": MistralFields,
     "qwen2": Qwen2Fields,
     "smollm3": SmolLM3Fields,
+    "qwen3_moe": Qwen3MoeFields,
 }
 # the first letters of a model_type that is not here -> the nearest one that is, and what it lacks
 NEAREST: Final[dict[str, tuple[str, str]]] = {
@@ -179,8 +181,7 @@ NEAREST: Final[dict[str, tuple[str, str]]] = {
     "phimoe": ("llama", "mixtures of experts"),
     "mixtral": ("mistral", "the MLPs are mixtures of experts"),
     "ministral": ("mistral", "windows that differ by layer"),
-    "qwen2_moe": ("qwen2", "the MLPs are mixtures of experts"),
-    "qwen3_moe": ("qwen3", "the MLPs are mixtures of experts"),
+    "qwen2_moe": ("qwen3_moe", "a shared expert beside the others, and no norms in attention"),
     "qwen3_next": ("qwen3", "gated linear attention and experts"),
     "qwen2_vl": ("qwen2", "images, and rotary positions in three directions"),
     "deepseek": ("llama", "latent attention and mixtures of experts"),

@@ -3,10 +3,11 @@
 A field is one of three. *Known*: a typed field of the family's class. *Harmless*: it changes no number of a causal
 language model (INFERENCE, `harmless`). *Fixed*: it would change the maths in a way that is not implemented, so only the
 values that leave the maths alone are accepted (`fixed`). Whatever is none of these is refused by name in config.py: an
-ignored field is a model that is silently another one. Source: the configuration_*.py of transformers 5.23; a test
-compares the defaults.
+ignored field is a model that is silently another one. In a recipe a harmless field is refused too, since it was written
+there to have an effect (ANSWERS). Source: the configuration_*.py of transformers 5.23; a test compares the defaults.
 """
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -31,6 +32,19 @@ no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_seque
 exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transformers.js_config
 """
 INFERENCE: Final = frozenset(_INFERENCE.split())
+_STORED: Final = "set precision.policy (fp32, bf16, fp16, bf16-pure), which says what stores and what computes"
+_KERNEL: Final = "remove it: the attention kernel is chosen by device and model, and told at the start of a run"
+ANSWERS: Final = {
+    **dict.fromkeys(("dtype", "torch_dtype", "use_bfloat16"), _STORED),
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), _KERNEL),
+    "use_cache": "remove it: training has no KV cache, and `windlass generate` always has one",
+    "temperature": "remove it: `windlass generate --temperature`",
+    "top_p": "remove it: `windlass generate --top-p`",
+    "max_new_tokens": "remove it: `windlass generate --max-tokens`",
+    "max_length": "remove it: data.sequence_length is what is trained, `windlass generate --max-tokens` what is written",
+    "n_ctx": "set model.n_positions",
+}
+"""What to do about a harmless field in a recipe, where there is more to say than that it has no effect."""
 NEVER: Final[dict[str, tuple[Any, ...]]] = {
     "is_encoder_decoder": (False, None),
     "tie_encoder_decoder": (False, None),
@@ -61,12 +75,38 @@ class Family(Settings):
     pad_token_id: int | None = None
     """Token id, written to the export. As in transformers, its embedding gets no gradient where it is read (not gpt2)."""
 
+    @abstractmethod
     def to_architecture(self, vocab_size: int) -> Architecture:
-        raise NotImplementedError
+        """What the decoder needs to know."""
 
     @classmethod
+    @abstractmethod
     def from_architecture(cls, arch: Architecture) -> dict[str, object]:
-        raise NotImplementedError
+        """config.json's content again."""
+
+    @classmethod
+    def check_own(cls, own: dict[str, Any], merged: dict[str, Any]) -> None:
+        """Raises UserError for fields of a recipe (`own`) that have no effect beside the others (`merged`)."""
+
+    @classmethod
+    def kind_of(cls, field: str) -> str:
+        """What a field takes, in words: `a whole number from 1 or null`."""
+        return _kind(cls.model_json_schema()["properties"][field])
+
+
+_KINDS: Final = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
+_BOUNDS: Final = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(str(value) for value in schema["enum"])
+    if schema["type"] == "array":
+        return f"a list, each {_kind(schema['items'])}"
+    bounds = [f" {word} {schema[key]:g}" for key, word in _BOUNDS.items() if key in schema]
+    return _KINDS.get(schema["type"], "a mapping") + "".join(bounds)
 
 
 def token_ids_of(fields: Family) -> dict[str, Any]:

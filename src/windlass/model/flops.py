@@ -6,6 +6,9 @@ maths needs. Not counted, as everywhere: the embedding lookup, norms, activation
 optimizer. Grouped key/value heads make the projections smaller, not the scores. A tied head is counted once, as the
 head.
 
+Of a mixture's experts a token is multiplied by K of E, so K / E of their weights count ("active"), and the router's matrix whole;
+in all three conventions.
+
 Three conventions, because published figures mix them: `six_n` = 6 N over all parameters (Kaplan et al., arXiv
 2001.08361); `palm` = 6 N + 12 L H K T over the multiplied weights, full attention (PaLM, arXiv 2204.02311, appendix B);
 `causal` = the same with half the attention (Megatron-LM, MaxText), and no key outside a sliding window: only work that
@@ -15,9 +18,11 @@ Legend: L layers, H query heads, K channels per head, T sequence length, N param
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.units import format_count
 
 
 @dataclass(frozen=True)
@@ -34,18 +39,83 @@ def count_parameters(arch: Architecture) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(arch).values())
 
 
+def count_active(arch: Architecture) -> int:
+    """Parameters that take part in one token: all, but of a mixture's experts only those that it is sent to."""
+    return sum(active(arch, shape) for shape in parameter_shapes(arch).values())
+
+
+def describe_experts(arch: Architecture) -> str:
+    """In words, for a model that has them: how many a token meets, and whether their routers are balanced."""
+    balance = (
+        f"routers balanced by {arch.router_loss_scale:g} x their loss"
+        if arch.router_loss
+        else "routers not balanced (model.output_router_logits=true adds their loss)"
+    )
+    return (
+        f"{arch.experts_per_token} of {arch.num_experts} in {len(arch.sparse_layers)} of {arch.num_layers} layers, "
+        f"{format_count(count_active(arch))} parameters in a token; {balance}"
+    )
+
+
+def active(arch: Architecture, shape: tuple[int, ...]) -> int:
+    """Weights of a parameter that a token meets: K of E matrices of experts [E, out, in], all of any other."""
+    whole = math.prod(shape)
+    return whole // arch.num_experts * arch.experts_per_token if len(shape) == 3 else whole
+
+
 def count_multiplied(arch: Architecture) -> int:
-    """Weights that multiply every token: the matrices of blocks and head, without lookups, norms and biases."""
+    """Weights that multiply a token: the matrices of blocks and head, without lookups, norms and biases; active experts only."""
     head = arch.vocab_size * arch.hidden_size
-    return head + sum(math.prod(s) for n, s in parameter_shapes(arch).items() if len(s) == 2 and ".layers." in n)
+    return head + sum(active(arch, s) for n, s in parameter_shapes(arch).items() if len(s) >= 2 and ".layers." in n)
 
 
-def flops_per_token(arch: Architecture, sequence_length: int) -> FlopsPerToken:
-    """FLOPs of forward and backward, divided by the tokens, for sequences of `sequence_length` tokens."""
-    products = 6.0 * count_multiplied(arch)
-    per_key = 12.0 * arch.num_heads * arch.head_dim  # of one layer
-    full = arch.num_layers * sequence_length
+def flops_per_token(arch: Architecture, sequence_length: int, frozen: Collection[str] = ()) -> FlopsPerToken:
+    """FLOPs of forward and backward, divided by the tokens, for sequences of `sequence_length` tokens.
+
+    `frozen`: names of parameters that are not trained. Their own gradients, and the backward of what lies before the first
+    trained parameter, are work that nobody does: palm and causal leave it out, six_n stays the convention that it is.
+    """
+    backward, shares = _backward(arch, frozenset(frozen))
+    products = 2.0 * count_multiplied(arch) + backward
     window = min(arch.window or sequence_length, sequence_length)
     seen = window - window**2 / (2 * sequence_length)  # mean number of keys; T / 2 without a window
-    causal = (arch.num_layers - len(arch.window_layers)) * sequence_length / 2 + len(arch.window_layers) * seen
-    return FlopsPerToken(6.0 * count_parameters(arch), products + per_key * full, products + per_key * causal)
+    full = causal = 0.0
+    for layer, share in enumerate(shares):
+        per_key = (4.0 + 8.0 * share) * arch.num_heads * arch.head_dim
+        full += per_key * sequence_length
+        causal += per_key * (seen if layer in arch.window_layers else sequence_length / 2)
+    return FlopsPerToken(6.0 * count_active(arch), products + full, products + causal)
+
+
+def _backward(arch: Architecture, frozen: frozenset[str]) -> tuple[float, list[float]]:
+    """(FLOPs per token of the matrices' backward, per layer the share of attention's backward that is done).
+
+    A matrix of n weights: 2 n for its own gradient if it is trained, 2 n for its input's if anything before it is. Attention:
+    one product each for the gradients of values, scores, queries and keys.
+    """
+    shapes = parameter_shapes(arch)
+
+    def trained(*modules: str) -> bool:
+        return any(n not in frozen and n.startswith(tuple(f"{module}." for module in modules)) for n in shapes)
+
+    def cost(matrix: str, is_input_trained: bool) -> float:
+        shape = shapes.get(f"{matrix}.weight", (arch.vocab_size, arch.hidden_size) if matrix == "lm_head" else (0,))
+        weight = "model.embed_tokens.weight" if matrix == "lm_head" and arch.tied else f"{matrix}.weight"
+        return 2.0 * active(arch, shape) * (is_input_trained + (weight not in frozen))
+
+    total, shares, sparse = 0.0, [], set(arch.sparse_layers)
+    flows = trained("model.embed_tokens", "model.embed_positions")  # whether what comes next passes a gradient on
+    for layer in range(arch.num_layers):
+        attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+        flows |= trained(f"model.layers.{layer}.input_layernorm")
+        q, k, v = (flows or trained(f"{attention}.{x}_proj", f"{attention}.{x}_norm") for x in "qkv")
+        shares.append((v + (q or k) + q + k) / 4)
+        total += sum(cost(f"{attention}.{x}_proj", flows) for x in "qkv") + cost(f"{attention}.o_proj", q or k or v)
+        flows = q or k or v or trained(f"{attention}.o_proj", f"model.layers.{layer}.post_attention_layernorm")
+        if layer in sparse:
+            total += cost(f"{mlp}.gate", flows)
+            flows, mlp = flows or trained(f"{mlp}.gate"), f"{mlp}.experts"
+        inner = flows or trained(f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        total += cost(f"{mlp}.gate_proj", flows) + cost(f"{mlp}.up_proj", flows) + cost(f"{mlp}.down_proj", inner)
+        flows = inner or trained(f"{mlp}.down_proj")
+    return total + cost("lm_head", flows or trained("model.norm")), shares

@@ -1,4 +1,4 @@
-"""Weights in from a local Hugging Face directory, and out to one.
+"""Weights in from a local Hugging Face directory (or the hub's cache), and out to one.
 
 In: safetensors files are mapped, not read; each parameter copies only the rows that this rank holds out of the mapping,
 converted to its dtype on the way. Memory is the rank's own part; the ranks of a host share the page cache, so storage
@@ -23,15 +23,18 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from windlass.errors import UserError
+from windlass.hub import indexed_files
 from windlass.model.architecture import Architecture, parameter_shapes
-from windlass.model.names import VOCABULARY, expected_name, stored_as, stored_bytes, stored_shapes
+from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
 from windlass.model.slices import local_part, owned_ranges
 
 SINGLE: Final = "model.safetensors"
+GENERATION: Final = "generation_config.json"
 INDEX: Final = "model.safetensors.index.json"
 PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 FLOATS: Final = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that a weight may have
 SHARD_BYTES: Final = 5 * 10**9  # transformers' own size of a shard for years; every tool reads it
+POINTER: Final = b"version https://git-lfs.github.com/spec"
 NAMED: Final = 5  # tensors that an error message lists
 
 
@@ -49,6 +52,12 @@ def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, T
             _read_into(tensor, name, arch, stored)
 
 
+def check_weights(directory: str | Path, arch: Architecture) -> None:
+    """Raises UserError for what load_weights would refuse; reads the files' headers only."""
+    with contextlib.ExitStack() as stack:
+        _check_tensors(_open_tensors(Path(directory), arch, stack), arch, directory)
+
+
 def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, Any]) -> None:
     """Copy this rank's part of one parameter out of the mapped file; padded rows become 0."""
     source = VOCABULARY[0] if arch.tied and name == VOCABULARY[1] else name  # a tied head apart from its embedding
@@ -59,6 +68,10 @@ def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, 
         rows = rows[: max(0, arch.vocab_size - rows.start)]
         local[len(rows) :] = 0.0
     if not rows:
+        return
+    if where.experts:
+        for place, expert in enumerate(rows):
+            local[place] = stored[where.of_expert(expert)][tuple(slice(part.start, part.stop) for part in ranges[1:])]
         return
     first = where.part * tensor.shape[0]
     index = (slice(first + rows.start, first + rows.stop), *(slice(part.start, part.stop) for part in ranges[1:]))
@@ -73,6 +86,12 @@ def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitSta
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))
         except (SafetensorError, OSError) as error:
+            if isinstance(error, SafetensorError) and _is_pointer(file):
+                raise UserError(
+                    f"{file} is a git-LFS pointer, not the weights",
+                    "git without git-lfs leaves a text of three lines in place of each large file",
+                    "run `git lfs pull` in that directory, or fetch the repository with `hf download`",
+                ) from None
             raise UserError(
                 f"{file}: {error}",
                 "a safetensors file is as long as its header says",
@@ -85,20 +104,18 @@ def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitSta
     return stored
 
 
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(POINTER)) == POINTER
+
+
 def _weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a Hugging Face directory, in transformers' order of preference."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if not (directory / INDEX).is_file():
         raise _no_weights(directory)
-    try:
-        names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{directory / INDEX}: {error!r}",
-            "the index is JSON with a `weight_map` from tensor to file",
-            "copy or download the index again",
-        ) from error
+    names = indexed_files(directory / INDEX, str(directory / INDEX), "copy or download the index again")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise UserError(
@@ -189,7 +206,7 @@ def save_weights(
         kind = str(dtype).removeprefix("torch.")
         _write_json(out / "config.json", {**arch.to_hf(), "dtype": kind, "torch_dtype": kind})
         ids = {name: value for name, value in arch.to_hf().items() if name.endswith("_token_id") and value is not None}
-        _write_json(out / "generation_config.json", {"_from_model_config": True, **ids})
+        _write_json(out / GENERATION, {"_from_model_config": True, **ids})
 
 
 class _ShardWriter:
@@ -200,33 +217,47 @@ class _ShardWriter:
         self._shapes = stored_shapes(arch)
         self._files = _shard_names(len(shards))
         self._file_of = {name: file for file, names in zip(self._files, shards, strict=True) for name in names}
-        self._waiting: dict[str, set[str]] = {file: set() for file in self._files}
+        self._waiting: dict[str, set[tuple[str, int]]] = {file: set() for file in self._files}
         for name in parameter_shapes(arch):
-            self._waiting[self._file_of[stored_as(name, arch).name]].add(name)
+            where = stored_as(name, arch)
+            for stored in where.names:
+                self._waiting[self._file_of[stored]].add((stored, where.part))
         self._tensors: dict[str, dict[str, Tensor]] = {file: {} for file in self._files}
 
     def add(self, name: str, full: Tensor) -> None:
         where = stored_as(name, self._arch)
-        file = self._file_of[where.name]
-        assert name in self._waiting[file], f"{name} came twice"
         if name in VOCABULARY:
             full = full[: self._arch.vocab_size]
+        for index, stored in enumerate(where.names):
+            self._add_to(stored, where, full[index] if where.experts else full)
+
+    def _add_to(self, stored: str, where: Stored, full: Tensor) -> None:
+        file = self._file_of[stored]
+        assert (stored, where.part) in self._waiting[file], f"{stored} came twice"
         kept = self._tensors[file]
-        if where.name not in kept:
-            kept[where.name] = torch.empty(self._shapes[where.name], dtype=self._dtype)
-        part = kept[where.name].narrow(1 if where.transposed else 0, where.part * full.shape[0], full.shape[0])
+        if stored not in kept:
+            kept[stored] = torch.empty(self._shapes[stored], dtype=self._dtype)
+        part = kept[stored].narrow(1 if where.transposed else 0, where.part * full.shape[0], full.shape[0])
         part.copy_(full.T if where.transposed else full)
-        self._waiting[file].remove(name)
+        self._waiting[file].remove((stored, where.part))
         if not self._waiting[file]:
-            save_file(self._tensors.pop(file), self._directory / file, metadata={"format": "pt"})
+            _save(self._tensors.pop(file), self._directory / file)
 
     def finish(self) -> None:
         """All parameters have come; an index where there are several files."""
-        left = sorted(name for names in self._waiting.values() for name in names)
+        left = sorted(name for names in self._waiting.values() for name, _part in names)
         assert not left, f"parameters that never came: {left}"
         if len(self._files) > 1:
             size = sum(stored_bytes(shape, self._dtype.itemsize) for shape in self._shapes.values())
             _write_json(self._directory / INDEX, {"metadata": {"total_size": size}, "weight_map": self._file_of})
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """As safetensors, with the access that any new file of this user has: safetensors gives it to the owner alone."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def _plan_shards(arch: Architecture, item_bytes: int, max_shard_bytes: int) -> list[list[str]]:

@@ -5,36 +5,61 @@ and head are one module's forward, so FSDP2's hooks have gathered the weight whe
 in. The gradient of each chunk is computed while its logits are alive, in forward; backward only scales it by the
 incoming scalar:
     d loss / d logits = softmax(logits) - onehot(target),  0 where the target is -100.
-Kept for backward: N D + V D elements, in place of two or three times N V. Measured (4,096 tokens x 32,000, fp32, 2
-cores): dense +1,510 MiB and 4.8 s, checkpointing per chunk +951 MiB and 4.5 s, this +203 MiB and 2.8 s. Idea: Liger
-Kernel, arXiv 2410.10989.
+Kept for backward: N D + V D elements (a frozen head: N D), in place of two or three times N V. Measured (4,096 tokens x
+32,000, fp32, 2 cores): dense +1,510 MiB and 4.8 s, checkpointing per chunk +951 MiB and 4.5 s, this +203 MiB and 2.8 s.
+Idea: Liger Kernel, arXiv 2410.10989.
 
 Softmax and sums run in promote_types(dtype, float32): fp32 for bf16, fp64 for fp64. The padded columns of the
 vocabulary are -inf: no probability and no gradient, whatever their rows hold.
 
-Legend: B sequences, T positions, N = B T tokens, C tokens of a chunk, D hidden size, V rows of the head (padded).
+A head whose rows are cut over ranks (`Cut`) needs three numbers per token of the others: the largest logit, the sum of
+exponentials, and the target's logit, which one rank has. They are all-reduced per chunk, 3 elements per token where the logits
+would be V; the loss is then the same number on every rank, the hidden states' gradient this rank's part of a sum
+(Megatron-LM's parallel cross-entropy, arXiv 1909.08053, section 3).
+
+Legend: B sequences, T positions, N = B T tokens, C tokens of a chunk, D hidden size, V rows of the head (padded) that are here.
 """
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
+SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
 CHUNK_LOGITS: Final = 1 << 27  # 512 MiB of fp32 logits at a time: 2,668 tokens at GPT-2's vocabulary, 883 at Qwen3's
 
 
-def chunk_loss(logits_CV: Tensor, targets_C: Tensor) -> Tensor:
-    """Summed loss of one chunk; turns `logits_CV` into d loss / d logits in place."""
+@dataclass(frozen=True)
+class Cut:
+    """A head's rows lie over the ranks of `group`; this rank's begin with `first_row`. Without a group all are here."""
+
+    group: dist.ProcessGroup | None = None
+    first_row: int = 0
+
+
+def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut()) -> Tensor:
+    """Summed loss of one chunk, over all ranks' rows; turns `logits_CV` into d loss / d logits in place."""
     counted_C = targets_C != IGNORED
-    rows_C1 = targets_C.where(counted_C, 0)[:, None]
-    logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
-    picked_C = logits_CV.gather(1, rows_C1)[:, 0]
+    rows_C = targets_C - cut.first_row
+    here_C = counted_C & (rows_C >= 0) & (rows_C < logits_CV.shape[1])
+    rows_C1 = rows_C.where(here_C, 0)[:, None]
+    largest_C1 = logits_CV.amax(-1, keepdim=True)
+    if cut.group is not None:
+        dist.all_reduce(largest_C1, dist.ReduceOp.MAX, cut.group)
+    logits_CV.sub_(largest_C1)
+    picked_C = logits_CV.gather(1, rows_C1)[:, 0].where(here_C, 0)
     total_C = logits_CV.exp_().sum(-1)
+    if cut.group is not None:
+        sums_2C = torch.stack((total_C, picked_C))
+        dist.all_reduce(sums_2C, group=cut.group)
+        total_C, picked_C = sums_2C
     loss = (total_C.log() - picked_C).where(counted_C, 0).sum()
     logits_CV.div_(total_C[:, None])
-    logits_CV.scatter_add_(1, rows_C1, -torch.ones_like(picked_C)[:, None])
+    logits_CV.scatter_add_(1, rows_C1, -here_C.to(logits_CV.dtype)[:, None])
     logits_CV.mul_(counted_C[:, None])
     return loss
 
@@ -48,32 +73,59 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targets_N: Tensor,
         vocab_size: int,
         chunk_tokens: int,
-        keep: bool,
+        keep_hidden: bool,
+        keep_weight: bool,
+        cut: Cut,
     ) -> Tensor:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = hidden_ND.new_zeros((), dtype=wide)
-        grad_hidden_ND = torch.empty_like(hidden_ND) if keep else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if keep else None
+        grad_hidden_ND = torch.empty_like(hidden_ND) if keep_hidden else None
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if keep_weight else None
         for start in range(0, hidden_ND.shape[0], chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             logits_CV = (hidden_ND[chunk] @ weight_VD.T).to(wide)
-            logits_CV[:, vocab_size:] = -torch.inf
-            loss += chunk_loss(logits_CV, targets_N[chunk])
-            if grad_hidden_ND is not None and grad_weight_VD is not None:
-                grad_CV = logits_CV.to(weight_VD.dtype)
+            logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf
+            loss += chunk_loss(logits_CV, targets_N[chunk], cut)
+            if not (keep_hidden or keep_weight):
+                continue
+            grad_CV = logits_CV.to(weight_VD.dtype)
+            if grad_hidden_ND is not None:
                 grad_hidden_ND[chunk] = grad_CV @ weight_VD
+            if grad_weight_VD is not None:
                 grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
-        if grad_hidden_ND is not None and grad_weight_VD is not None:
-            ctx.save_for_backward(grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype))
+        ctx.save_for_backward(grad_hidden_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (scale,) = grads
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
-        grad_hidden = grad_hidden_ND * scale.to(grad_hidden_ND.dtype) if ctx.needs_input_grad[0] else None
-        grad_weight = grad_weight_VD * scale.to(grad_weight_VD.dtype) if ctx.needs_input_grad[1] else None
-        return grad_hidden, grad_weight, None, None, None, None
+        grad_hidden = None if grad_hidden_ND is None else _scaled(grad_hidden_ND, scale)
+        grad_weight = None if grad_weight_VD is None else _scaled(grad_weight_VD, scale)
+        return grad_hidden, grad_weight, None, None, None, None, None, None
+
+
+def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
+    """grad times the 0-dim scale, rounded once. torch would round the scale to grad's dtype first: in bf16 one factor of up to
+    1 +- 2^-9 on every gradient. In pieces of rows, so that the wide copy stays small."""
+    if grad_RD.dtype == scale.dtype:
+        return grad_RD * scale
+    scaled_RD = torch.empty_like(grad_RD)
+    rows = max(1, SCALED_ELEMENTS // grad_RD.shape[1])
+    for start in range(0, grad_RD.shape[0], rows):
+        piece = slice(start, start + rows)
+        scaled_RD[piece] = grad_RD[piece].to(scale.dtype) * scale
+    return scaled_RD
+
+
+def head_loss(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, vocab_size: int, chunk_tokens: int, cut: Cut = Cut()
+) -> Tensor:
+    """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `cut.group`. `vocab_size`: of the whole head."""
+    # a frozen head needs no gradient of its own, and frozen blocks below it none of the hidden states
+    keep = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_BTD, weight_VD)]
+    tokens = (hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
+    return _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut)
 
 
 class Head(nn.Linear):
@@ -88,6 +140,4 @@ class Head(nn.Linear):
         """Logits [B, T, vocab_size] in hidden's dtype; with targets the 0-dim sum in nats, at least fp32."""
         if targets_BT is None:
             return functional.linear(hidden_BTD, self.weight[: self.vocab_size])
-        keep = torch.is_grad_enabled() and (hidden_BTD.requires_grad or self.weight.requires_grad)
-        tokens = (hidden_BTD.flatten(0, 1), self.weight, targets_BT.flatten())
-        return _ChunkedCrossEntropy.apply(*tokens, self.vocab_size, self.chunk_tokens, keep)
+        return head_loss(hidden_BTD, self.weight, targets_BT, self.vocab_size, self.chunk_tokens)

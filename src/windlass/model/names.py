@@ -1,9 +1,11 @@
 """Our canonical names to Hugging Face's stored tensors, and back. No torch.
 
-For all families but GPT-2 the names are the same. GPT-2 stores its projections transposed (transformers' Conv1D keeps [in,
-out]) and query, key and value fused in one tensor; both are undone at load and redone at save. Files written by others
-may leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants that are no parameters (causal masks,
-rotary frequencies, a copy of a tied head).
+For all families but two the names are the same. Mixtures of experts are stored as one tensor per expert and matrix, and are one
+parameter per matrix here: `mlp.experts.up_proj.weight` [E, F, D] for `mlp.experts.0.up_proj.weight` [F, D] and so on. A user
+calls all of them `mlp.experts.*.up_proj.weight`: one rate, decay or freeze holds for all experts of a layer. GPT-2 stores its
+projections transposed (transformers' Conv1D keeps [in, out]) and query, key and value fused in one tensor; both are undone at
+load and redone at save. Files written by others may leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants
+that are no parameters (causal masks, rotary frequencies, a copy of a tied head).
 """
 
 import math
@@ -34,16 +36,28 @@ _FUSED: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a parameter lies: part `part` of `parts` (along its rows) of tensor `name`, perhaps transposed."""
+    """Where a parameter lies: part `part` of `parts` (along its rows) of tensor `name`, perhaps transposed. With `experts`: each
+    index of its first dim is a tensor of its own, whose number stands for the `*` in `name`."""
 
     name: str
     transposed: bool = False
     part: int = 0
     parts: int = 1
+    experts: int = 0
+
+    def of_expert(self, expert: int) -> str:
+        return self.name.replace("*", str(expert))
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors of the file that hold the parameter."""
+        return [self.of_expert(expert) for expert in range(self.experts)] or [self.name]
 
 
 def stored_as(name: str, arch: Architecture) -> Stored:
     """The tensor of the family's Hugging Face file that holds parameter `name`."""
+    if ".mlp.experts." in name:
+        return Stored(name.replace(".experts.", ".experts.*."), experts=arch.num_experts)
     if arch.family != "gpt2" or name == "lm_head.weight":
         return Stored(name)
     module, kind = name.rsplit(".", 1)
@@ -60,11 +74,24 @@ def stored_as(name: str, arch: Architecture) -> Stored:
     )
 
 
+def names_of(arch: Architecture) -> dict[str, tuple[str, ...]]:
+    """Every parameter -> the Hugging Face names that a user may call it by: two for a tied pair, and GPT-2's own for GPT-2,
+    where one name stands for query, key and value."""
+    names: dict[str, tuple[str, ...]] = {name: (stored_as(name, arch).name,) for name in parameter_shapes(arch)}
+    if arch.tied:
+        embedding, head = VOCABULARY
+        names[embedding] += (head,)
+    return names
+
+
 def stored_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Every tensor of the family's Hugging Face file -> its shape, in the order of the model."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, *rest) in parameter_shapes(arch).items():
         stored = stored_as(name, arch)
+        if stored.experts:
+            shapes.update(dict.fromkeys(stored.names, tuple(rest)))
+            continue
         shape = (rows * stored.parts, *rest)
         shapes[stored.name] = shape[::-1] if stored.transposed else shape
     return shapes

@@ -1,8 +1,8 @@
 """Named models: the Hugging Face config of each, with true counts. No torch.
 
-GPT-2's dropouts are 0 here (Hugging Face's configs carry 0.1): pretraining sees each token about once, and dropout is
-not offered in training. `gpt2-1.3b`, `-26b`, `-65b` have the shapes of a known recipe that calls them 1.5B, 30B and
-65B; the names here say what they really count.
+GPT-2's dropouts are 0 here (its published configs carry 0.1): pretraining sees each token about once, where dropout only
+costs. A recipe can set them again, such as `resid_pdrop: 0.1`. `gpt2-1.3b`, `-26b`, `-65b` have the shapes of a known recipe
+that calls them 1.5B, 30B and 65B; the names here say what they really count.
 """
 
 from typing import Any, Final
@@ -97,6 +97,25 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "max_position_embeddings": 40960,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "qwen3-30b-a3b": {  # Qwen/Qwen3-30B-A3B: 30,532,122,624, of which 3,353,032,704 in a token
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "router_aux_loss_coef": 0.001,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
         "bos_token_id": 151643,
         "eos_token_id": 151645,
     },

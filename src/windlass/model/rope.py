@@ -17,15 +17,18 @@ from windlass.model.scaling import RopeScaling
 
 
 def rope_tables(
-    positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles, each [T, K], in `dtype`; computed in promote_types(dtype, float32)."""
+    """cos and sin of the angles in `dtype`, each [T, K] for positions [T], or [B, 1, T, K] where rows have positions [B, T]
+    of their own; computed in promote_types(dtype, float32)."""
     wide = torch.promote_types(dtype, torch.float32)
-    channels_P = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide)
+    channels_P = torch.arange(0, head_dim, 2, device=positions.device, dtype=wide)
     powers_P = theta ** (channels_P / head_dim)
     frequencies_P = 1.0 / powers_P if scaling is None else scaled_frequencies(powers_P, head_dim, theta, scaling)
-    half_TP = positions_T.to(wide)[:, None] * frequencies_P
+    half_TP = positions.to(wide)[..., None] * frequencies_P
     angles_TK = torch.cat((half_TP, half_TP), dim=-1)
+    if positions.ndim == 2:
+        angles_TK = angles_TK[:, None]  # for all heads
     magnitude = 1.0 if scaling is None else scaling.magnitude
     return (angles_TK.cos() * magnitude).to(dtype), (angles_TK.sin() * magnitude).to(dtype)
 

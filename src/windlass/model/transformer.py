@@ -3,11 +3,14 @@
     h = E[ids] (+ P[positions]);   h += attention(norm(h));   h += mlp(norm(h));   logits = W norm(h)
 
 Families differ by the Architecture alone: RMSNorm or LayerNorm, rotary, learned or (per layer) no positions, a sliding
-window per layer, norms on query and key heads, gated or plain MLP, biases, a tied head. Sources: arXiv 1706.03762
-(attention), 1910.07467 (RMSNorm), 2002.05202 (gated MLP), 2305.19466 (layers without positions).
+window per layer, norms on query and key heads, gated or plain MLP or experts (moe.py), biases, a tied head. Sources: arXiv
+1706.03762 (attention), 1910.07467 (RMSNorm), 2002.05202 (gated MLP), 2305.19466 (layers without positions).
 
-Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`) and layers with a window
-beside layers without one: each such kind is a second graph.
+Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`), layers with a window
+beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
+
+Dropout is a function of the batch's `keys` (dropout.py) and happens where GPT-2 has it: after the embedding, on attention's
+weights, on what attention and MLP add. Without keys, and outside of training, nothing is dropped.
 
 A part of the model (a pipeline stage) keeps only its blocks, keyed by their global index, so that names are the same in
 every layout. Nothing here is a buffer: after `to_empty` only parameters are to be filled, and `tie()` restores the tie
@@ -18,25 +21,22 @@ Legend: B sequences, T positions, D hidden size, H query heads, G key/value head
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from windlass.errors import UserError
+from windlass.model.activation import activate
 from windlass.model.architecture import Architecture
 from windlass.model.attention import Layout, attend
+from windlass.model.attention_context import Context
+from windlass.model.attention_documents import Documents, find_documents
 from windlass.model.cache import KVCache, LayerCache
-from windlass.model.loss import Head
+from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
+from windlass.model.loss import IGNORED, Head
+from windlass.model.moe import MoE, Routed
 from windlass.model.rope import rope_tables, rotate
+from windlass.model.routing import Routing
+from windlass.model.slices import Share
 
 Rope = tuple[Tensor, Tensor] | None
-
-
-def activate(x_BTF: Tensor, name: str) -> Tensor:
-    """Hugging Face's activation functions by their names there."""
-    if name in ("gelu_new", "gelu_pytorch_tanh"):
-        return functional.gelu(x_BTF, approximate="tanh")
-    if name in ("silu", "swish"):
-        return functional.silu(x_BTF)
-    return functional.gelu(x_BTF) if name == "gelu" else functional.relu(x_BTF)
 
 
 def make_norm(size: int, arch: Architecture) -> nn.Module:
@@ -49,7 +49,7 @@ class Attention(nn.Module):
     def __init__(self, arch: Architecture):
         super().__init__()
         size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-        self.head_dim = arch.head_dim
+        self.head_dim, self.dropout = arch.head_dim, arch.attn_dropout
         self.q_proj = nn.Linear(arch.hidden_size, size, bias=arch.qkv_bias)
         self.k_proj = nn.Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
         self.v_proj = nn.Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
@@ -57,7 +57,9 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
         self.k_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
 
-    def forward(self, hidden_BTD: Tensor, rope: Rope, layout: Layout, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self, hidden_BTD: Tensor, rope: Rope, layout: Layout, cache: LayerCache | None, keys_B: Tensor | None
+    ) -> Tensor:
         q_BTHK = self.q_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTGK = self.k_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTGK = self.v_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
@@ -68,7 +70,7 @@ class Attention(nn.Module):
             q_BHTK, k_BGTK = rotate(q_BHTK, rope), rotate(k_BGTK, rope)
         if cache is not None:
             k_BGTK, v_BGTK = cache.append(k_BGTK, v_BGTK, layout.query_offset)
-        out_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, layout)
+        out_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, layout, self.dropout, keys_B)
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(-2))
 
 
@@ -91,18 +93,39 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each on the normed stream and added to it. No index: one graph serves all."""
+    """One layer: attention and MLP, each on the normed stream and added to it. No index: one graph serves all of a kind; a sparse
+    layer, whose MLP is a mixture of experts, hands out what its router did besides."""
 
-    def __init__(self, arch: Architecture):
+    def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
+        self.dropout = arch.resid_dropout
         self.self_attn = Attention(arch)
-        self.mlp = MLP(arch)
+        self.mlp = MoE(arch) if is_sparse else MLP(arch)
         self.input_layernorm = make_norm(arch.hidden_size, arch)
         self.post_attention_layernorm = make_norm(arch.hidden_size, arch)
 
-    def forward(self, hidden_BTD: Tensor, rope: Rope, layout: Layout, cache: LayerCache | None = None) -> Tensor:
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), rope, layout, cache)
-        return hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        rope: Rope,
+        layout: Layout,
+        cache: LayerCache | None = None,
+        keys_B: Tensor | None = None,
+        counted_BT: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Routed]:
+        branch_BTD = self.self_attn(self.input_layernorm(hidden_BTD), rope, layout, cache, keys_B)
+        if keys_B is not None:
+            branch_BTD = dropout(branch_BTD, self.dropout, keys_B, ATTENTION_OUTPUT, layout.stream_T)
+        hidden_BTD = hidden_BTD + branch_BTD
+        normed_BTD, routed = self.post_attention_layernorm(hidden_BTD), None
+        if isinstance(self.mlp, MoE):
+            branch_BTD, routed = self.mlp(normed_BTD, counted_BT)
+        else:
+            branch_BTD = self.mlp(normed_BTD)
+        if keys_B is not None:
+            branch_BTD = dropout(branch_BTD, self.dropout, keys_B, MLP_OUTPUT, layout.stream_T)
+        hidden_BTD = hidden_BTD + branch_BTD
+        return hidden_BTD if routed is None else (hidden_BTD, routed)
 
 
 class Trunk(nn.Module):
@@ -119,14 +142,18 @@ class Decoder(nn.Module):
 
     def __init__(self, arch: Architecture, layers: range | None = None, first: bool = True, last: bool = True):
         super().__init__()
-        self.arch, self.first, self.last = arch, first, last
+        self.arch, self.first, self.last, self.drops = arch, first, last, bool(arch.dropout)
+        self.share = Share()  # of the stream's positions and of the heads: parallel/tensor.py gives it its own
+        self.context: Context | None = None  # of the rows: parallel/context.py gives it
         kept = range(arch.num_layers) if layers is None else layers
         self.model = Trunk()
         if first:
             self.model.embed_tokens = nn.Embedding(arch.padded_vocab_size, arch.hidden_size)
             if arch.rope_theta is None:
                 self.model.embed_positions = nn.Embedding(arch.max_positions, arch.hidden_size)
-        self.model.layers = nn.ModuleDict({str(index): Block(arch) for index in kept})
+        sparse = arch.sparse_layers
+        self.model.layers = nn.ModuleDict({str(index): Block(arch, index in sparse) for index in kept})
+        self.routing = Routing(arch, [index for index in kept if index in sparse])
         if last:
             self.model.norm = make_norm(arch.hidden_size, arch)
             self.lm_head = Head(arch.hidden_size, arch.vocab_size, arch.padded_vocab_size)
@@ -142,24 +169,46 @@ class Decoder(nn.Module):
         if self.arch.tied and self.first and self.last:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, input_ids: Tensor, targets: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed
-        loss in nats (at least fp32); not `last`: hidden. With a cache the positions follow those already in it."""
-        num_positions, offset = input_ids.shape[1], 0
+    def forward(
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None = None,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+        keys: Tensor | None = None,
+    ) -> Tensor:
+        """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
+        nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
+        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention_documents.py).
+        `keys` [B]: one per sample, for dropout; training a model with dropout needs them."""
+        context, offset = self.context, 0
+        # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
+        num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
         if cache is not None:
-            cache.check(num_positions)
+            cache.check(num_positions, documents)
             offset = cache.length
         end = offset + num_positions
-        positions_T = torch.arange(offset, end, device=input_ids.device)
-        hidden_BTD = self._embed(input_ids, positions_T, end) if self.first else input_ids
-        rope = None
-        if self.arch.rope_theta is not None:
-            kind = (self.arch.head_dim, self.arch.rope_theta, hidden_BTD.dtype, self.arch.rope_scaling)
-            rope = rope_tables(positions_T, *kind)
+        found = None if documents is None else find_documents(documents, num_positions)
+        positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT
+        parts: tuple[Documents, ...] = ()
+        if context is not None:
+            positions = context.zigzag.take(positions)
+            parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
+        hidden_BTD = self._embed(input_ids, positions, end) if self.first else input_ids
+        dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: not a call more
+        stream_T, heads_H = (None, None) if dropped is None else self._shares(num_positions, input_ids.device)
+        if dropped is not None and self.first:
+            hidden_BTD = dropout(hidden_BTD, self.arch.embd_dropout, dropped["embedding"], EMBEDDING, stream_T)
+        counted = None if targets is None or not self.arch.num_experts else targets != IGNORED
+        rope = self._rope(positions, hidden_BTD.dtype)
         for index, block in self.model.layers.items():
             turned = None if int(index) in self.arch.unrotated_layers else rope
-            layout = Layout(offset, self.arch.window if int(index) in self.arch.window_layers else None)
-            hidden_BTD = block(hidden_BTD, turned, layout, None if cache is None else cache[index])
+            window = self.arch.window if int(index) in self.arch.window_layers else None
+            layout = Layout(offset, window, found, heads_H, stream_T, context, parts)
+            kept = None if cache is None else cache[index]
+            out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
+            hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)
+        hidden_BTD = self.routing.join(hidden_BTD, self.training)
         if cache is not None:
             cache.advance(num_positions)
         if not self.last:
@@ -168,11 +217,39 @@ class Decoder(nn.Module):
             assert self.lm_head.weight is self.model.embed_tokens.weight, "the tie was cut: call tie() after to_empty"
         return self.lm_head(self.model.norm(hidden_BTD), targets)
 
-    def _embed(self, ids_BT: Tensor, positions_T: Tensor, end: int) -> Tensor:
+    def _rope(self, positions: Tensor, dtype: torch.dtype) -> Rope:
+        if self.arch.rope_theta is None:
+            return None
+        return rope_tables(positions, self.arch.head_dim, self.arch.rope_theta, dtype, self.arch.rope_scaling)
+
+    def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        """The stream's positions and the heads that are computed here; None for all of them."""
+        if self.share.ranks == 1 and self.context is None:
+            return None, None
+        positions_T = torch.arange(num_positions, device=device)
+        if self.context is not None:
+            positions_T = self.context.zigzag.take(positions_T)
+        heads_H = torch.arange(self.arch.num_heads, device=device)
+        return positions_T[self.share.of(len(positions_T))], heads_H[self.share.of(len(heads_H))]
+
+    def _layer_keys(self, keys_B: Tensor | None) -> dict[str, Tensor] | None:
+        """The keys of each layer it holds, by its index, and the embedding's; None where nothing is to be dropped."""
+        if keys_B is None:
+            assert not torch.is_grad_enabled(), "training with dropout needs a key per sample: the batch has no `keys`"
+            return None
+        layers = [int(index) for index in self.model.layers]
+        numbers_L = torch.arange(layers[0], layers[-1] + 1, device=keys_B.device)
+        found = {str(layer): keys_B for layer, keys_B in zip(layers, layer_keys(keys_B, numbers_L), strict=True)}
+        return {**found, "embedding": fold(keys_B, EMBEDDING)}
+
+    def _embed(self, ids_BT: Tensor, positions: Tensor, end: int) -> Tensor:
         """Token rows, plus position rows where positions are learned; `end`: one past the last position."""
         hidden_BTD = self.model.embed_tokens(ids_BT)
+        here = self.share.of(ids_BT.shape[1])  # the positions of the stream
         if self.arch.pad_row is not None:
-            hidden_BTD = torch.where((ids_BT == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD)
+            hidden_BTD = torch.where(
+                (ids_BT[:, here] == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD
+            )
         if self.arch.rope_theta is not None:
             return hidden_BTD
         if end > self.arch.max_positions:
@@ -181,4 +258,4 @@ class Decoder(nn.Module):
                 f"this model has {self.arch.max_positions} learned positions",
                 f"use sequences of at most {self.arch.max_positions} tokens",
             )
-        return hidden_BTD + self.model.embed_positions(positions_T)
+        return hidden_BTD + self.model.embed_positions(positions[..., here])

@@ -7,7 +7,7 @@ once. DTensor knows which axes cut and which repeat, so its norm is summed over 
 gradients are whole on every rank. A norm per rank would scale the shards of one tensor differently (seen in the field: 0.11
 and 0.41 where 0.43 is true). Parameters of different meshes cannot share a foreach call: norms are taken per mesh.
 
-Sent: one all-reduce of 4 bytes over `fsdp`, and one over the pipeline stages where there are several.
+Sent, where there are several ranks: an all-reduce over `fsdp` and one over `tp`, of 4 bytes per tensor; 4 bytes over the stages.
 Source: Pascanu et al., arXiv 1211.5063.
 """
 
@@ -36,13 +36,17 @@ def clip_gradients(records: Sequence[Parameter], max_norm: float, parts: dist.Pr
     """
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
     counted = [gradient for record in records if record.counted and (gradient := record.tensor.grad) is not None]
-    norms = [_norm(group) for group in _by_mesh(counted)]
+    norms = [_norm(group) for group in _by_mesh(counted) if group]
+    if not norms:  # a pipeline's rank whose parameters are all frozen
+        stored = records[0].tensor
+        norms = [torch.zeros((), dtype=torch.promote_types(stored.dtype, torch.float32), device=stored.device)]
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if parts.size() > 1:
         square = norm.square()
         dist.all_reduce(square, group=parts)
         norm = square.sqrt()
-    torch._foreach_mul_(_local(gradients), (max_norm / (norm + EPSILON)).clamp_(max=1.0))
+    if gradients:
+        torch._foreach_mul_(_local(gradients), (max_norm / (norm + EPSILON)).clamp_(max=1.0))
     return norm
 
 
@@ -68,5 +72,8 @@ def _has_shards(gradients: list[torch.Tensor]) -> bool:
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    norm = torch.nn.utils.get_total_norm(gradients)
+    if gradients[0].dtype == torch.bfloat16:  # torch's own norm of bf16 gradients is a bf16 number: three digits
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
+    else:
+        norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,7 +1,7 @@
 """The techniques, applied in their one order. Each line below has a reason to stand where it stands."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -10,12 +10,19 @@ from windlass.model.architecture import Architecture
 from windlass.model.transformer import Decoder
 from windlass.parallel.census import check_dtypes, check_units
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.context import apply_context
 from windlass.parallel.ddp import apply_ddp
+from windlass.parallel.degrees import check_degree, check_heads
+from windlass.parallel.expert import apply_expert
 from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.mesh import Mesh
+from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.precision import Precision
-from windlass.parallel.program import ShardedProgram
+from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
+from windlass.parallel.stages import cut_stages
+from windlass.parallel.tensor import apply_tensor
+from windlass.parallel.tie import EMBEDDING, HEAD
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""
@@ -31,6 +38,14 @@ def check_compiler(config: ParallelConfig, device_type: str) -> None:
         )
 
 
+def freeze(model: Decoder, frozen: Collection[str]) -> None:
+    """Parameters of these names get no gradient: none is computed, kept, or reduced. A tied head follows its embedding, on
+    another pipeline stage too."""
+    names = {*frozen, HEAD} if model.arch.tied and EMBEDDING in frozen else frozen
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in names)
+
+
 def build_program(
     architecture: Architecture,
     config: ParallelConfig,
@@ -38,25 +53,64 @@ def build_program(
     mesh: Mesh,
     device: torch.device,
     fill: Fill,
-) -> ShardedProgram:
+    frozen: Collection[str] = (),
+    recompute: Sequence[str] | None = None,
+) -> Program:
     """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
 
-    Kept per rank afterwards: its own shard of the parameters and nothing else; the whole model exists on no rank.
+    Kept per rank afterwards: its own shard of the parameters and nothing else; the whole model exists on no rank. `frozen`:
+    names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
     """
+    config.check_blocks(architecture.num_layers)
+    check_degree(mesh.layout.tp, architecture)
+    check_heads(mesh.layout.context, config.context_kind, mesh.layout.tp, architecture)
+    stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
-        model = Decoder(architecture).to(precision.stored)
-    apply_recompute(model.blocks, config.recompute)  # before compile, which traces the forward it finds
-    if config.compile:
-        for block in model.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
-            block.compile(fullgraph=True)
-    if config.zero != 0:
-        apply_fsdp(model, model.blocks, mesh, precision, config.zero)
-    model.to_empty(device=device)  # after sharding: only the shards get memory
-    model.tie()  # to_empty gives each name its own tensor
-    named: dict[str, torch.Tensor] = dict(model.named_parameters())
-    fill(named)
-    caller = apply_ddp(model, mesh, device) if config.zero == 0 else model  # after filling: it copies nothing later
-    program = ShardedProgram(model, caller, mesh, precision, config.zero)
-    check_units(model, model.blocks, program.records())
+        parts = [Decoder(architecture)] if stages is None else stages.parts(architecture, mesh.coordinate["pp"])
+    for part in parts:
+        _lay_out(part.to(precision.stored), config, precision, mesh, device, frozen, recompute)
+    fill({name: parameter for part in parts for name, parameter in part.named_parameters()})
+    program: Program
+    if stages is not None:
+        program = PipelineProgram(parts, stages, mesh, precision, config)
+    else:
+        (model,) = parts
+        is_wrapped = config.zero == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
+        # after filling: it copies nothing later
+        caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
+        bucket_mib = config.bucket_mib if config.zero == 0 and not is_wrapped else None
+        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib)
+    for part in parts:
+        own = {id(parameter) for parameter in part.parameters()}
+        records = [record for record in program.records() if id(record.tensor) in own]
+        check_units(part, part.blocks, records, config.blocks_per_unit)
     check_dtypes(program.records(), precision.stored)
     return program
+
+
+def _lay_out(
+    part: Decoder,
+    config: ParallelConfig,
+    precision: Precision,
+    mesh: Mesh,
+    device: torch.device,
+    frozen: Collection[str],
+    recompute: Sequence[str] | None,
+) -> None:
+    """The model, or one stage of it: from shapes to memory that waits for its weights."""
+    freeze(part, frozen)  # before all the rest: compile, DDP and FSDP2 ask which parameters need a gradient
+    apply_expert(part, mesh)  # before tensor, which leaves no parameter whole
+    # before recompute and compile, which take the forwards they find
+    apply_tensor(part, part.blocks, mesh.dense["tp"])
+    apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
+    kinds = recompute or [config.recompute] * part.arch.num_layers
+    # before compile, which traces the forward it finds
+    apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])
+    if config.compile:
+        for block in part.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
+            block.compile(fullgraph=True)
+    if config.zero != 0:
+        apply_fsdp(part, part.blocks, mesh, precision, config)
+    # after sharding: only the shards get memory, in the host's where they are offloaded
+    part.to_empty(device=torch.device("cpu") if config.offload else device)
+    part.tie()  # to_empty gives each name its own tensor

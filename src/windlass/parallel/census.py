@@ -1,29 +1,36 @@
 """What must hold after the techniques were applied, counted. Each of these was once a silent failure in the field.
 
-units      a wrap policy that matches nothing shards nothing, without a warning: one unit per block, and the root
+units      a wrap policy that matches nothing shards nothing, without a warning: a unit per so many blocks, and the root
 dtypes     parameters of another dtype than the policy's: states and reductions would follow them
 optimizer  an optimizer made before sharding holds parameters that are never used again: the loss stays constant
 gradients  zero-bubble schedules with resharding lose the gradients of whole stages, with the right loss
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from windlass.errors import BadLayout
-from windlass.parallel.fsdp import fsdp_units
+from windlass.parallel.fsdp import dealt_experts, fsdp_units
 from windlass.parallel.records import Record
 
 
-def check_units(model: nn.Module, blocks: Sequence[nn.Module], records: Sequence[Record]) -> None:
-    """One FSDP unit per block and one root, and no parameter left whole. Models without units pass."""
-    units = fsdp_units(model)
-    if units and len(units) != len(blocks) + 1:
+def check_units(
+    model: nn.Module, blocks: Sequence[nn.Module], records: Sequence[Record], blocks_per_unit: int = 1
+) -> None:
+    """One FSDP unit per `blocks_per_unit` blocks, one per sparse layer whose experts are dealt out, and one root, and no
+    parameter left whole. Models without units pass."""
+    units, dealt = fsdp_units(model), len(dealt_experts(model))
+    expected = -(-len(blocks) // blocks_per_unit) + 1 + dealt
+    if units and len(units) != expected:
         raise BadLayout(
             f"{len(units)} FSDP units over {len(blocks)} blocks",
-            f"every block is a unit and the rest is one more: {len(blocks) + 1}",
+            f"blocks form units of {blocks_per_unit}, and the rest is one more"
+            + f", and the experts of {dealt} layers one each" * (dealt > 0)
+            + f": {expected}",
             "shard with parallel.build only; a module that was wrapped by hand before is counted too",
         )
     whole = [record.name for record in records if units and not isinstance(record.tensor, DTensor)]
@@ -46,13 +53,13 @@ def check_dtypes(records: Sequence[Record], stored: torch.dtype) -> None:
         )
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, records: Sequence[Record]) -> None:
-    """The optimizer steps exactly the parameters that the program uses."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    used = {id(record.tensor) for record in records}
+def check_optimizer(groups: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> None:
+    """`groups`: the optimizer's param_groups. They hold exactly the parameters that the program trains."""
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    used = {id(record.tensor) for record in records if record.tensor.requires_grad}
     if held != used:
         raise BadLayout(
-            f"the optimizer holds {len(held - used)} parameters that the model does not use and misses {len(used - held)}",
+            f"the optimizer holds {len(held - used)} parameters that the model does not train and misses {len(used - held)}",
             "the optimizer is made after sharding, from program.records(): sharding replaces every parameter",
             "make the optimizer from the records of the built program",
         )

@@ -2,18 +2,34 @@
 
 A layout is a factorisation of the world: world = pp x replicate x shard x context x tp. Sizes of 1 are axes too. One of
 `replicate` and `shard` may be -1: what the others leave. No torch here: the launcher and the planner need these numbers too.
+
+A setting that has no effect beside another is refused. What depends on the world alone (`shard: -1` on one rank) is not: the
+same recipe runs on one rank and on many.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.parallel.degrees import check_context, check_degree, check_heads, check_positions, check_tensor
+from windlass.parallel.expert_degrees import check_expert, check_expert_ranks
+from windlass.parallel.names import as_yaml, refuse_other_names, refuse_other_sections
+from windlass.parallel.schedules import (
+    KINDS,
+    Schedule,
+    check_micro_batches,
+    check_pipeline,
+    check_stages,
+    check_surroundings_of_pipeline,
+)
 from windlass.settings import Settings
 
-LATER = ("pp", "context", "tp", "expert")
-"""Axes that exist in the mesh and in the recipe, and that no technique of this version cuts along."""
+BUCKET_MIB = 25  # torch's default, and ours
 
 
 @dataclass(frozen=True)
@@ -39,30 +55,60 @@ class Layout:
 
 class ParallelConfig(Settings):
     pp: int = Field(1, ge=1)
-    """Pipeline stages. This version trains with 1."""
+    """Ranks of the pipeline: each holds consecutive blocks, one stage or two (`schedule`). The global batch's micro-batches
+    flow through them. Beside zero 0 and 1."""
     replicate: int = Field(1, ge=-1)
     """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave; so too with zero 0
     where it is not given."""
     shard: int = Field(-1, ge=-1)
     """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: what the other axes leave."""
     context: int = Field(1, ge=1)
-    """Ranks that share one sequence. This version trains with 1."""
+    """Ranks that share each sequence, a slice of its front half and one of its back half each: activations fall by it, and with
+    zero 1 to 3 parameters are cut over shard x context. 2 x context divides data.sequence_length."""
     tp: int = Field(1, ge=1)
-    """Ranks that share each matrix. This version trains with 1."""
+    """Ranks that share each matrix, and the stream's positions (tensor and sequence parallelism)."""
     expert: int = Field(1, ge=1)
-    """Ranks that share the experts. This version trains with 1."""
-    zero: Literal[0, 2, 3] = 3
-    """What `shard` cuts. 0: nothing (DDP over `replicate`). 2: gradients and optimizer states; parameters stay gathered
-    through forward and backward. 3: parameters too; gathered again in backward."""
+    """Ranks over which the experts of each sparse layer are dealt out whole: tokens travel to them. Divides shard x context and
+    adds no ranks. 1: experts are cut by shard like all else. Beside zero 1 to 3."""
+    zero: Literal[0, 1, 2, 3] = 3
+    """What `shard` cuts. Left out with pp above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states; gradients are
+    summed whole over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters stay gathered
+    through the step. 3: parameters too; gathered again in backward."""
+    offload: bool = False
+    """Parameters, gradients and optimizer states lie in host memory, and the optimizer steps there; the device holds the
+    gathered blocks and the activations. With zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
+    bucket_mib: float = Field(BUCKET_MIB, gt=0)
+    """Mebibytes of gradients per all-reduce, with zero 0: smaller starts earlier, larger sends fewer messages."""
+    blocks_per_unit: int = Field(1, ge=1)
+    """Blocks that are gathered and reduced as one, with zero 1 to 3: fewer, larger collectives, and that many blocks gathered
+    at a time. The last unit may be smaller."""
+    prefetch: int = Field(0, ge=0)
+    """Units gathered ahead of the one that computes, forward and backward, with zero 1 to 3. Each holds its gathered
+    parameters meanwhile. 0: torch's own order (one ahead in backward; in forward when the host reaches it)."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in backward. full: every block keeps only its input. selective: matrix products and
     attention are kept, the cheap rest is recomputed. none: all is kept."""
+    activation_gib: float | None = Field(None, gt=0)
+    """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch. Each block then
+    keeps all, or as selective, or as full, so that the least is computed again within it. Head and embedding are not in it."""
+    check: bool = False
+    """Look while it runs: the batches of a model-parallel group are the same, no gradient is left from the step before, and every
+    `check_every` steps what several ranks hold of weights and optimizer states is bit for bit the same. A fault is one named
+    error on all ranks. The host then waits for the device at every step."""
+    check_every: int = Field(100, ge=1)
+    """With check: steps between two comparisons of weights and states, which read them once. 1: before every step. They are
+    compared after the first update and before every checkpoint too."""
     compile: bool = False
-    """Compile each block with torch.compile (one graph for all blocks). Needs a C++ compiler on CPU."""
-    schedule: Literal["1f1b"] = "1f1b"
-    """Order of a pipeline's micro-batches. Only its default, since pp is 1 in this version."""
-    context_kind: Literal["allgather"] = "allgather"
-    """How context ranks exchange keys and values. Only its default, since context is 1 in this version."""
+    """Compile each block with torch.compile (one graph for blocks that recompute alike), and AdamW's update where it stores in
+    bf16 or the kernel is foreach. Needs a C++ compiler on CPU."""
+    schedule: Schedule = "1f1b"
+    """Order of a pipeline's micro-batches, with pp above 1. gpipe: all forwards, then all backwards. 1f1b: keeps activations of
+    at most pp of them. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more messages;
+    the last two cut backward in two."""
+    context_kind: Literal["allgather", "ulysses"] = "allgather"
+    """How context ranks meet each other's keys, with context above 1. allgather: every rank gets all keys and values; any number
+    of heads. ulysses: ranks exchange positions for heads and back; less is sent where context is more than 1 + query heads per
+    key/value head, and nothing whole is kept."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,19 +116,15 @@ class ParallelConfig(Settings):
         """What is left open follows from what is given, so that each field holds what it means, and a dump loads again."""
         if not isinstance(given, dict):
             return given
+        refuse_other_names(given)
+        if isinstance(given.get("pp"), int) and given["pp"] > 1:
+            given = {"zero": 1} | given
         if given.get("zero") == 0:
             return {"replicate": -1, "shard": 1} | given
         return {"shard": 1} | given if given.get("replicate") == -1 else given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for axis in LATER:
-            if getattr(self, axis) != 1:
-                raise UserError(
-                    f"parallel.{axis}={getattr(self, axis)}",
-                    f"this version cuts along replicate and shard only; {', '.join(LATER)} must be 1",
-                    f"remove parallel.{axis}, and use parallel.shard for a model that does not fit one device",
-                )
         for axis, size in (("replicate", self.replicate), ("shard", self.shard)):
             if size == 0:
                 raise UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
@@ -98,27 +140,129 @@ class ParallelConfig(Settings):
                 "zero 0 is DDP: every rank keeps the whole model, nothing is cut along shard",
                 f"use parallel.replicate={self.shard}, or parallel.zero=2 or 3",
             )
+        self._check_effects()
+        check_tensor(self.tp, self.activation_gib)
+        check_context(self.context, self.context_kind, self.activation_gib)
+        check_expert(self.expert, self.zero, self.compile, self.recompute)
+        check_pipeline(self.pp, self.schedule, self.zero, self._beside_pipeline())
         return self
+
+    @property
+    def computes_slices(self) -> bool:
+        """Attention of a rank's slices of rows goes the way of rows that hold several documents."""
+        return self.context > 1 and self.context_kind == "allgather"
+
+    def _beside_pipeline(self) -> dict[str, bool]:
+        """Settings as a recipe has them -> whether this one has them."""
+        return {
+            "offload=true": self.offload,
+            f"prefetch={self.prefetch}": self.prefetch > 0,
+            f"activation_gib={self.activation_gib}": self.activation_gib is not None,
+            "compile=true": self.compile and KINDS[self.schedule].splits,
+            "recompute=selective": self.recompute == "selective" and KINDS[self.schedule].splits,
+        }
+
+    def _check_effects(self) -> None:
+        """Raises where a setting would do nothing beside the others."""
+        if self.zero == 0:
+            for name, value, default in (
+                ("offload", self.offload, False),
+                ("blocks_per_unit", self.blocks_per_unit, 1),
+                ("prefetch", self.prefetch, 0),
+            ):
+                if value != default:
+                    raise UserError(
+                        f"parallel.{name}={as_yaml(value)} with parallel.zero=0",
+                        f"zero 0 is DDP, which has no FSDP units; {name} is a property of those",
+                        f"remove parallel.{name}, or use parallel.zero=2 or 3",
+                    )
+        elif self.bucket_mib != BUCKET_MIB:
+            raise UserError(
+                f"parallel.bucket_mib={self.bucket_mib:g} with parallel.zero={self.zero}",
+                "buckets are DDP's (zero 0); FSDP sends one message per unit",
+                "remove parallel.bucket_mib, or use parallel.blocks_per_unit for larger messages",
+            )
+        if self.prefetch and self.shard == self.context == 1:
+            raise UserError(
+                f"parallel.prefetch={self.prefetch} with parallel.shard=1",
+                "nothing is gathered where nothing is cut",
+                "remove parallel.prefetch, or use parallel.shard=-1",
+            )
+        if self.check_every != type(self).model_fields["check_every"].default and not self.check:
+            raise UserError(
+                f"parallel.check_every={self.check_every} with parallel.check=false",
+                "check_every says how often weights and states are compared; here nothing is",
+                "set parallel.check=true, or remove parallel.check_every",
+            )
+        if self.activation_gib is not None and self.recompute != "selective":
+            raise UserError(
+                f"parallel.activation_gib={self.activation_gib} with parallel.recompute={self.recompute}",
+                "activation_gib is the budget within which selective chooses; none and full leave nothing to choose",
+                "use parallel.recompute=selective, or remove parallel.activation_gib",
+            )
+
+    @staticmethod
+    def check_sections(recipe: Mapping[str, Any]) -> None:
+        """Raises where a recipe has another tool's section for what `parallel` says."""
+        refuse_other_sections(recipe)
+
+    def check_beside(self, policy: str, length: int = 0, architecture: Architecture | None = None) -> None:
+        """What depends on `precision.policy`, on a sequence's length, and on the model where it is known. Raises UserError."""
+        self.check_cuts(length, architecture)
+        check_surroundings_of_pipeline(self.pp, self.schedule, self.zero, policy)
+
+    def check_cuts(self, length: int, architecture: Architecture | None, is_fixed: bool = False) -> None:
+        """Sizes that the model cannot have at any length come first: no length would help. Raises UserError."""
+        if architecture is not None:
+            check_degree(self.tp, architecture)
+            check_heads(self.context, self.context_kind, self.tp, architecture)
+        check_positions(self.tp, length, self.context, self.context_kind, architecture, is_fixed)
+
+    def check_blocks(self, num_blocks: int) -> None:
+        """Raises where a unit, a prefetch or a pipeline would reach past a model of `num_blocks` blocks."""
+        check_stages(self.schedule, self.pp, num_blocks)
+        if self.blocks_per_unit > num_blocks:
+            raise UserError(
+                f"parallel.blocks_per_unit={self.blocks_per_unit} for a model of {num_blocks} blocks",
+                "a unit is some of the model's blocks",
+                f"use parallel.blocks_per_unit={num_blocks} or less",
+            )
+        num_units = -(-num_blocks // self.blocks_per_unit)
+        if self.prefetch > num_units:
+            raise UserError(
+                f"parallel.prefetch={self.prefetch} for {num_units} units of {self.blocks_per_unit} blocks",
+                "no more units can be gathered ahead than there are",
+                f"use parallel.prefetch={num_units} or less",
+            )
+
+    def check_micro_batches(self, num_micro: int, tokens_per_micro: int, micro_batch: int) -> None:
+        """Raises where the schedule cannot run `num_micro` micro-batches per step (schedules.py)."""
+        check_micro_batches(self.schedule, self.pp, num_micro, tokens_per_micro, micro_batch)
 
     def layout(self, world: int) -> Layout:
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
+        others = {axis: size for axis in ("pp", "context", "tp") if (size := getattr(self, axis)) > 1}
+        rest = world // math.prod(others.values())  # ranks for replicate x shard
         replicate, shard = self.replicate, self.shard
         if self.zero == 0:
             shard = 1
         if replicate == -1:
-            replicate = max(1, world // shard)
+            replicate = max(1, rest // shard)
         elif shard == -1:
-            shard = max(1, world // replicate)
-        if replicate * shard != world:
-            legal = ", ".join(f"{r}x{world // r}" for r in range(1, world + 1) if world % r == 0)
+            shard = max(1, rest // replicate)
+        sizes = {**others, "replicate": replicate, "shard": shard}
+        product = math.prod(sizes.values())
+        if product != world:
+            legal = ", ".join(f"{r}x{rest // r}" for r in range(1, rest + 1) if rest % r == 0)
+            if math.prod(others.values()) * rest == world:
+                choice = f", or choose replicate x shard among: {legal}"
+            else:
+                choice = f", or a multiple of {' x '.join(others)} = {math.prod(others.values())}"
             raise UserError(
-                f"parallel.replicate={replicate}, parallel.shard={shard} on {world} ranks",
-                f"replicate x shard must be the number of ranks; here it is {replicate} x {shard} = {replicate * shard}",
-                f"start {replicate * shard} ranks, or choose replicate x shard among: {legal}",
+                f"{', '.join(f'parallel.{axis}={size}' for axis, size in sizes.items())} on {world} ranks",
+                f"{' x '.join(sizes)} must be the number of ranks; here it is "
+                f"{' x '.join(map(str, sizes.values()))} = {product}",
+                f"start {product} ranks{choice}",
             )
-        return Layout(1, replicate, shard, 1, 1, 1)
-
-
-class PrecisionConfig(Settings):
-    policy: Literal["fp64", "fp32", "bf16"] = "fp32"
-    """fp32: all in 32 bits. bf16: fp32 master weights and reductions, matrix products in bf16. fp64: for proofs on CPU."""
+        check_expert_ranks(self.expert, shard, self.context)
+        return Layout(self.pp, replicate, shard, self.context, self.tp, self.expert)

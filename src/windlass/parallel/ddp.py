@@ -3,25 +3,44 @@
 The picture: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
 
     kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32
-    sent per step    buckets all-reduces of P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-scatter,
-                     then all-gather). `num_buckets` counts them; accumulation adds none (no_sync on all but the last
-                     micro-batch).
+    sent per step    `num_buckets` all-reduces of P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
+                     scatter, then all-gather); accumulation adds none (no_sync on all but the last micro-batch)
+
+A bucket is closed by the gradient that fills its `bucket_mib` MiB. (torch closes the first at 1 MiB, but only where no size is
+given.) In the first step everything is one bucket: torch learns the order in which gradients arrive, and cuts by it from then on.
 
 Why the gradient is right: the differentiated loss is (sum over this rank's targets) / (count over all ranks), so a plain sum
 over ranks is the gradient of the global mean. torch's DDP divides by the world size instead (a mean of means); the hook below
 replaces that. Without no_sync a gradient that was already summed would be summed again: wrong by a factor, not just slow.
 
+Beside tensor ranks and under a pipeline torch's wrapper has no place: it knows whole tensors only, and its hooks do not see the
+gradients of a backward that is cut in two. There `sum_gradients` sends the same buckets after the last backward, with nothing to
+hide behind, and before them what every tensor rank holds whole (norms, row biases, positions) is summed over `tp`, once per step.
+
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from windlass.parallel.mesh import Mesh
+from windlass.parallel.records import Record, local_gradients
+from windlass.units import MIB
 
-BUCKET_MIB = 25  # torch's default; its first bucket is 1 MiB, so that the first all-reduce starts early
+
+def num_buckets(sizes_bytes: Sequence[int], bucket_mib: float) -> int:
+    """All-reduces per step from the second step on, for gradients of one dtype that arrive with these sizes, in this order."""
+    buckets, filled = 0, 0
+    for size in sizes_bytes:
+        filled += size
+        if filled >= int(bucket_mib * MIB):
+            buckets, filled = buckets + 1, 0
+    return buckets + (filled > 0)
 
 
 def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -31,14 +50,61 @@ def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futu
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def apply_ddp(model: nn.Module, mesh: Mesh, device: torch.device) -> nn.Module:
-    """The module to call in place of `model`; `model` itself on one rank. Parameter names stay those of `model`."""
-    group = mesh.dense["replicate"].get_group()
+def _sum_bucket_in(
+    chosen: tuple[dist.ProcessGroup, torch.dtype], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """The same in another dtype: bf16 gradients summed in fp32, or fp32 ones sent in bf16."""
+    group, reduce = chosen
+    gradients = bucket.buffer()
+    work = dist.all_reduce(gradients.to(reduce), group=group, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: gradients.copy_(future.value()[0]))
+
+
+def apply_ddp(
+    model: nn.Module, mesh: Mesh, device: torch.device, bucket_mib: float, reduce: torch.dtype | None = None
+) -> nn.Module:
+    """The module to call in place of `model`; `model` itself on one rank. Parameter names stay those of `model`. `reduce`: the
+    dtype of the sums; None: that of the gradients."""
+    group = mesh.loss_group  # replicate x context: nothing is cut along shard
     if group.size() == 1:
         return model
     device_ids = [device] if device.type == "cuda" else None
     wrapper = DistributedDataParallel(
-        model, device_ids=device_ids, process_group=group, bucket_cap_mb=BUCKET_MIB, gradient_as_bucket_view=True
+        model, device_ids=device_ids, process_group=group, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
     )
-    wrapper.register_comm_hook(group, _sum_bucket)
+    if reduce in (None, next(model.parameters()).dtype):
+        wrapper.register_comm_hook(group, _sum_bucket)
+    else:
+        wrapper.register_comm_hook((group, reduce), _sum_bucket_in)
     return wrapper
+
+
+def sum_gradients(records: Sequence[Record], mesh: Mesh, bucket_mib: float, reduce: torch.dtype) -> None:
+    """In place, once all backwards of a step are done: parts of sums over `tp` (Partial) first, then all over the replicas."""
+    for record in records:
+        parameter, gradient = record.tensor, record.tensor.grad
+        if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    if mesh.loss_group.size() > 1:
+        sum_over_replicas(local_gradients(records), mesh.loss_group, int(bucket_mib * MIB), reduce)
+
+
+def sum_over_replicas(
+    gradients: Sequence[torch.Tensor], group: dist.ProcessGroup, bucket_bytes: int, reduce: torch.dtype
+) -> None:
+    """In place: plain sums in `reduce`, one all-reduce per bucket, which the gradient that fills it closes."""
+    bucket: list[torch.Tensor] = []
+    pending = []
+    for index, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        filled = sum(one.numel() * one.element_size() for one in bucket) >= bucket_bytes
+        if filled or index == len(gradients) - 1:
+            flat = torch.cat([one.flatten() for one in bucket]).to(reduce)
+            pending.append((dist.all_reduce(flat, group=group, async_op=True), flat, bucket))
+            bucket = []
+    for work, flat, members in pending:
+        assert work is not None
+        work.wait()
+        for one, summed in zip(members, flat.split([one.numel() for one in members]), strict=True):
+            one.copy_(summed.view_as(one))

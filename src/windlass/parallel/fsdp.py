@@ -1,52 +1,112 @@
 """FSDP2: parameters, gradients and optimizer states cut into equal shards along `shard`, gathered unit by unit when used.
 
-Each decoder block is a unit; the root unit holds embedding, final norm and head (so a tied head keeps its identity). With
-U = blocks + 1 units, P parameters, S = shard, A micro-batches per step, b bytes per gathered element, r per reduced one:
+A unit is `blocks_per_unit` decoder blocks; the root unit holds embedding, final norm and head (so a tied head keeps its
+identity). With k = blocks_per_unit, U = ceil(blocks / k) + 1 units, P parameters, S = shard, A micro-batches per step, b bytes
+per gathered element, r per reduced one:
 
-                      ZeRO-3 (zero: 3)                          ZeRO-2 (zero: 2)
-    kept per rank     parameters 4P/S, gradients 4P/S,          the same, and b P of gathered parameters between the
-                      states 8P/S; two units gathered           first forward and the last backward of a step
-    all-gathers       A (U + blocks): each block in forward     U: gathered once, kept over all micro-batches
-                      and again in backward; the root unit
-                      is kept from forward to backward
-    reduce-scatters   A U                                       A U
+                      ZeRO-3 (zero: 3)              ZeRO-2 (zero: 2)              ZeRO-1 (zero: 1)
+    kept per rank     parameters 4P/S, gradients    the same, and b P of          the same as ZeRO-2, and r P of
+                      4P/S, states 8P/S; two        gathered parameters           whole gradients from the first
+                      units gathered                through the step              backward to the last
+    all-gathers       A (2 U - 1): each unit in     U: gathered once, kept        U
+                      forward and again in          over all micro-batches
+                      backward; the root unit
+                      is kept in between
+    reduce-scatters   A U                           A U                           U, on the last micro-batch
     all-reduces       U where replicate > 1 (HSDP), on the last micro-batch only; else none
     bytes sent        an all-gather of n elements: n b (S-1)/S per rank; a reduce-scatter: n r (S-1)/S;
                       an all-reduce of a shard over R replicas: 2 (n/S) r (R-1)/R
 
-Gradients are reduced on every micro-batch: keeping them whole instead would save (A-1) U reduce-scatters and cost the
-4P bytes per rank that sharding is there to avoid. The all-reduce of HSDP acts on shards and can wait for the last one.
+Experts that are dealt out over ranks (`expert`) are a unit more per sparse layer, over expert_fsdp: U counts them too.
+
+ZeRO-1 sends what DDP sends, (b + r) P (S-1)/S however many micro-batches, and pays 4P bytes per rank for it; with one
+micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in fewer, larger messages, k blocks gathered at once.
+
+`prefetch` n: while a unit computes, the gathers of the next n are under way: 1 + n units gathered, ZeRO-3. Without it torch
+issues the next forward gather when the host reaches that unit, and in backward is one unit ahead.
+
+`offload`: the shards (parameters 4P/S, gradients 4P/S, states 8P/S) lie in host memory, pinned where there is a GPU, and the
+optimizer steps there. On the device remain the gathered units and the activations. Copied over the bus: 4 n/S bytes up per
+gather of n elements and r n/S down per reduction. Parity is proved on CPU, where host and device are one; the device memory
+that it saves and the time that it costs are not measured.
 
 Why the gradient is right: reductions are plain sums (`set_gradient_divide_factor(1)`, and the forced SUM, without which gloo
 refuses fp32), the loss is divided by the global count before backward, and no world size appears.
 
-Sources: ZeRO, Rajbhandari et al., arXiv 1910.02054; FSDP, Zhao et al., arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
+Sources: ZeRO, Rajbhandari et al., arXiv 1910.02054; ZeRO-Offload, Ren et al., arXiv 2101.06840; FSDP, Zhao et al.,
+arXiv 2304.11277; torch.distributed.fsdp.fully_shard.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
+from windlass.model.moe import Experts
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.expert import cut_dim
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.precision import Precision
 
 
-def apply_fsdp(model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, precision: Precision, zero: int) -> None:
-    """Shards `model` in place, a unit per block and one for the rest. Does nothing on one rank that computes as it stores."""
-    if mesh.fsdp.size() == 1 and not precision.is_mixed:
+def apply_fsdp(
+    model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, precision: Precision, config: ParallelConfig
+) -> None:
+    """Shards `model` in place, a unit per `config.blocks_per_unit` blocks and one for the rest. Does nothing on one rank that
+    computes as it stores and keeps its parameters where it computes, unless its matrices are cut over `tp` (tensor.py)."""
+    if mesh.fsdp.size() == 1 and not precision.is_mixed and not config.offload and mesh.layout.tp == 1:
         return
-    for block in blocks:
-        fully_shard(block, mesh=mesh.fsdp, reshard_after_forward=zero == 3, mp_policy=precision.fsdp())
+    on_gpu = mesh.dense.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
+    shard: Any = partial(fully_shard, mesh=mesh.fsdp, mp_policy=precision.fsdp(), offload_policy=offload)
+    if mesh.expert_fsdp is not None:
+        dealt = partial(
+            shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, ranks=_ranks(mesh.expert_fsdp))
+        )
+        for experts in dealt_experts(model):
+            dealt(experts, reshard_after_forward=config.zero == 3)  # before their block, which would take them
+    placement = partial(cut_dim, ranks=_ranks(mesh.fsdp))
+    for start in range(0, len(blocks), config.blocks_per_unit):
+        unit = list(blocks[start : start + config.blocks_per_unit])
+        shard(unit, reshard_after_forward=config.zero == 3, shard_placement_fn=placement)
     # the root comes last (it takes what no block has) and is needed again at once by backward: never resharded in between
-    fully_shard(model, mesh=mesh.fsdp, reshard_after_forward=False, mp_policy=precision.fsdp())
-    for unit in fsdp_units(model):
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
+    shard(model, reshard_after_forward=False)
+    units = fsdp_units(model)
+    for one in units:
+        one.set_gradient_divide_factor(1.0)
+        one.set_force_sum_reduction_for_comms(True)
+    if config.prefetch:
+        _prefetch(units, config.prefetch)
+
+
+def _ranks(mesh: DeviceMesh) -> int:
+    """Of its last axis, along which parameters are cut."""
+    return mesh.size(mesh.ndim - 1)
+
+
+def dealt_experts(model: nn.Module) -> list[Experts]:
+    """Of each sparse layer, where experts are dealt out over ranks: each is a unit of its own, over fewer ranks."""
+    return [module for module in model.modules() if isinstance(module, Experts) and module.exchange is not None]
+
+
+def _prefetch(units: Sequence[FSDPModule], ahead: int) -> None:
+    """Both passes begin at the root, which `units` begins with: forward goes on with the first blocks, backward with the last."""
+    forward, backward = list(units), [units[0], *reversed(units[1:])]
+    for index in range(len(units)):
+        forward[index].set_modules_to_forward_prefetch(forward[index + 1 :][:ahead])
+        backward[index].set_modules_to_backward_prefetch(backward[index + 1 :][:ahead])
 
 
 def fsdp_units(model: nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    """One module of each unit, the root's first. Blocks of one unit share their state."""
+    units: dict[int, FSDPModule] = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            units.setdefault(id(fully_shard.state(module)), module)  # type: ignore[attr-defined]
+    return list(units.values())
 
 
 def before_micro_batch(model: nn.Module, is_last: bool, zero: int) -> None:
@@ -54,8 +114,11 @@ def before_micro_batch(model: nn.Module, is_last: bool, zero: int) -> None:
     if not isinstance(model, FSDPModule):
         return
     model.set_is_last_backward(is_last)
-    model.set_requires_all_reduce(is_last)
-    if zero == 2:
+    if zero == 1:
+        model.set_requires_gradient_sync(is_last)  # the all-reduce of HSDP included
+    else:
+        model.set_requires_all_reduce(is_last)
+    if zero in (1, 2):
         model.set_reshard_after_backward(is_last)
 
 

@@ -4,8 +4,9 @@
 
 Parameters live on one root mesh, *dense* = (pp, replicate, fsdp, tp) with fsdp = shard x context: context ranks hold other
 tokens of the same samples, so they may share the parameters too. torch (2.11 to 2.13) has no public call that flattens axes,
-hence a root mesh of its own. Samples are cut along the *batch axes* (replicate, shard); tokens differ along the *loss axes*
-(batch axes and context), so counts and losses are summed over those.
+hence a root mesh of its own. Samples are cut along the *batch axes* (replicate, shard): what is counted in whole rows is summed
+over those. Tokens differ along the *loss axes* (batch axes and context): losses are summed over those. Experts that are dealt out
+over ranks (`expert`, inside of fsdp) live on a third root mesh, *expert* = (pp, replicate, expert_fsdp, expert, tp).
 
 Every axis is always there, size 1 included. Groups are made here, by all ranks in the same order, and handed out as
 arguments: nobody reads a global.
@@ -31,7 +32,13 @@ class Mesh:
     dense: DeviceMesh
     coordinate: dict[str, int]
     loss_group: dist.ProcessGroup
-    """Ranks that hold other tokens: counts, losses and gradients are summed over it."""
+    """Ranks that hold other tokens: losses and gradients are summed over it."""
+    batch_group: dist.ProcessGroup
+    """Ranks that read other rows: counts of whole rows are summed over it."""
+    context: DeviceMesh | None
+    """Ranks that share each row; None where every rank has whole rows."""
+    expert: DeviceMesh | None
+    """(pp, replicate, expert_fsdp, expert, tp), where experts live that are dealt out; None where they are not."""
     parts: dist.ProcessGroup
     """Ranks that hold other parameters of the same model: the pipeline's. Asked for every step, hence not cut anew out of
     `dense` each time (measured by benchmarks/overhead.py: 600 calls and 3 scalar reads)."""
@@ -43,15 +50,31 @@ class Mesh:
         return self.dense["replicate", "fsdp"] if self.layout.replicate > 1 else self.dense["fsdp"]
 
     @property
+    def expert_fsdp(self) -> DeviceMesh | None:
+        """The same for experts that are dealt out: (replicate, expert_fsdp)."""
+        if self.expert is None:
+            return None
+        return self.expert["replicate", "expert_fsdp"] if self.layout.replicate > 1 else self.expert["expert_fsdp"]
+
+    @property
     def batch_rank(self) -> int:
         """This rank's place along the batch axes: which part of each global batch it reads."""
         return self.coordinate["replicate"] * self.layout.shard + self.coordinate["shard"]
 
     def sum_over_loss(self, value: torch.Tensor) -> torch.Tensor:
-        """`value` (0-dim, this rank's part) summed over the loss axes; sent: 8 bytes. Nothing is sent on one rank."""
-        if self.loss_group.size() > 1:
-            dist.all_reduce(value, group=self.loss_group)
-        return value
+        """`value` (0-dim, of this rank's tokens) summed over the loss axes; sent: 8 bytes. Nothing is sent on one rank."""
+        return _sum(value, self.loss_group)
+
+    def sum_over_batch(self, value: torch.Tensor) -> torch.Tensor:
+        """`value` (0-dim, of the whole rows this rank reads) summed over the batch axes; as above. Context ranks read the same
+        rows, and count them once."""
+        return _sum(value, self.batch_group)
+
+
+def _sum(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    if group.size() > 1:
+        dist.all_reduce(value, group=group)
+    return value
 
 
 def make_mesh(layout: Layout, device_type: str) -> Mesh:
@@ -65,8 +88,23 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
     dense = init_device_mesh(
         device_type, (layout.pp, layout.replicate, fsdp, layout.tp), mesh_dim_names=("pp", "replicate", "fsdp", "tp")
     )
-    loss_group = _group(ranks, "replicate", "shard", "context")
-    return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, dense["pp"].get_group())
+    loss_group = batch_group = _group(ranks, "replicate", "shard", "context")
+    context = None
+    if layout.context > 1:
+        batch_group = _group(ranks, "replicate", "shard")
+        context = DeviceMesh.from_group(_group(ranks, "context"), device_type)
+    parts = dense["pp"].get_group()
+    expert = _expert_mesh(layout, device_type)
+    return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, batch_group, context, expert, parts)
+
+
+def _expert_mesh(layout: Layout, device_type: str) -> DeviceMesh | None:
+    """The same ranks in the same order; expert is the inner part of fsdp, so that its ranks are neighbours."""
+    if layout.expert == 1:
+        return None
+    expert_fsdp = layout.shard * layout.context // layout.expert
+    sizes = (layout.pp, layout.replicate, expert_fsdp, layout.expert, layout.tp)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "replicate", "expert_fsdp", "expert", "tp"))
 
 
 def _group(ranks: torch.Tensor, *axes: str) -> dist.ProcessGroup:

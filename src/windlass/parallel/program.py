@@ -16,11 +16,16 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from windlass.model.transformer import Decoder
 from windlass.parallel.census import check_gradients
+from windlass.parallel.context import cut_rows
+from windlass.parallel.ddp import sum_gradients
 from windlass.parallel.fsdp import after_evaluation, before_micro_batch
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.precision import Precision
-from windlass.parallel.records import Record
+from windlass.parallel.records import Record, local_gradients
+from windlass.parallel.routers import Routers
+from windlass.parallel.scaler import LossScale
 
 Batch = dict[str, torch.Tensor]
 
@@ -32,11 +37,26 @@ class Program(Protocol):
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one global batch, given as this rank's micro-batches of [B, T] tensors. `count`: 0-dim,
-        counted targets over all ranks. -> the global mean loss in nats: 0-dim, detached, equal on every rank."""
+        counted targets over all ranks. -> the global mean loss in nats: 0-dim, detached, equal on every rank. The routers' loss,
+        which is trained on besides, is not in it."""
+        ...
+
+    def adapt(self, norm: torch.Tensor) -> None:
+        """After the update: what the next backward learns from the gradient norm (0-dim, equal on every rank). fp16 scales its
+        loss by it; other policies do nothing."""
+        ...
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint keeps of the program besides weights: 0-dim, equal on every rank."""
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
         """Forward only. -> the sum of nats over all ranks' counted targets, 0-dim, equal on every rank."""
+        ...
+
+    def figures(self) -> dict[str, torch.Tensor]:
+        """What else there is to report of the last global batch, equal on every rank (routers.py). Collective; for the steps of
+        which a line is written."""
         ...
 
     def records(self) -> list[Record]:
@@ -44,33 +64,67 @@ class Program(Protocol):
         ...
 
 
-class ShardedProgram:
-    """One decoder per rank: a single process, DDP, ZeRO-2, ZeRO-3 or HSDP. `model` has parallel/build's techniques applied;
-    `caller` is what forward is called on (DDP's wrapper, or the model)."""
+class DecoderProgram:
+    """What every layout's program has. `parts`: this rank's decoders, laid out."""
 
-    def __init__(self, model: nn.Module, caller: nn.Module, mesh: Mesh, precision: Precision, zero: int):
-        self.model, self.caller, self.mesh = model, caller, mesh
-        self._precision, self._zero = precision, zero
-        self._device_type = mesh.dense.device_type
+    def __init__(self, parts: Sequence[Decoder], mesh: Mesh, precision: Precision, records: list[Record]):
+        self.mesh, self._precision, self._records = mesh, precision, records
+        self._device = next(parts[0].parameters()).device
+        self._routers = Routers(parts, mesh)
+        self._loss_scale = LossScale(self._device) if precision.is_scaled else None
         self._gradients_checked = False
-        self._records = [Record(name, p, torch.Size(p.shape)) for name, p in model.named_parameters()]
 
     def records(self) -> list[Record]:
         return self._records
 
+    def figures(self) -> dict[str, torch.Tensor]:
+        return self._routers.figures()
+
+    def adapt(self, norm: torch.Tensor) -> None:
+        if self._loss_scale is not None:
+            self._loss_scale.adapt(norm)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        return {} if self._loss_scale is None else self._loss_scale.state_tensors()
+
+
+class ShardedProgram(DecoderProgram):
+    """One decoder per rank: a single process, DDP, ZeRO-2, ZeRO-3 or HSDP. `model` has parallel/build's techniques applied;
+    `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
+    backward ends (zero 0 beside tensor ranks)."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        caller: nn.Module,
+        mesh: Mesh,
+        precision: Precision,
+        zero: int,
+        bucket_mib: float | None = None,
+    ):
+        records = [Record(name, p, torch.Size(p.shape)) for name, p in model.named_parameters()]
+        super().__init__([model], mesh, precision, records)
+        self.model, self.caller = model, caller
+        self._zero, self._bucket_mib = zero, bucket_mib
+
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
+        self._routers.begin(count, self._loss_scale)
         total: torch.Tensor | None = None
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
             before_micro_batch(self.model, is_last, self._zero)
             with self._silent_unless(is_last):
                 loss = self._forward(batch) / count
-                loss.backward()
+                (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a global batch has at least one micro-batch"
         if not self._gradients_checked:
             check_gradients(self._records)
             self._gradients_checked = True
+        if self._bucket_mib is not None:
+            sum_gradients(self._records, self.mesh, self._bucket_mib, self._precision.reduce)
+        if self._loss_scale is not None:
+            self._loss_scale.unscale(local_gradients(self._records))
         return self.mesh.sum_over_loss(total)
 
     @torch.no_grad()
@@ -83,11 +137,11 @@ class ShardedProgram:
 
     def _forward(self, batch: Batch) -> torch.Tensor:
         with self._autocast():
-            return self.caller(**batch)
+            return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh)))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """FSDP2 casts by itself; the other layouts (zero: 0) compute through autocast."""
-        return self._precision.autocast(self._device_type) if self._zero == 0 else contextlib.nullcontext()
+        return self._precision.autocast(self._device.type) if self._zero == 0 else contextlib.nullcontext()
 
     def _silent_unless(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         if isinstance(self.caller, DistributedDataParallel) and not is_last:

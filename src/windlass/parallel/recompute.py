@@ -8,42 +8,51 @@ A block of hidden size H keeps about 34 B T H bytes of activations in 16 bits, p
                 (a few per cent of the time, since they are bound by memory and not by FLOPs)
     full        each block's input only, B T H; the whole forward again: 1/3 more FLOPs
 
+Within a budget of bytes each block has a kind of its own: activations.py chooses.
+
 The forward of each block is replaced on the instance, so parameter names do not change. Nothing random may run inside a
 block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-KEPT = frozenset(
+KINDS: Final = ("none", "selective", "full")
+
+KEPT: Final = frozenset(
     {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,
-        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        "aten.mm.default",
+        "aten.addmm.default",
+        "aten.bmm.default",
+        "aten._grouped_mm.default",
+        "aten.topk.default",
+        "aten._scaled_dot_product_flash_attention.default",
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        "aten._scaled_dot_product_efficient_attention.default",
+        "aten._scaled_dot_product_cudnn_attention.default",
+        "windlass.flash_by_document.default",
+        "torch_attn._varlen_attn.default",
+        "_c10d_functional.reduce_scatter_tensor.default",
     }
 )
-"""The expensive operators: a FLOP of theirs costs more to repeat than their output costs to keep."""
+"""The expensive operators: a FLOP of theirs costs more to repeat than their output costs to keep. By name, since two of them
+exist only once the file that makes them is imported."""
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if str(operator) in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def apply_recompute(blocks: Sequence[nn.Module], kind: str) -> None:
-    """kind: none, selective or full; in place. Must come before compile, which traces the forward it finds."""
-    if kind == "none":
-        return
-    for block in blocks:
-        block.forward = _recomputed(block.forward, selective=kind == "selective")
+def apply_recompute(blocks: Sequence[nn.Module], kinds: Sequence[str]) -> None:
+    """kinds: none, selective or full, for each block; in place. Must come before compile, which traces the forward it finds:
+    one graph per kind."""
+    for block, kind in zip(blocks, kinds, strict=True):
+        if kind != "none":
+            block.forward = _recomputed(block.forward, selective=kind == "selective")
 
 
 def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:

@@ -1,17 +1,25 @@
 """What the optimizer, the clip and the checkpoint may know of a parameter: they work from records alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True)
 class Record:
     """One parameter of this rank. `name`: its Hugging Face name, the same in every layout. `tensor`: the parameter, a DTensor
-    when it is sharded. `logical_shape`: the shape before any cut. `counted`: False for the second copy of a tied pair, which
-    is stepped but neither named in files, nor counted in the norm, nor saved."""
+    when it is sharded, frozen where it needs no gradient. `logical_shape`: the shape before any cut. `counted`: False for the
+    second copy of a tied pair, which is stepped but neither named in files, nor counted in the norm, nor saved."""
 
     name: str
     tensor: torch.nn.Parameter
     logical_shape: torch.Size
     counted: bool = True
+
+
+def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
+    """This rank's parts; frozen parameters have none."""
+    gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]

@@ -56,14 +56,18 @@ class Console:
             self.say(f"step {step}: sample", style="magenta")
             self.say("\n".join(f"    | {row}" for row in f"{fields['prompt']}{fields['text']}".split("\n")))
             return
+        if kind == "data":  # for the ledger; what is worth a line is an incident
+            return
         if kind == "checkpoint":
             stall = format_duration(fields["stall_s"])
             self.say(f"step {step}: checkpoint, {format_bytes(fields['bytes'])}, {stall} of waiting", style="green")
             return
+        if kind == "incident":
+            words = [value for value in fields.values() if isinstance(value, str)]  # numbers are for events.jsonl
+            self.say(f"step {step}: incident: {', '.join(words)}", style="bold red")
+            return
         told = ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping))
-        self.say(
-            f"step {step}: {kind}{' ' + told if told else ''}", style="bold red" if kind == "incident" else "green"
-        )
+        self.say(f"step {step}: {kind}{' ' + told if told else ''}", style="green")
 
     def say(self, text: str, style: str = "") -> None:
         """A line above the progress line, as it is: nothing in `text` is markup."""
@@ -113,6 +117,9 @@ def progress_line(step: int, total_steps: int, line: Mapping[str, Any], eta_s: f
         f"MFU {_percent(line['mfu'])}",
         format_bytes(line["memory_bytes"]),
         f"wait {wait:.1%}",
+        *([f"router {line['router_loss']:.3g}"] if line.get("router_loss") else []),
+        *([f"busiest expert {max(line['expert_loads']):.2g}x"] if line.get("expert_loads") else []),
+        *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
     ]
     return " | ".join(parts)
 

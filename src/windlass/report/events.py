@@ -1,7 +1,8 @@
 """events.jsonl: what happened in a run, one JSON object per line, appended and never rewritten.
 
 Every line has `kind`, `time` (Unix seconds) and `step` (completed optimizer steps). Console, page and every other
-view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, end.
+view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, data (shards
+that came while the run read them), end.
 
 JSON has no NaN: a non-finite number is written as null and named in the line's `non_finite` ({"loss": "nan"}), so
 that a reader can tell "diverged" from "not measured".
@@ -22,7 +23,7 @@ from typing import Any, Final, Literal, get_args
 
 from windlass.errors import UserError
 
-Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "end"]
+Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "end"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 RESTARTS: Final = ("start", "resume")
 Event = dict[str, Any]

@@ -12,11 +12,11 @@ WARM_UP_STEPS steps of a process hold compilation and allocation; their lines sa
 counts them. The time ledger splits the process's whole time: warm_up, training, data_wait, and one entry per cause.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Protocol, SupportsFloat
 
 from windlass.errors import UserError
@@ -27,6 +27,8 @@ from windlass.units import bits_per_byte, perplexity
 WARM_UP_STEPS: Final = (
     3  # the first step compiles and builds optimizer states; the allocator's pools settle by the third
 )
+
+NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Scalar(SupportsFloat, Protocol):
@@ -82,16 +84,37 @@ class Recorder:
         self._eta_from: tuple[int, float] | None = None
 
     def step(
-        self, step: int, loss: Scalar, norm: Scalar, learning_rate: float, count: Scalar, data_wait_s: float
+        self,
+        step: int,
+        loss: Scalar,
+        norm: Scalar,
+        learning_rate: float,
+        count: Scalar,
+        data_wait_s: float,
+        skipped: int = 0,
+        figures: Mapping[str, Any] = NONE,
     ) -> None:
         """After update `step` (1 is the first). `loss`, `norm`, `count`: of this step, over all ranks; read when
-        logged."""
+        logged. `skipped`: updates that were skipped since the last line. `figures`: more fields of the line, on logging steps."""
         self._step, self._pending = step, norm
         self._window_wait_s += data_wait_s
-        if step % self._every_steps == 0 or step == self._start_step + 1 or step == self._total_steps:
-            self._log_step(step, loss, norm, learning_rate, count)
+        if self.is_due(step):
+            self._log_step(step, loss, norm, learning_rate, count, skipped, figures)
 
-    def _log_step(self, step: int, loss: Scalar, norm: Scalar, learning_rate: float, count: Scalar) -> None:
+    def is_due(self, step: int) -> bool:
+        """Whether `step` is a logging step."""
+        return step % self._every_steps == 0 or step == self._start_step + 1 or step == self._total_steps
+
+    def _log_step(
+        self,
+        step: int,
+        loss: Scalar,
+        norm: Scalar,
+        learning_rate: float,
+        count: Scalar,
+        skipped: int,
+        figures: Mapping[str, Any],
+    ) -> None:
         num_steps = step - self._window_step
         wait_s = self._gather_max(self._window_wait_s) / num_steps
         memory_bytes = self._gather_max(self._memory())
@@ -106,12 +129,12 @@ class Recorder:
                 "look at the labels of the data: all of this batch are -100",
             )
         values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
-        if not math.isfinite(values["gradient_norm"]):
-            self.event("incident", step, what="the gradient norm is not finite: the update was skipped")
         warm_up, seconds = self._close_window()
         tokens_per_s = num_steps * self._tokens_per_step / seconds
         line = {
             **values,
+            **figures,
+            "skipped": skipped,
             "targets": targets,
             "tokens": step * self._tokens_per_step,
             "tokens_per_s": tokens_per_s,

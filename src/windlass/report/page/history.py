@@ -61,7 +61,9 @@ def read_history(lines: Sequence[Event]) -> History:
         validations=_grouped(valid, "validation", "name"),
         samples=_samples(valid),
         resumed_at=[line["step"] for line in restarts[1:]],
-        notes=_ends_of([line for line in lines if line["kind"] not in ("step", "validation", "sample")], MAX_NOTES),
+        notes=_ends_of(
+            [line for line in lines if line["kind"] not in ("step", "validation", "sample", "data")], MAX_NOTES
+        ),
         ledger=total_ledger(lines),
         opening=restarts[-1] if restarts else {},
         end=ends[-1] if ends else None,

@@ -1,0 +1,110 @@
+"""Headline rows: what one GPU trains per second, four models, windlass's best known settings for each, bf16.
+
+    python benchmarks/gpu/headline.py --minutes 8
+    python benchmarks/gpu/headline.py --device cpu --tiny --out trial.json        # tries the script
+
+The step is windlass's own, compiled per block, about 65,000 tokens per step. For each model settings are tried from the
+fastest expected to the smallest until one fits: micro-batch first, then selective, then full recomputation. Llama-3.1-8B has
+bf16 optimizer states (with fp32 states 141 GB leave no room for two sequences), and on 80 GB bf16 weights too: `pure`.
+fp8 is left out: windlass has none yet.
+
+The bar is the best public bf16 figure with a margin (Llama-3-8B, T 4096, one H200: 10,471 tokens/s with full recomputation),
+the goal is 65 % MFU, about what floor.py's LIMIT allows. Both are for an H200; on another card they are only for orientation.
+"""
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from book import Book, print_table
+from cells import Cell, run_script, sources_of
+from step import SOURCES, Setup, measure_first_fit, smaller
+
+SECONDS = 25.0  # of timed steps per row
+
+
+@dataclass(frozen=True)
+class Row:
+    preset: str
+    sequence_length: int
+    micro_batches: tuple[int, ...]
+    states: str
+    bar: float | None
+    """tokens/s that beat every public figure; None where none is known."""
+    goal: float | None
+
+
+ROWS = (  # the most telling first
+    Row("smollm3-3b", 8192, (4, 2, 1), "fp32", 24_600, 29_100),
+    Row("llama-3.1-8b", 4096, (4, 2, 1), "bf16", 12_000, 13_300),
+    Row("qwen3-4b", 4096, (4, 2, 1), "fp32", None, None),
+    Row("qwen2.5-1.5b", 4096, (16, 8, 4), "fp32", None, None),
+)
+
+
+def setups_of(row: Row, tiny: bool) -> list[Setup]:
+    """Settings to try, the fastest expected first."""
+    length = 64 if tiny else row.sequence_length
+    best = Setup("tiny" if tiny else row.preset, length, 4 if tiny else 65536 // length, 1, states=row.states)
+    sizes = (2, 1) if tiny else row.micro_batches
+    kinds = ("none", "selective", "full")
+    found = [setup for kind in kinds for setup in smaller(replace(best, recompute=kind), sizes)]
+    if row.states == "bf16":
+        found += [replace(setup, policy="bf16-pure") for setup in found]
+    return found
+
+
+def make_cells(tiny: bool) -> list[Cell]:
+    """Every model in its best settings; then what else these could be, one change each."""
+    seconds = 0.2 if tiny else SECONDS
+    cells = [_cell(row.preset, setups_of(row, tiny), seconds) for row in ROWS]
+    small, large = ROWS[0], ROWS[1]
+    others: tuple[tuple[Row, str, dict[str, Any]], ...] = (
+        (small, "gathered weights kept", {"zero": 2}),
+        (small, "autocast", {"zero": 0}),
+        (large, "rounded to nearest", {"rounding": "nearest"}),
+        (small, "pure", {"policy": "bf16-pure", "states": "bf16"}),
+    )
+    for row, words, change in others:
+        cells.append(_cell(f"{row.preset}, {words}", [replace(s, **change) for s in setups_of(row, tiny)], seconds))
+    return cells
+
+
+def _cell(name: str, setups: list[Setup], seconds: float) -> Cell:
+    def measure(device: torch.device) -> dict[str, object]:
+        return measure_first_fit(setups, device, seconds)
+
+    settings = {"setups": [vars(setup) for setup in setups], "seconds": seconds}
+    return Cell(name, 75.0 + 1.5 * seconds, measure, sources_of(*SOURCES), settings)
+
+
+def show(book: Book) -> None:
+    rows, lines = book.rows(), []
+    bars = {row.preset: (row.bar, row.goal) for row in ROWS}
+    for name in (cell.name for cell in make_cells(False)):
+        row, (bar, goal) = rows.get(name), bars.get(name.partition(",")[0], (None, None))
+        if row is None or row["status"] != "measured":
+            lines.append([name, row["status"] if row else "not yet", bar, goal, *[None] * 7])
+            continue
+        one = row["result"]
+        mfus = [100 * one[key] if one[key] is not None else None for key in ("mfu_causal", "mfu_palm")]
+        setup = one["setup"]
+        words = f"{setup['recompute']} x{setup['micro_batch']}"
+        memory, should = one["allocated_gib"], one["floor_practical_tokens_per_s"]
+        lines.append(
+            [name, one["tokens_per_s"], bar, goal, *mfus, should, memory, one["step_ms"], words, setup["states"]]
+        )
+    header = ("model", "tokens/s", "bar", "goal", "MFU %", "PaLM %", "floor", "GiB", "step ms", "recompute", "states")
+    print_table(f"one {book.run['device']}, torch {book.run['torch']}, bf16", header, lines)
+    for name, row in rows.items():
+        if row["status"] == "measured" and "mark" in row["result"]:
+            print(f"{name}: {row['result']['mark']}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_script("headline", __doc__, make_cells, show, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,320 @@
+"""A training step on one GPU, timed: windlass's own program, optimizer, clip and schedule on synthetic tokens.
+
+It is the loop of jobs/train without what stands around it (data, checkpoints, reports): the same calls in the same order. Two
+things that are not windlass's can be put in, so that the ladder begins where people begin: variants.py.
+
+Weights are normal numbers drawn on the device, since zeros draw less power; tokens are uniform over the vocabulary. The
+first step (it compiles) and two more are not counted. A step ends at an event on the device; the median of the intervals is
+the step's time, and nothing is read back in between. MFU is counted against the device's dense bf16 peak in three
+conventions (model/flops.py); null where the peak is not known.
+"""
+
+import contextlib
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import floor
+import torch
+import torch.distributed as dist
+from cells import free, plain
+from primitives import reset_peak
+from timed import Sensors
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from variants import MultiTensorAdamW, make_dense, masked
+
+from windlass.hardware import find_device
+from windlass.jobs.objective import Pretrain
+from windlass.model.architecture import Architecture
+from windlass.model.config import ModelConfig
+from windlass.model.flops import flops_per_token
+from windlass.model.kernels import attention_kernel
+from windlass.optim.clip import clip_gradients
+from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import make_optimizer
+from windlass.optim.schedule import learning_rate
+from windlass.parallel.build import build_program
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_mesh
+from windlass.parallel.precision import precision_of
+from windlass.parallel.precision_config import POLICIES, PrecisionConfig
+from windlass.parallel.program import Batch, ShardedProgram
+from windlass.units import GIB
+
+WARM_UP_STEPS = 2  # after the first, which compiles
+MIN_STEPS, MAX_STEPS = 4, 30
+NOT_COUNTABLE_MFU = 0.73  # of a whole step in bf16; above it the measurement is wrong (floor.py's LIMIT is under it)
+SOURCES = (
+    "benchmarks/gpu/step.py",
+    "benchmarks/gpu/variants.py",
+    "src/windlass/model",
+    "src/windlass/parallel",
+    "src/windlass/optim",
+)
+TINY_MODEL = {
+    "family": "smollm3",
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One step's settings. Its sequences are cut into micro-batches of `micro_batch`, which must divide them."""
+
+    preset: str
+    sequence_length: int
+    sequences_per_step: int
+    micro_batch: int
+    recompute: str = "none"
+    compile: bool = True
+    zero: int = 3
+    kernel: str = "fused"
+    policy: str = "bf16"
+    states: str = "fp32"
+    rounding: str | None = None
+    loss: str = "chunked"
+    attention: str = "causal"
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.sequences_per_step * self.sequence_length
+
+    def architecture(self) -> Architecture:
+        given = TINY_MODEL if self.preset == "tiny" else {"preset": self.preset}
+        return ModelConfig.model_validate(given).architecture()
+
+    def work(self) -> floor.Work:
+        """The same in the floor model's terms."""
+        return floor.Work(
+            self.sequence_length,
+            self.tokens_per_step,
+            self.micro_batch * self.sequence_length,
+            self.recompute,
+            self.compile,
+            self.loss,
+            self.kernel,
+            self.policy,
+            self.states,
+            self.attention,
+        )
+
+    def precision(self) -> PrecisionConfig:
+        own = POLICIES[self.policy][3]
+        given = {"states": None if self.states == own else self.states, "rounding": self.rounding}
+        return PrecisionConfig.model_validate({"policy": self.policy} | given)
+
+    def storage(self) -> Storage:
+        """How the optimizer stores, compiled where the blocks are; as jobs/assemble has it."""
+        given = self.precision()
+        states = precision_of(given).states if given.is_rounded else None
+        return Storage(states, given.is_stochastic, compiled=self.compile)
+
+
+def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: float) -> dict[str, Any]:
+    """The first of `setups` that has enough memory. One that cannot fit by floor.least_bytes is not tried."""
+    attempts = []
+    for setup in setups:
+        needed, there = floor.least_bytes(setup.architecture(), setup.work()), memory_of(device)
+        if needed > there:
+            attempts.append([asdict(setup), f"needs {needed / GIB:.1f} GiB at least, of {there / GIB:.1f}"])
+            continue
+        try:
+            return measure_setup(setup, device, seconds) | {"before": attempts}
+        except torch.OutOfMemoryError as error:
+            attempts.append([asdict(setup), plain(str(error))[:200]])
+        free(device)
+    raise torch.OutOfMemoryError(f"none of {len(setups)} settings fits: {attempts[-1][1]}")
+
+
+def measure_setup(setup: Setup, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Trains for about `seconds` after the warm-up. -> the figures, the floor's beside them."""
+    architecture = setup.architecture()
+    masking = masked(setup.sequence_length, device) if setup.attention == "masked" else contextlib.nullcontext()
+    with one_rank(device), masking, Sensors(device) as sensors:
+        start_s = time.monotonic()
+        step = Step(setup, architecture, device)
+        reset_peak(device)
+        loss_first = float(step.run())
+        first_step_s = time.monotonic() - start_s
+        times = step.timed(seconds)
+        loss_last = float(step.run())
+    if not math.isfinite(loss_first) or not math.isfinite(loss_last):
+        raise ValueError(f"the loss is {loss_first}, then {loss_last}")
+    step_s = statistics.median(times)
+    return {
+        "setup": asdict(setup),
+        "attention_kernel": kernel_of(setup, architecture, device),
+        "tokens_per_s": round(setup.tokens_per_step / step_s, 1),
+        "step_ms": round(step_s * 1e3, 2),
+        "steps": len(times),
+        "slowest_ms": round(max(times) * 1e3, 2),
+        "host_ms": round(step.host_s * 1e3, 2),
+        "build_and_first_step_s": round(first_step_s, 1),
+        "loss": [round(loss_first, 4), round(loss_last, 4)],
+        **memory_peak(device),
+        **judged(setup, architecture, setup.tokens_per_step / step_s, device),
+        "sensors": sensors.medians(),
+    }
+
+
+def kernel_of(setup: Setup, architecture: Architecture, device: torch.device) -> str:
+    """In words, by asking torch for the same attention once more."""
+    if setup.attention == "masked":
+        return "with a dense mask"
+    rows, length = setup.micro_batch, setup.sequence_length
+    return attention_kernel(architecture, rows=rows, length=length, dtype=torch.bfloat16, device=device)
+
+
+def judged(setup: Setup, architecture: Architecture, tokens_per_s: float, device: torch.device) -> dict[str, Any]:
+    """MFU in three conventions, and what the floor model says of this device; nulls where its peak is not known."""
+    flops = flops_per_token(architecture, setup.sequence_length)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    known = find_device(name)
+    found: dict[str, Any] = {"tflops_causal": round(flops.causal * tokens_per_s / 1e12, 2)}
+    for convention in ("causal", "palm", "six_n"):
+        mfu = getattr(flops, convention) * tokens_per_s / known.peak_flops if known else None
+        found[f"mfu_{convention}"] = round(mfu, 4) if mfu is not None else None
+    for words, rates in (("practical", floor.PRACTICAL), ("limit", floor.LIMIT)):
+        should = floor.tokens_per_s(architecture, setup.work(), floor.on(known, rates)) if known else None
+        found[f"floor_{words}_tokens_per_s"] = round(should, 1) if should else None
+    practical = found["floor_practical_tokens_per_s"]
+    found["over_practical"] = round(tokens_per_s / practical - 1, 4) if practical else None
+    if known and found["mfu_causal"] > NOT_COUNTABLE_MFU:
+        found["mark"] = f"measuring error? {100 * found['mfu_causal']:.0f} % MFU of a whole step cannot be"
+    return found
+
+
+class Step:
+    """A built model with its optimizer, and batches that stay on the device."""
+
+    def __init__(self, setup: Setup, architecture: Architecture, device: torch.device):
+        assert setup.sequences_per_step % setup.micro_batch == 0, setup
+        parallel = ParallelConfig(zero=setup.zero, recompute=setup.recompute, compile=setup.compile)
+        mesh = make_mesh(parallel.layout(1), device.type)
+        precision = precision_of(setup.precision())
+        program = build_program(architecture, parallel, precision, mesh, device, fill)
+        assert isinstance(program, ShardedProgram)
+        self.program = program
+        if setup.loss == "dense":
+            make_dense(self.program.model)
+        self._config = OptimConfig(warmup_steps=5)
+        records = self.program.records()
+        if setup.kernel == "foreach":
+            self._optimizer: Any = MultiTensorAdamW(records, self._config)
+        else:
+            self._optimizer = make_optimizer(records, self._config, storage=setup.storage())
+        self._objective, self._device, self._steps = Pretrain(), device, 0
+        self._batches = synthetic(setup, architecture.vocab_size, device)
+        self.host_s = 0.0
+
+    def run(self) -> Tensor:
+        """One step, as jobs/train makes it. -> the loss, on the device."""
+        self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
+        batches, count = self._objective.weigh(self._batches, self.program)
+        loss = self.program.run(batches, count)
+        norm = clip_gradients(self.program.records(), self._config.max_norm, self.program.mesh.parts)
+        self._optimizer.step(norm)
+        self.program.adapt(norm)
+        self._steps += 1
+        return loss
+
+    def timed(self, seconds: float) -> list[float]:
+        """Seconds per step, over as many as fill `seconds`. `host_s`: what the host needed to issue one."""
+        self._interval(WARM_UP_STEPS - 1)
+        (once_s,) = self._interval(1)
+        return self._interval(min(MAX_STEPS, max(MIN_STEPS, int(seconds / once_s))))
+
+    def _interval(self, steps: int) -> list[float]:
+        if self._device.type == "cuda":
+            ends = [_recorded()]
+            start_s = time.perf_counter()
+            for _ in range(steps):
+                self.run()
+                ends.append(_recorded())
+            self.host_s = (time.perf_counter() - start_s) / max(1, steps)
+            torch.cuda.synchronize()
+            return [one.elapsed_time(two) / 1000 for one, two in itertools.pairwise(ends)]
+        found = []
+        for _ in range(steps):
+            start_s = time.perf_counter()
+            self.run()
+            found.append(time.perf_counter() - start_s)
+        self.host_s = statistics.median(found) if found else 0.0
+        return found
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+@torch.no_grad()
+def fill(named: dict[str, Tensor]) -> None:
+    """Norms 1, biases 0, matrices N(0, 0.02), drawn where they lie."""
+    generator: torch.Generator | None = None
+    for name, parameter in named.items():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if name.endswith(".bias"):
+            local.zero_()
+        elif local.dim() < 2:
+            local.fill_(1.0)
+        else:
+            generator = generator or torch.Generator(local.device).manual_seed(17)
+            local.normal_(0.0, 0.02, generator=generator)
+
+
+def synthetic(setup: Setup, vocab_size: int, device: torch.device) -> list[Batch]:
+    """The micro-batches of one step: uniform tokens, targets shifted by one."""
+    generator = torch.Generator(device).manual_seed(17)
+    sizes = (setup.sequences_per_step, setup.sequence_length + 1)
+    ids = torch.randint(0, vocab_size, sizes, generator=generator, device=device)
+    inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    starts = range(0, setup.sequences_per_step, setup.micro_batch)
+    cuts = [slice(start, start + setup.micro_batch) for start in starts]
+    return [{"input_ids": inputs[cut], "targets": targets[cut]} for cut in cuts]
+
+
+@contextlib.contextmanager
+def one_rank(device: torch.device) -> Iterator[None]:
+    """A world of one process, for the mesh."""
+    if dist.is_initialized():
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def memory_of(device: torch.device) -> float:
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else math.inf
+
+
+def memory_peak(device: torch.device) -> dict[str, float | None]:
+    """The peak of the steps: what tensors held, and what the allocator held for them."""
+    if device.type != "cuda":
+        return {"allocated_gib": None, "reserved_gib": None}
+    return {
+        "allocated_gib": round(torch.cuda.max_memory_allocated(device) / GIB, 2),
+        "reserved_gib": round(torch.cuda.max_memory_reserved(device) / GIB, 2),
+    }
+
+
+def smaller(setup: Setup, micro_batches: Sequence[int]) -> list[Setup]:
+    """The same step with each of these micro-batches, in order."""
+    return [replace(setup, micro_batch=size) for size in micro_batches]

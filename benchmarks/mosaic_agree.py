@@ -1,0 +1,108 @@
+"""MosaicML's library and ours agree on every token, both ways, compressed shards too.
+
+    sh scripts/mosaic_environment.sh && python benchmarks/mosaic_agree.py
+
+Random samples are written with ours and read with theirs, then written with theirs (plain, zstd, gz) and read with ours,
+from a directory and through the cache from a URL; a sha256 over all ids and labels, in order, is compared. What ours does
+not read (snappy, brotli) is refused by name. The lines printed are kept in benchmarks/results/mosaic_agree.txt; exit
+code 1 if one of them disagrees.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from windlass.data.cache import Cache
+from windlass.data.mds import Reader, ShardSource, Writer
+from windlass.data.remote import CachedShards
+from windlass.data.shards import parse_index
+from windlass.data.store import Store
+from windlass.errors import BadShard
+
+ROOT = Path(__file__).parent.parent
+THEIRS = ROOT / ".venv-mosaic" / "bin" / "python"
+TRANSCRIPT = ROOT / "benchmarks" / "results" / "mosaic_agree.txt"
+NUM_SAMPLES, NUM_IDS = 1500, 513
+SHARD_BYTES = 1 << 20
+
+
+def theirs(*arguments: str | Path) -> dict[str, object]:
+    command = [str(THEIRS), str(ROOT / "benchmarks" / "mosaic_side.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, arguments[:1]))} failed on their side:\n{done.stderr[-2000:]}")
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ours(source: Path | ShardSource) -> dict[str, object]:
+    digest, num_ids, samples = hashlib.sha256(), 0, 0
+    for input_ids, labels in Reader(source):
+        digest.update(input_ids.tobytes() + labels.tobytes())
+        num_ids, samples = num_ids + len(input_ids), samples + 1
+    return {"samples": samples, "ids": num_ids, "sha256": digest.hexdigest()}
+
+
+def through_cache(directory: Path, cache: Path) -> CachedShards:
+    store = Store(f"file://{directory}", 20)
+    shards = parse_index(store.read("train/index.json"), "train/index.json")
+    return CachedShards(store, "train", shards, Cache(cache, 4 << 20))
+
+
+def agree(scratch: Path) -> list[str]:
+    """One line per way; `DIFFERENT` where they disagree."""
+    draw = np.random.default_rng(0)
+    ids = draw.integers(0, 150_000, (NUM_SAMPLES, NUM_IDS)).astype(np.int32)
+    labels = np.where(draw.random(ids.shape) < 0.2, -100, ids).astype(np.int32)
+    np.save(scratch / "ids.npy", np.stack([ids, labels], 1))
+    wanted = {"samples": NUM_SAMPLES, "ids": ids.size}
+    wanted["sha256"] = hashlib.sha256(np.stack([ids, labels], 1).tobytes()).hexdigest()
+    lines = []
+
+    def compare(way: str, found: dict[str, object]) -> None:
+        same = "equal" if found == wanted else "DIFFERENT"
+        lines.append(
+            f"{way:<62} {found['samples']} samples, {found['ids']} ids, sha256 {str(found['sha256'])[:16]}  {same}"
+        )
+
+    lines.append(f"{'what is written':<62} {NUM_SAMPLES} samples, {ids.size} ids, sha256 {wanted['sha256'][:16]}")
+    writer = Writer(scratch / "ours", NUM_IDS, SHARD_BYTES)
+    writer.write(ids, labels)
+    writer.close()
+    compare("written by windlass, read by windlass", ours(scratch / "ours"))
+    compare("written by windlass, read by mosaicml-streaming", theirs("read", scratch / "ours"))
+    for kind in ("none", "zstd", "zstd:7", "gz"):
+        place = scratch / kind.replace(":", "-")
+        theirs("write", place / "train", scratch / "ids.npy", kind)
+        compare(f"written by mosaicml-streaming ({kind}), read by windlass", ours(place / "train"))
+        cached = ours(through_cache(place, scratch / "cache"))
+        compare(f"written by mosaicml-streaming ({kind}), read through the cache", cached)
+    for kind in ("snappy", "br"):
+        theirs("write", scratch / kind, scratch / "ids.npy", kind)
+        try:
+            compare(f"written by mosaicml-streaming ({kind}), read by windlass", ours(scratch / kind))
+        except BadShard as error:
+            lines.append(f"written by mosaicml-streaming ({kind}), refused: {error.rule}")
+    return lines
+
+
+def main() -> int:
+    if not THEIRS.exists():
+        raise SystemExit("there is no .venv-mosaic: run sh scripts/mosaic_environment.sh first")
+    with tempfile.TemporaryDirectory() as scratch:
+        lines = agree(Path(scratch))
+    text = "$ python benchmarks/mosaic_agree.py   (mosaicml-streaming 0.13.0)\n" + "".join(
+        line + "\n" for line in lines
+    )
+    print(text, end="")
+    TRANSCRIPT.write_text(text)
+    return 1 if "DIFFERENT" in text else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The other side: what runs in the environment with MosaicML's streaming library. It imports nothing of windlass.
+
+    python benchmarks/mosaic_side.py read DIRECTORY                   sha256 over all samples, in order
+    python benchmarks/mosaic_side.py write DIRECTORY IDS.npy KIND     MDSWriter; KIND: none, zstd, zstd:7, gz, snappy, br
+    python benchmarks/mosaic_side.py speed DIRECTORY                  one pass of iter(StreamingDataset), and of ds[i]
+
+Each prints one line of JSON.
+"""
+
+import hashlib
+import json
+import sys
+import time
+import warnings
+
+import numpy as np
+
+warnings.filterwarnings("ignore")
+
+
+def read(directory: str) -> dict[str, object]:
+    from streaming import StreamingDataset
+
+    dataset = StreamingDataset(local=directory, remote=None, shuffle=False, batch_size=1, validate_hash="xxh64")
+    digest, num_ids = hashlib.sha256(), 0
+    for number in range(len(dataset)):
+        sample = dataset[number]
+        digest.update(sample["input_ids"].astype("<i4").tobytes() + sample["labels"].astype("<i4").tobytes())
+        num_ids += len(sample["input_ids"])
+    return {"samples": len(dataset), "ids": num_ids, "sha256": digest.hexdigest()}
+
+
+def write(directory: str, ids: str, kind: str) -> dict[str, object]:
+    from streaming import MDSWriter
+
+    pairs = np.load(ids)  # [samples, 2, ids]
+    columns = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    compression = None if kind == "none" else kind
+    with MDSWriter(
+        out=directory, columns=columns, compression=compression, hashes=["xxh64"], size_limit=1 << 20
+    ) as out:
+        for input_ids, labels in pairs:
+            out.write({"input_ids": input_ids, "labels": labels})
+    return {"samples": len(pairs)}
+
+
+def speed(directory: str) -> dict[str, object]:
+    import torch
+    from streaming import StreamingDataset
+
+    torch.set_num_threads(1)
+    dataset = StreamingDataset(local=directory, remote=None, shuffle=True, batch_size=8)
+    found: dict[str, object] = {}
+    for name, samples in (("iter", iter(dataset)), ("index", (dataset[number] for number in range(len(dataset))))):
+        start_s, start_cpu_s, num_ids = time.perf_counter(), time.process_time(), 0
+        for sample in samples:
+            num_ids += len(sample["input_ids"])
+        used_s, took_s = time.process_time() - start_cpu_s, time.perf_counter() - start_s
+        found[name] = {"mtok_per_cpu_s": num_ids / used_s / 1e6, "mtok_per_s": num_ids / took_s / 1e6}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps({"read": read, "write": write, "speed": speed}[sys.argv[1]](*sys.argv[2:])))

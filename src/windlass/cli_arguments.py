@@ -1,0 +1,28 @@
+"""What several commands take and do: arguments with their help, and lines printed as they come."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Recipe = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100")
+]
+PreparedPlace = Annotated[
+    str, typer.Argument(metavar="RECIPE|DIRECTORY", help="A recipe whose data is prepared, or its data.directory.")
+]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
+SavedPath = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A run directory, one of its checkpoints, or a Hugging Face directory.")
+]
+Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
+Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)

@@ -1,0 +1,118 @@
+"""What `windlass data lint` can find: a code that stays, how grave it is, and what to change.
+
+error     training would fail, or learn something that nobody means: `train` refuses to start
+warning   training goes well, on data that is perhaps not what was meant: one line before step 0
+"""
+
+from typing import Final, Literal, NamedTuple
+
+Severity = Literal["error", "warning"]
+
+
+class Kind(NamedTuple):
+    severity: Severity
+    change: str
+
+
+AGAIN: Final = "prepare again into another data.directory"
+
+KINDS: Final[dict[str, Kind]] = {
+    "ids-out-of-vocabulary": Kind("error", f"the shards are of another tokenizer, or damaged: {AGAIN}"),
+    "labels-are-other-ids": Kind(
+        "error", f"labels are the ids themselves, unshifted, or -100: the loader shifts; {AGAIN}"
+    ),
+    "mask-empty": Kind("error", "nothing of it would be learned: mend what wrote the labels, or leave it out"),
+    "mask-full": Kind("error", "prompts would be learned like answers: see that the chat template marks the answers"),
+    "mask-holes": Kind("error", f"in text every token is a target: {AGAIN}"),
+    "leak-across-documents": Kind("error", f"isolated documents do not predict each other: {AGAIN}"),
+    "ids-of-another-tokenizer": Kind(
+        "error", f"the shards were written with another tokenizer than lies beside them: {AGAIN}"
+    ),
+    "isolation-cuts-turns": Kind(
+        "error",
+        "EOS ends turns in this template, and documents are told apart by EOS: set data.tokenizer.eos_token to a special "
+        "token that the template does not write, or data.isolate=false",
+    ),
+    "eos-missing": Kind("error", f"documents would run into each other: {AGAIN}"),
+    "eos-doubled": Kind(
+        "error", "the text brings an end of its own: take it out of the text, one EOS is put behind it"
+    ),
+    "eos-of-another": Kind("error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"),
+    "bos-doubled": Kind(
+        "error", "two beginnings stand where one is meant: the template writes one, so nothing else may"
+    ),
+    "template-round-trip": Kind("error", "mend the chat template of the tokenizer, or take another"),
+    "tokenizer-of-another-model": Kind("error", "set data.tokenizer.from to what model.from names, and prepare again"),
+    "pair-of-equals": Kind("error", "of a pair one answer is preferred to another: leave it out"),
+    "pair-of-two-prompts": Kind(
+        "error", f"both answers of a pair go on with one prompt: mend what wrote them; {AGAIN}"
+    ),
+    "pair-contradicted": Kind("warning", "one pair teaches the opposite of the other: leave one of them out"),
+    "model-ends-otherwise": Kind(
+        "warning", "the model was taught another end: set eos_token in the tokenizer's tokenizer_config.json to it"
+    ),
+    "empty-documents": Kind("warning", "leave them out of the source"),
+    "duplicate-documents": Kind("warning", "leave the copies out of the source"),
+    "near-duplicates": Kind(
+        "warning", "they differ in white space, case or the last token alone: leave the copies out of the source"
+    ),
+    "validation-in-train": Kind("warning", "the validation loss flatters: take them out of the training documents"),
+    "repeated-token": Kind("warning", "leave such documents out of the source"),
+    "damaged-text": Kind(
+        "warning",
+        "it was decoded wrongly once, or keeps a byte order mark: read it again in the encoding it was written in",
+    ),
+    "special-token-as-text": Kind(
+        "warning", "it is plain text here; where it was meant to end or mark something, take it out of the text"
+    ),
+    "documents-cut": Kind("warning", "raise data.sequence_length, or shorten the documents"),
+    "mostly-padding": Kind("warning", "lower data.sequence_length, or pack by concatenation"),
+}
+
+
+class Finding(NamedTuple):
+    """One fault of one set, however often it was met there."""
+
+    code: str
+    where: str
+    """The set, and where the fault was met first: "train: shard.00003.mds, sample 17"."""
+    what: str
+    times: int
+
+    @property
+    def severity(self) -> Severity:
+        return KINDS[self.code].severity
+
+    @property
+    def change(self) -> str:
+        return KINDS[self.code].change
+
+    @property
+    def line(self) -> str:
+        return f"{self.severity} {self.code}: {self.what} ({self.where})"
+
+
+class Findings:
+    """Gathers what the checks of one set meet: the first of each code in words, the others as a number."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._first: dict[str, tuple[str, str]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, code: str, what: str, where: str = "", count: int = 1) -> None:
+        assert code in KINDS, code
+        self._first.setdefault(code, (what, where))
+        self._counts[code] = self._counts.get(code, 0) + count
+
+    def __contains__(self, code: str) -> bool:
+        return code in self._counts
+
+    def list(self) -> list[Finding]:
+        """Errors first."""
+        found = []
+        for code, (what, where) in self._first.items():
+            more = self._counts[code] - 1
+            told = f"{what}; {more:,} more of the kind" if more else what
+            found.append(Finding(code, f"{self.name}: {where}" if where else self.name, told, self._counts[code]))
+        return sorted(found, key=lambda finding: finding.severity)

@@ -1,0 +1,94 @@
+"""Rows of chat -> messages: what a conversation is, whatever form a row gives it. No tokenizer, no template.
+
+A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. Messages that
+call tools may have no content; what is null counts as missing. What cannot be learned as it was meant is refused by row: images,
+tools that are declared beside the messages, answers without words.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from windlass.errors import UserError
+
+ASSISTANT: Final = "assistant"
+CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools")
+PROMPT_KEYS: Final = ("prompt", "completion")
+RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
+
+
+def conversation_of(row: Mapping[str, Any], where: str) -> str:
+    """A row's messages up to the last answer, as JSON: the document that is hashed, counted and encoded. Raises UserError."""
+    check_tools(row, where)
+    held = [
+        key for key in ("messages", *PROMPT_KEYS) if row.get(key) is not None
+    ]  # null: a table's column of other rows
+    if held[:1] == ["messages"] and len(held) > 1:
+        raise UserError(f"{where} has `{'` and `'.join(held)}`", RULE, "leave one of the two out of the row")
+    if "messages" in row and ("messages" in held or not held):
+        messages = as_messages(row["messages"], where, "messages", "", RULE)
+    elif row.keys() >= set(PROMPT_KEYS):
+        prompt = as_messages(row["prompt"], where, "prompt", "user", RULE)
+        messages = prompt + as_messages(row["completion"], where, "completion", ASSISTANT, RULE)
+    else:
+        raise UserError(
+            f"{where} has the keys {', '.join(row) or 'none'}", RULE, "rename its keys, or use format: text"
+        )
+    return json.dumps(up_to_last_answer(messages, where), ensure_ascii=False)
+
+
+def check_tools(row: Mapping[str, Any], where: str) -> None:
+    """Raises UserError where a row declares tools, which the template would have to write before the conversation."""
+    if row.get("tools"):
+        rule = "declarations of tools are not read; calls inside messages are"
+        raise UserError(f"{where} has `tools`", rule, "leave the row out, or write its tools into the system message")
+
+
+def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Without the turns behind the last answer. Raises UserError where there is no answer."""
+    answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if not answers:
+        rule = "the answers of the assistant are what is learned of a conversation"
+        raise UserError(
+            f"{where} holds no message of the role {ASSISTANT}", rule, "leave the row out, or mend its roles"
+        )
+    return messages[: answers[-1] + 1]
+
+
+def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[dict[str, Any]]:
+    """`value` as messages; a text is one of `role`, where that is given. What is null counts as missing (tables have a column
+    for each key that any message has), and a message that calls tools may have no content. Raises UserError."""
+    if isinstance(value, str) and role:
+        value = [{"role": role, "content": value}]
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        found = "nothing" if value is None else type(value).__name__
+        raise UserError(f"{where} has {found} under `{key}`", rule, "mend the row")
+    messages = [_without_nulls(message) for message in value]
+    for number, message in enumerate(messages):
+        if message.get("tool_calls"):
+            message.setdefault("content", "")
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            given = f"{where}, message {number} of `{key}`, holds {json.dumps(message, ensure_ascii=False)[:80]}"
+            raise UserError(
+                given, "a message has a role and a content, both texts", "mend the row; images are not read"
+            )
+        if message["role"] == ASSISTANT and not message["content"].strip() and not message.get("tool_calls"):
+            given = f"{where}, message {number} of `{key}`, is an answer without words"
+            raise UserError(given, "an answer says something, or calls a tool", "leave the row out")
+    return messages
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
+    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
+
+
+def said_by(message: Mapping[str, Any]) -> Iterator[str]:
+    """What must stand in what is learned of an answer: its words, and the name of each tool that it calls."""
+    if message["content"].strip():
+        yield message["content"].strip()
+    for call in message.get("tool_calls") or []:
+        name = call.get("function", call).get("name") if isinstance(call, dict) else None
+        if isinstance(name, str):
+            yield name

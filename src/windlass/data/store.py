@@ -1,0 +1,189 @@
+"""An object store or any other place with a URL, through fsspec: whole files in and out, each within a deadline.
+
+fsspec speaks s3://, gs://, http(s)://, file://, memory:// and more, and takes credentials and endpoints from the
+environment, as each library of its own does (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...). What it does not promise is an
+end: a server that accepts and never answers, or dies in the middle, can block a call for ever. So every operation runs in
+a thread of its own and is waited for until the deadline, which covers all attempts (pauses of 0.25, 0.5, 1, ... s
+between them); a thread that is stuck is left behind, and does not keep the process from ending.
+
+What cannot get better is not tried again: a file or bucket that is not there (FileNotFoundError), credentials that are
+refused, a protocol without its package, a full disk. Messages name the URL, never what a URL may carry besides: user,
+password, query.
+"""
+
+import contextlib
+import errno
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windlass.errors import UserError
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
+Result = TypeVar("Result")
+
+# by protocol: what its file system must be told. s3fs: one attempt of botocore's per attempt of ours, so that the deadline
+# decides; file: folders are made, as a store has none.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"retries": {"max_attempts": 0}}, "default_block_size": 32 << 20},
+    "file": {"auto_mkdir": True},
+}
+EXTRAS = {"s3": "s3", "s3a": "s3"}  # what else is missing, fsspec names
+DENIED = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def shown(text: str) -> str:
+    """Text with what may be secret in its URLs left out: user and password, and the query."""
+    return re.sub(r"\?[^\s'\"<>]*", "?...", re.sub(r"://[^/@\s]*@", "://", text))
+
+
+class Store:
+    """Files below `url`, named relative to it. Every method raises UserError, with the URL, where the store fails."""
+
+    def __init__(self, url: str, deadline_s: float):
+        import fsspec
+
+        self.url, self.deadline_s = shown(url.rstrip("/")), deadline_s
+        protocol = url.partition("://")[0]
+        rule = "a place of data is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
+        try:
+            options = OPTIONS.get(protocol, {})
+            found: tuple[Any, str] = fsspec.url_to_fs(
+                url, skip_instance_cache=True, use_listings_cache=False, **options
+            )
+        except ImportError as error:
+            package = f"install it: pip install 'windlass[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
+            raise UserError(f"{self.url}: the package for {protocol}:// is not installed", rule, package) from None
+        except (ValueError, OSError) as error:
+            raise UserError(f"{self.url}: {shown(str(error))}", rule, "mend the URL") from None
+        self._fs, self._root = found[0], found[1].rstrip("/")
+        self.is_read_only = protocol in ("http", "https")
+
+    def check_writable(self) -> None:
+        """Raises UserError where files are read only, by the protocol."""
+        if self.is_read_only:
+            rule = "prepared data is written where windlass can write files: s3://, gs://, file://, a local directory"
+            raise UserError(f"{self.url} is read only here", rule, "prepare elsewhere, and serve it by this URL")
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def read(self, name: str) -> bytes:
+        """The whole file. Raises FileNotFoundError where there is none (or no such bucket)."""
+        data: bytes = self._attempt(name, lambda: self._fs.cat_file(self._path(name)))
+        return data
+
+    def write(self, name: str, source: bytes | Path) -> None:
+        """The file is there, whole, when this returns; what stood under the name is replaced."""
+        self.check_writable()
+        num_bytes = len(source) if isinstance(source, bytes) else source.stat().st_size
+
+        def put() -> None:
+            if isinstance(source, bytes):
+                self._fs.pipe_file(self._path(name), source)
+            else:
+                self._fs.put_file(str(source), self._path(name))
+            self._fs.invalidate_cache()
+            found = self._fs.info(self._path(name))["size"]
+            if found != num_bytes:
+                raise OSError(f"{found} of {num_bytes} bytes arrived")
+
+        try:
+            self._attempt(name, put)
+        except FileNotFoundError as error:
+            rule = "windlass makes files, not buckets"
+            raise UserError(f"{self.url}/{name} cannot be written: {shown(str(error))}", rule, "make it") from None
+
+    def remove(self, names: Iterable[str]) -> None:
+        for name in names:
+
+            def remove(path: str = self._path(name)) -> None:
+                with contextlib.suppress(FileNotFoundError):  # an attempt before this one got through after all
+                    self._fs.rm_file(path)
+
+            self._attempt(name, remove)
+
+    def sizes(self) -> dict[str, int]:
+        """Every file below the URL, by its relative name -> bytes. Empty where there is none."""
+
+        def find() -> dict[str, int]:
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True)
+            return {path[len(self._root) :].lstrip("/"): int(info["size"]) for path, info in found.items()}
+
+        try:
+            return self._attempt("", find)
+        except FileNotFoundError:
+            return {}
+
+    def _attempt(self, name: str, operation: Callable[[], Result]) -> Result:
+        """operation(), again after what may pass, until the deadline."""
+        where = f"{self.url}/{name}".rstrip("/")
+        end_s, pause_s, last = time.monotonic() + self.deadline_s, FIRST_PAUSE_S, "no answer"
+        while True:
+            try:
+                return _in_time(operation, end_s - time.monotonic())
+            except FileNotFoundError:
+                raise
+            except _TooLate:
+                break
+            except Exception as error:  # each library has its own; what passes is known by trying again
+                self._raise_if_final(where, error)
+                last = f"{type(error).__name__}: {shown(str(error))}".rstrip(": ")
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        raise UserError(
+            f"{where} failed for {self.deadline_s:g} s (data.cache.deadline_s); last: {last}",
+            "a store answers within the deadline, all attempts together",
+            "see that the store runs and is reached from this host; raise data.cache.deadline_s for a slow one",
+        )
+
+    def _raise_if_final(self, where: str, error: Exception) -> None:
+        told = f"{where}: {shown(str(error))}"
+        if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
+            rule = "the store lets this process in: credentials come from the environment, as fsspec takes them"
+            change = "check the credentials and rights (s3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
+            raise UserError(told, rule, change) from None
+        if isinstance(error, NotImplementedError):
+            rule = "prepared data is written where files can be written"
+            raise UserError(
+                f"{where} cannot be written by this protocol", rule, "give another data.directory"
+            ) from None
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise UserError(told, "prepared data needs a place to write", "free space, or give another place") from None
+
+
+class _TooLate(Exception):
+    """The deadline passed while an operation was under way."""
+
+
+def _in_time(operation: Callable[[], Result], seconds: float) -> Result:
+    """operation() in a thread that is given up after `seconds`. Raises _TooLate, or what the operation raised."""
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(operation())
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+
+    threading.Thread(target=work, daemon=True, name="windlass-store").start()
+    try:
+        return future.result(max(0.0, seconds))
+    except TimeoutError:
+        if future.done():
+            raise  # the operation's own
+        raise _TooLate from None

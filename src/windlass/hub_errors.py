@@ -1,0 +1,133 @@
+"""What huggingface_hub raises, in a UserError's three sentences: what was refused, the hub's rule, what to do. No torch.
+
+The hub answers 401 for a repository that is not there, since it does not tell strangers what is private; and 401 or 403 with
+`X-Error-Code: GatedRepo` for one whose owner admits accounts one by one. What has no code of the hub's is an outage, and is
+told apart: then the cache may help.
+"""
+
+import errno
+from typing import Final
+
+from windlass.errors import UserError
+
+MAIN: Final = "main"  # the hub's name of the default branch
+SHOWN: Final = 12  # digits of a commit in a sentence
+
+
+def cache_directory(cache: str | None = None) -> str:
+    from huggingface_hub import constants
+
+    return cache or constants.HF_HUB_CACHE
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether the hub gave no answer, or none of its own (a server's failure), as against a refusal."""
+    from httpx2 import TransportError
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500 or error.response.status_code == 429
+    return isinstance(error, TransportError | OfflineModeIsEnabled)
+
+
+def reason(error: BaseException) -> str:
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set"
+    if isinstance(error, HfHubHTTPError):
+        return f"it answered {error.response.status_code}"
+    return f"{type(error).__name__}: {str(error) or 'no answer'}"
+
+
+def refused(
+    error: BaseException, name: str, revision: str | None, file: str | None = None, cache: str | None = None
+) -> UserError:
+    """What huggingface_hub raised, in three sentences."""
+    from huggingface_hub import constants, errors, get_token
+
+    page, has_token = f"{constants.ENDPOINT}/{name}", get_token() is not None
+    match error:
+        case errors.GatedRepoError():
+            sent = "the token that was sent has no access" if has_token else "no token was sent"
+            mend = "with the token's account" if has_token else "then set HF_TOKEN, or run `hf auth login`"
+            return UserError(
+                f"{name} is gated, and {sent} ({error.response.status_code})",
+                "the owner of a gated repository admits accounts, and the hub knows an account by its token",
+                f"ask for access on {page}, {mend}",
+            )
+        case errors.RepositoryNotFoundError():
+            hidden = "; a private one is not shown to this token" if has_token else "; a private one needs a token"
+            return UserError(
+                f"the hub has no repository {name}{hidden} ({error.response.status_code})",
+                "a hub name is `org/name`, as in the address of its page",
+                f"look at {page}" + ("" if has_token else "; for a private one set HF_TOKEN, or run `hf auth login`"),
+            )
+        case errors.RevisionNotFoundError():
+            return UserError(
+                f"{name} has no revision {revision}",
+                "a revision is a branch, a tag or a full commit of that repository",
+                f"choose one of {page}/tree/main, or leave it out for main",
+            )
+        case errors.HfHubHTTPError() if error.response.status_code in (401, 403):
+            return UserError(
+                f"{name}: the hub refuses ({error.response.status_code}): {error.server_message or 'no reason given'}",
+                "a token is valid and may read the repository" if has_token else "what is not public needs a token",
+                "set HF_TOKEN to a valid token, or run `hf auth login`",
+            )
+        case errors.HFValidationError():
+            return UserError(f"{name} is no hub name: {error}", "a hub name is `org/name`", "mend the name")
+        case _ if is_outage(error):
+            return unreachable(error, name, revision, file, cache)
+        case OSError() if error.errno is not None and not isinstance(error, errors.HfHubHTTPError):
+            return _unwritable(error, name, file, cache)
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(
+        f"{name}: {constants.ENDPOINT} does not answer as a hub does: {said[0]}",
+        "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
+        "try again; look at HF_ENDPOINT and at the proxy; or give a local directory",
+    )
+
+
+def _unwritable(error: OSError, name: str, file: str | None, cache: str | None) -> UserError:
+    setting = "HF_HOME" if cache is None else "hub.cache"
+    mend = f"set {setting} to a directory of this user"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        mend = f"make room there (`hf cache prune`), or set {setting} to a larger disk; whole files stay"
+    return UserError(
+        f"{name}: {file or 'its files'}: {error.strerror}: {error.filename or cache_directory(cache)}",
+        f"the files of a hub name are kept in this host's cache, {cache_directory(cache)}",
+        mend,
+    )
+
+
+def unreachable(
+    error: BaseException, name: str, revision: str | None, file: str | None = None, cache: str | None = None
+) -> UserError:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    what = f"{file} of {name} ({(revision or MAIN)[:SHOWN]})"
+    if file is None:
+        what = f"{name} ({revision or MAIN})"
+    if isinstance(error, OfflineModeIsEnabled):
+        return UserError(
+            f"{what} is not in the cache {cache_directory(cache)}, and HF_HUB_OFFLINE is set",
+            "offline, only what was fetched before can be read",
+            "run `windlass prepare RECIPE` where there is a network and with the same cache (`hub.cache` of the recipe, or "
+            "HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
+        )
+    return UserError(
+        f"{what} is not in the cache {cache_directory(cache)}, and {constants.ENDPOINT} does not give it ({reason(error)})",
+        "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
+        "try again where that address can be reached: whole files stay in the cache; or give a local directory"
+        + ("" if file is None else "; or set HF_HUB_OFFLINE=1 where `windlass prepare` has brought all that there is"),
+    )
+
+
+def renamed(name: str, now: str) -> UserError:
+    return UserError(
+        f"{name} is called {now} now",
+        "a recipe holds the name that the hub knows: an old one may be taken by somebody else",
+        f"write {now}",
+    )

@@ -1,0 +1,111 @@
+"""Whether a run still learns: steps that are skipped, and updates that round to nothing. Looked at on logging steps only.
+
+A step whose gradient norm is not finite is skipped on the device, on all ranks alike, and nobody reads the norm for it. Here the
+norms and losses of the steps since the last line are kept as they came (0-dim tensors) and read together when a line is due: late
+is harmless, since a skipped step changes no weight. `optim.max_skips` of them in a row end the run. All ranks hold the same
+numbers, so all come to the same end.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from windlass.errors import Diverged
+from windlass.optim.optimizer import Optimizer
+
+MOST: float = 0.5  # of a tensor's elements: more updates lost than made
+NAMED: int = 3  # tensors that the alarm names
+
+
+@dataclass(frozen=True)
+class Finite:
+    """The last step whose norm was finite."""
+
+    step: int
+    loss: float
+    norm: float
+
+
+class Health:
+    """`incident` is called with the step and a sentence, on every rank; `advice`: what to change where all steps are skipped.
+    `skips_are_normal`: fp16's loss scale overflows now and then, which is no incident."""
+
+    def __init__(
+        self,
+        max_skips: int,
+        step: int,
+        incident: Callable[[int, str], None],
+        advice: str,
+        skips_are_normal: bool = False,
+    ):
+        self._max_skips, self._incident, self._advice = max_skips, incident, advice
+        self._skips_are_normal = skips_are_normal
+        self._norms: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor] = []
+        self._step = step
+        self._finite: Finite | None = None
+        self._in_a_row, self._loss, self._norm = 0, 0.0, 0.0
+        self._alarmed: set[str] = set()
+
+    def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """The loss and the gradient norm of the next step; nothing is read."""
+        self._losses.append(loss)
+        self._norms.append(norm)
+
+    def look(self) -> int:
+        """-> how many steps were skipped since the last look."""
+        norms, losses = (torch.stack(kept).tolist() for kept in (self._norms, self._losses))
+        self._norms, self._losses = [], []
+        skipped = 0
+        for loss, norm in zip(losses, norms):
+            self._step += 1
+            if math.isfinite(norm):
+                self._finite, self._in_a_row = Finite(self._step, loss, norm), 0
+                continue
+            skipped, self._in_a_row = skipped + 1, self._in_a_row + 1
+        if skipped and not self._skips_are_normal:
+            told = "the update was skipped" if len(norms) == 1 else f"{skipped} of {len(norms)} updates were skipped"
+            self._incident(self._step, f"the gradient norm is not finite: {told}")
+        self._loss, self._norm = losses[-1], norms[-1]
+        return skipped
+
+    def end_if_diverged(self) -> None:
+        """After a look. Raises Diverged where too many steps were skipped, one after the other."""
+        if self._in_a_row < self._max_skips:
+            return
+        error = self._diverged(self._loss, self._norm)
+        self._incident(self._step, error.given)
+        raise error
+
+    def _diverged(self, loss: float, norm: float) -> Diverged:
+        first = self._step - self._in_a_row + 1
+        what = (
+            f"the loss is {loss}" if not math.isfinite(loss) else f"the loss is {loss:.4f} and the gradient norm {norm}"
+        )
+        last = self._finite
+        before = f"the last finite ones: loss {last.loss:.4f}, norm {last.norm:.3g} at step {last.step}" if last else ""
+        return Diverged(
+            f"steps {first} to {self._step}: {self._in_a_row} updates in a row were skipped; {what}"
+            + (f"; {before}" if before else "; no step since this start was finite"),
+            "a step whose gradient is not finite changes nothing, and "
+            f"optim.max_skips={self._max_skips} of them in a row end the run",
+            self._advice,
+        )
+
+    def look_for_stagnation(self, optimizer: Optimizer) -> None:
+        """One incident for tensors that stand still because their updates round to nothing. Collective."""
+        shares = optimizer.lost_shares()
+        stuck = {name: share for name, share in shares.items() if share > MOST and name not in self._alarmed}
+        if not stuck:
+            return
+        self._alarmed |= set(stuck)
+        worst = sorted(stuck, key=lambda name: -stuck[name])
+        named = ", ".join(f"{name} ({stuck[name]:.0%})" for name in worst[:NAMED])
+        more = f" and {len(worst) - NAMED} more tensors" if len(worst) > NAMED else ""
+        self._incident(
+            self._step,
+            f"updates round to nothing in most of {named}{more}: bf16 cannot hold a change below 1/512 of a weight. Use "
+            "precision.rounding=stochastic, precision.policy=bf16 (fp32 weights), or a larger optim.learning_rate",
+        )

@@ -1,0 +1,94 @@
+"""What of the model is trained, and how: `optim.groups` held against the model's own names, and told."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from windlass.config import RunConfig
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.names import names_of
+from windlass.optim.optimizer import is_hidden
+from windlass.optim.rules import Rules, assign, frozen_names
+from windlass.units import format_count
+
+MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch 2.11 to 2.13; past it fullgraph raises
+
+
+def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
+    """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
+    rules = assign(config.optim.groups, names_of(architecture))
+    frozen = frozen_names(rules)
+    shapes = parameter_shapes(architecture)
+    if config.optim.kind == "muon" and all(n in frozen for n, s in shapes.items() if is_hidden(n, len(s))):
+        raise UserError(
+            "optim.kind=muon with every matrix of the blocks frozen",
+            "Muon steps the matrices of the blocks; here AdamW would do all the work",
+            "set optim.kind=adamw, or freeze fewer of them",
+        )
+    if config.parallel.compile:
+        _check_graphs(architecture, frozen)
+    return rules
+
+
+def _check_graphs(architecture: Architecture, frozen: frozenset[str]) -> None:
+    """A compiled block has one graph per kind: which of its parameters are frozen, and whether a gradient flows below it."""
+    kinds, flows = set(), any("embed" in name and name not in frozen for name in parameter_shapes(architecture))
+    for layer in range(architecture.num_layers):
+        inside = {n.split(".", 3)[3]: n in frozen for n in parameter_shapes(architecture) if f".layers.{layer}." in n}
+        kinds.add((flows, tuple(inside.values())))
+        flows = flows or not all(inside.values())
+    if len(kinds) > MAX_KINDS:
+        raise UserError(
+            f"parallel.compile=true with optim.groups that freeze blocks in {len(kinds)} different ways",
+            f"each way is a graph in training and one in evaluation, and torch.compile keeps at most {2 * MAX_KINDS} of a block",
+            "freeze the same parameters in every block, or whole blocks, or set parallel.compile=false",
+        )
+
+
+def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rules) -> dict[str, str]:
+    """Lines for the table of what was derived; none where all is trained alike."""
+    frozen = frozen_names(rules)
+    lines = _muon(architecture, frozen) if config.optim.kind == "muon" else {}
+    if not config.optim.groups:
+        return lines
+    lines |= {
+        "trainable": _share(architecture, [name for name in parameter_shapes(architecture) if name not in frozen])
+    }
+    if frozen:
+        pair = names_of(architecture)["model.embed_tokens.weight"]
+        tied = f"; {' and '.join(pair)} are one" if len(pair) > 1 and "model.embed_tokens.weight" in frozen else ""
+        lines["frozen"] = _share(architecture, sorted(frozen)) + tied
+    for index, group in enumerate(config.optim.groups):
+        own = [name for name, rule in rules.items() if rule is group]
+        settings = ", ".join(
+            f"{key} {value:g}"
+            for key, value in group.model_dump(exclude={"names", "frozen"}).items()
+            if key in group.effect
+        )
+        if settings:
+            lines[f"optim.groups[{index}]"] = f"{settings}: {_share(architecture, own)}"
+    return lines
+
+
+def _muon(architecture: Architecture, frozen: frozenset[str]) -> dict[str, str]:
+    shapes = {name: shape for name, shape in parameter_shapes(architecture).items() if name not in frozen}
+    hidden = {name: math.prod(shape) for name, shape in shapes.items() if is_hidden(name, len(shape))}
+    matrices, rest = _tensors(architecture, hidden), _tensors(architecture, shapes.keys() - hidden.keys())
+    told = f"Muon for {matrices} hidden {'matrix' if matrices == 1 else 'matrices'}"
+    numbers = f"of {format_count(sum(hidden.values()))} parameters"
+    return {"optimizer": f"{told} {numbers}, AdamW for {rest} other tensor{'s' * (rest != 1)}"}
+
+
+def _tensors(architecture: Architecture, names: Iterable[str]) -> int:
+    """How many tensors, as Hugging Face counts them: GPT-2's query, key and value are one."""
+    called = names_of(architecture)
+    return len({called[name][0] for name in names})
+
+
+def _share(architecture: Architecture, names: list[str]) -> str:
+    """`1.2M of 8.4M parameters in 4 tensors`."""
+    counts = {name: math.prod(shape) for name, shape in parameter_shapes(architecture).items()}
+    tensors = _tensors(architecture, names)
+    part, whole = sum(counts[name] for name in names), sum(counts.values())
+    return f"{format_count(part)} of {format_count(whole)} parameters in {tensors} tensor{'s' * (tensors != 1)}"

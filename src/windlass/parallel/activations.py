@@ -1,0 +1,222 @@
+"""How many bytes the blocks keep for backward, and which of them recompute so that a budget holds.
+
+What a block keeps is counted and not derived: its own forward runs once on fake tensors (shapes and dtypes of the real ones,
+no memory, no arithmetic), and the storages that are still alive afterwards are what it keeps. So the count knows each family,
+dtype, attention kernel and frozen part without a formula for any. A block keeps its input and what it made, its output aside,
+which is the next block's input; parameters, rope tables (shared by all blocks) and what embedding, norm and head keep are not
+in it. Under autocast the casts of the weights are.
+
+The choice (`recompute: selective` with `activation_gib`): all blocks do about the same work, and full repeats a whole forward
+where selective repeats the cheap part of it. So as few blocks as possible are full, and of the others as few as possible
+selective. The full ones come first and those that keep all last: backward frees from the end, so what a block computes again
+lies where later blocks have made room.
+
+torch has a memory budget of its own for compiled regions (torch._functorch.config.activation_memory_budget, arXiv
+2006.09503's knapsack). It is a fraction and no number of bytes, exists under compile only, and tells nobody what it chose.
+
+Compiled blocks keep at most this much, since Inductor's partitioner itself recomputes what is cheap, and the state of the
+random generator per recomputed block (5,056 bytes on CPU), which nothing here draws from. Source of the kinds: recompute.py.
+"""
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.model.transformer import Decoder
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.precision import Precision
+from windlass.parallel.recompute import KINDS, apply_recompute
+from windlass.units import GIB, format_bytes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that one block keeps for the backward of one micro-batch, by the kind of its recomputation."""
+
+    none: int
+    selective: int
+    full: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each block does, in order, and what they keep together."""
+
+    kinds: tuple[str, ...]
+    kept_bytes: int | None = None
+    """None where no budget asked for it."""
+
+    def __str__(self) -> str:
+        counts = Counter(self.kinds)
+        words = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+        if self.kept_bytes is None:
+            return f"recompute {words.partition(' ')[2]}"
+        return (
+            f"recompute in {len(self.kinds)} blocks: {words}; they keep {format_bytes(self.kept_bytes)} per micro-batch"
+        )
+
+
+def plan_recompute(
+    architecture: Architecture,
+    config: ParallelConfig,
+    precision: Precision,
+    device_type: str,
+    micro_batch: int,
+    length: int,
+    frozen: Collection[str] = (),
+) -> Plan:
+    """What every block recomputes with micro-batches of [micro_batch, length] tokens. Raises UserError where even full keeps
+    more than `config.activation_gib`."""
+    if config.activation_gib is None:
+        return Plan((config.recompute,) * architecture.num_layers)
+    kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), frozen)
+    budget = int(config.activation_gib * GIB)
+    least = sum(block.full for block in kept)
+    if least > budget:
+        needed = -(-least * 10_000 // GIB) / 10_000  # rounded up, so that it works
+        fitting = budget * micro_batch // least
+        remedy = f"use parallel.activation_gib={max(needed, 1e-4)}"
+        if fitting:
+            remedy += f", or run.micro_batch={fitting}"
+        raise UserError(
+            f"parallel.activation_gib={config.activation_gib} with micro-batches of {micro_batch} x {length} tokens",
+            f"with every block recomputed in full the blocks still keep their inputs: {format_bytes(least)}",
+            remedy,
+        )
+    kinds = choose(kept, budget)
+    return Plan(kinds, sum(_bytes(block, kind) for block, kind in zip(kept, kinds, strict=True)))
+
+
+def choose(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:
+    """The kind of each block: fewest full, then fewest selective, within the budget, which all of them full must meet."""
+    middle = ["selective" if block.selective < block.none else "none" for block in kept]
+    total = sum(_bytes(block, kind) for block, kind in zip(kept, middle, strict=True))
+    kinds = list(middle)
+    for index in range(len(kept)):  # full from the front
+        if total <= budget_bytes:
+            break
+        total -= _bytes(kept[index], middle[index]) - kept[index].full
+        kinds[index] = "full"
+    for index in reversed(range(len(kept))):  # all kept from the end
+        more = kept[index].none - _bytes(kept[index], kinds[index])
+        if kinds[index] == "selective" and total + more <= budget_bytes:
+            total += more
+            kinds[index] = "none"
+    assert total <= budget_bytes, (total, budget_bytes)
+    return tuple(kinds)
+
+
+def _bytes(block: Kept, kind: str) -> int:
+    return {"none": block.none, "selective": block.selective, "full": block.full}[kind]
+
+
+def count_kept(
+    architecture: Architecture,
+    config: ParallelConfig,
+    precision: Precision,
+    device_type: str,
+    shape_BT: tuple[int, int],
+    frozen: Collection[str] = (),
+) -> list[Kept]:
+    """What each block keeps. Blocks that differ in nothing that matters are counted once."""
+    counted: dict[object, Kept] = {}
+    blocks = []
+    with torch.device("meta"):
+        names = [name for name, _ in Decoder(architecture).named_parameters()]
+    trains_below = any(
+        name not in frozen for name in names if not name.startswith(("model.layers.", "model.norm.", "lm_head."))
+    )
+    for index in range(architecture.num_layers):
+        prefix = f"model.layers.{index}."
+        trained = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name not in frozen)
+        kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
+        if kind not in counted:
+            part = _Part(architecture, index, precision, config.zero == 0, device_type, trained, trains_below)
+            counted[kind] = Kept(*(part.kept_bytes(how, shape_BT) for how in KINDS))
+        blocks.append(counted[kind])
+        trains_below = trains_below or bool(trained)
+    return blocks
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Embedding and one block of the model, to be run on fake tensors. `trained`: the block's parameters that have a gradient;
+    `trains_below`: whether its input has one."""
+
+    architecture: Architecture
+    index: int
+    precision: Precision
+    is_autocast: bool
+    device_type: str
+    trained: Collection[str]
+    trains_below: bool
+
+    def kept_bytes(self, kind: str, shape_BT: tuple[int, int]) -> int:
+        """Bytes alive after the block's forward, with recomputation of this kind."""
+        dtype = self.precision.stored if self.is_autocast else self.precision.compute
+        autocast = self.precision.autocast(self.device_type) if self.is_autocast else contextlib.nullcontext()
+        with torch.device("meta"):
+            part = Decoder(self.architecture, layers=range(self.index, self.index + 1), last=False).to(dtype)
+        apply_recompute(part.blocks, [kind])
+        alive = _Alive()
+        part.blocks[0].register_forward_pre_hook(alive.enter)
+        with FakeTensorMode(), torch.device(self.device_type):
+            parameters = {
+                name: torch.empty(p.shape, dtype=dtype, requires_grad=self._has_gradient(name))
+                for name, p in part.named_parameters()
+            }
+            ids_BT = torch.zeros(shape_BT, dtype=torch.int64)
+            keys = {"keys": torch.zeros(shape_BT[0], dtype=torch.int64)} if self.architecture.dropout else {}
+            with alive, autocast, warnings.catch_warnings():
+                # norms of query and key heads under autocast: bf16 heads, fp32 weights. It is said of the run itself too
+                warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+                out_BTD = torch.func.functional_call(part, parameters, (ids_BT,), keys)
+            return alive.num_bytes(out_BTD, *parameters.values())
+
+    def _has_gradient(self, name: str) -> bool:
+        _, inside, own = name.partition(f"model.layers.{self.index}.")
+        return own in self.trained if inside else self.trains_below
+
+
+class _Alive(TorchDispatchMode):
+    """Storages that operators made, by weak references: who is alive can be asked at any time, whoever holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._before: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor)
+        return result
+
+    def enter(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
+        """From here on: what was made before is not the block's, but for its input."""
+        self._before, self._made = self._made, {}
+        self._before.pop(StorageWeakRef(args[0].untyped_storage()).cdata)
+        self._note(args[0])
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        weak = StorageWeakRef(storage)
+        if weak.cdata not in self._before:  # a weak reference keeps its address from being used again
+            self._made.setdefault(weak.cdata, (weak, storage.nbytes()))
+
+    def num_bytes(self, *without: torch.Tensor) -> int:
+        others = {StorageWeakRef(tensor.untyped_storage()).cdata for tensor in without}
+        return sum(size for key, (weak, size) in self._made.items() if key not in others and not weak.expired())

@@ -1,0 +1,246 @@
+"""Tensor parallelism with sequence parallelism: every matrix is cut over `tp` ranks, and so is the residual stream.
+
+The picture, for a block (Megatron-LM, arXiv 1909.08053; the stream cut by positions: arXiv 2205.05198). t = tp:
+
+    stream [B, T/t, D] -> norm -> GATHER -> [B, T, D] -> q k v (columns: heads/t) -> attention -> o (rows) -> SCATTER, + stream
+                       -> norm -> GATHER -> [B, T, D] -> gate up (columns: F/t) -> activation -> down (rows) -> SCATTER, + stream
+
+A matrix cut by its output features (columns of x W^T) makes some of the heads or channels from the whole input; the matrix after
+it, cut by its input features (rows), makes from those a part of a sum. SCATTER adds the parts and leaves each rank its positions
+(reduce-scatter); GATHER brings all positions together (all-gather). Each is the other's backward. Norms, dropout and residual
+sums happen on T/t positions, once. Embedding and head are cut by rows of the vocabulary: a rank looks up the tokens it has, zeros
+for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/loss.py), never the logits.
+
+    kept per rank    1/t of all matrices, gradients and states; norms, row biases and position table whole (cut by FSDP2). Of a
+                     block's activations 1/t, but for the two gathered inputs (n each, whole); recompute: full exactly 1/t
+    sent per rank    n = B T D b bytes, b per element. Per block and micro-batch: 2 GATHERs and 2 SCATTERs in forward, the same in
+                     backward: 8 collectives of n (t-1)/t bytes, as many bytes as the 4 all-reduces of an uncut stream;
+                     recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs. Embedding: 1 SCATTER, in backward
+                     1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk all-reduces of 1 and of 2 numbers per
+                     token; norm weights, row biases, position table: an all-reduce of their size each, per micro-batch
+
+Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
+further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
+optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local tensors compute, and communication
+stands where the picture has it.
+
+Why the gradient is right. What is cut gets its own part whole. What every rank holds whole (norms, biases after a SCATTER, the
+position table) has seen only this rank's positions or heads: its gradient is a part of a sum over `tp`, and is declared so
+(`Partial`). The loss is one number on all ranks of `tp` and is not summed over them. Pipeline stages hand on a rank's positions.
+
+Legend: B sequences, T positions, S = T/t of them, D hidden size, F MLP width, V rows of the vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn import functional
+
+from windlass.model.loss import Cut, Head, head_loss
+from windlass.model.slices import Share
+from windlass.model.transformer import Decoder
+
+WHOLE, BY_ROWS, BY_COLUMNS = Replicate(), Shard(0), Shard(1)
+
+
+def gather(x_BSD: Tensor, mesh: DeviceMesh) -> Tensor:
+    """All ranks' positions -> [B, T, D]. Backward: the sum of all ranks' gradients, this rank's positions of it."""
+    x_BTD = DTensor.from_local(x_BSD, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
+    return x_BTD.to_local(grad_placements=[Partial()])
+
+
+def scatter(part_BTD: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum of all ranks' parts, this rank's positions of it -> [B, S, D]. Backward: all positions' gradients."""
+    x_BSD = DTensor.from_local(part_BTD, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(1)])
+    return x_BSD.to_local(grad_placements=[Shard(1)])
+
+
+def cut_parameter(parameter: Tensor, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
+    """The parameter's shape, cut by a placement for each axis of `mesh`; on meta, as the parameter is."""
+    shape = list(parameter.shape)
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            shape[placement.dim] //= mesh.size(axis)
+    local = torch.empty(shape, dtype=parameter.dtype, device="meta")
+    stride = parameter.stride()
+    placed = DTensor.from_local(local, mesh, placements, run_check=False, shape=parameter.shape, stride=stride)
+    return nn.Parameter(placed, requires_grad=parameter.requires_grad)
+
+
+def _cut(parameter: Tensor | None, mesh: DeviceMesh, placement: Placement) -> nn.Parameter | None:
+    return None if parameter is None else cut_parameter(parameter, mesh, placement)
+
+
+def _own(parameter: nn.Parameter | None) -> Tensor:
+    """This rank's part of what is cut."""
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
+
+
+def _shared(parameter: nn.Parameter | None) -> Tensor | None:
+    """What every rank holds whole; the gradient that it gets here is a part of a sum over the ranks."""
+    if parameter is None:
+        return None
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local(grad_placements=[Partial()])
+
+
+class ColumnLinear(nn.Module):
+    """[B, T, D] -> this rank's output features [B, T, F/t]."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
+        super().__init__()
+        self.weight = _cut(linear.weight, mesh, BY_ROWS)
+        self.bias = _cut(linear.bias, mesh, BY_ROWS)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return functional.linear(x_BTD, _own(self.weight), None if self.bias is None else _own(self.bias))
+
+
+class SharedLinear(nn.Module):
+    """A small matrix that every rank holds and multiplies whole: the router of experts, whose work on them is cut."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
+        super().__init__()
+        self.weight = _cut(linear.weight, mesh, WHOLE)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        weight = _shared(self.weight)
+        assert weight is not None
+        return functional.linear(x_BTD, weight)
+
+
+class RowLinear(nn.Module):
+    """This rank's input features [B, T, F/t] -> its positions of the whole product [B, S, D]. The bias is added once, after."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh = mesh
+        self.weight = _cut(linear.weight, mesh, BY_COLUMNS)
+        self.bias = _cut(linear.bias, mesh, WHOLE)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        out_BSD = scatter(functional.linear(x_BTF, _own(self.weight)), self.mesh)
+        bias_D = _shared(self.bias)
+        return out_BSD if bias_D is None else out_BSD + bias_D
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm of what this rank holds: its positions, or its heads."""
+
+    def __init__(self, norm: nn.RMSNorm | nn.LayerNorm, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh, self.shape, self.eps = mesh, list(norm.normalized_shape), norm.eps
+        self.is_layer_norm = isinstance(norm, nn.LayerNorm)
+        self.weight = _cut(norm.weight, mesh, WHOLE)
+        self.bias = _cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = _shared(self.weight)
+        if self.is_layer_norm:
+            assert self.eps is not None
+            return functional.layer_norm(x, self.shape, weight, _shared(self.bias), self.eps)
+        return functional.rms_norm(x, self.shape, weight, self.eps)
+
+
+class GatheredNorm(Norm):
+    """The norm of this rank's positions, and then all positions: [B, S, D] -> [B, T, D]."""
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return gather(super().forward(x_BSD), self.mesh)
+
+
+class VocabularyEmbedding(nn.Module):
+    """Token ids of all positions [B, T] -> rows of this rank's positions [B, S, D]."""
+
+    def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh = mesh
+        self.weight = _cut(embedding.weight, mesh, BY_ROWS)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        weight_VD = _own(self.weight)
+        rows_BT = ids_BT - self.mesh.get_local_rank() * weight_VD.shape[0]
+        here_BT = (rows_BT >= 0) & (rows_BT < weight_VD.shape[0])
+        part_BTD = functional.embedding(rows_BT.where(here_BT, 0), weight_VD)
+        return scatter(part_BTD.where(here_BT[:, :, None], 0), self.mesh)
+
+
+class PositionEmbedding(nn.Module):
+    """Rows of this rank's positions; every rank holds the table."""
+
+    def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
+        super().__init__()
+        self.weight = _cut(embedding.weight, mesh, WHOLE)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        weight = _shared(self.weight)
+        assert weight is not None
+        return functional.embedding(positions, weight)
+
+
+class VocabularyHead(nn.Module):
+    """The summed loss of all positions, over the rows of all ranks; the same number on each."""
+
+    def __init__(self, head: Head, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh, self.vocab_size = mesh, head.vocab_size
+        self.chunk_tokens = head.chunk_tokens * mesh.size()  # as many logits at a time, of fewer columns
+        self.weight = _cut(head.weight, mesh, BY_ROWS)
+
+    def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        assert targets_BT is not None, (
+            "logits of a cut head: evaluation asks for losses, generation uses the whole model"
+        )
+        weight_VD = _own(self.weight)
+        cut = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
+        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, cut)
+
+
+Make = Callable[[Any, DeviceMesh], nn.Module]
+
+BLOCK: Final[dict[str, Make]] = {
+    "input_layernorm": GatheredNorm,
+    "self_attn.q_proj": ColumnLinear,
+    "self_attn.k_proj": ColumnLinear,
+    "self_attn.v_proj": ColumnLinear,
+    "self_attn.q_norm": Norm,
+    "self_attn.k_norm": Norm,
+    "self_attn.o_proj": RowLinear,
+    "post_attention_layernorm": GatheredNorm,
+    "mlp.gate": SharedLinear,  # the experts beside it: expert.py
+    "mlp.gate_proj": ColumnLinear,
+    "mlp.up_proj": ColumnLinear,
+    "mlp.down_proj": RowLinear,
+}
+ENDS: Final[dict[str, Make]] = {
+    "model.embed_tokens": VocabularyEmbedding,
+    "model.embed_positions": PositionEmbedding,
+    "model.norm": GatheredNorm,
+    "lm_head": VocabularyHead,
+}
+
+
+def apply_tensor(model: Decoder, blocks: Sequence[nn.Module], mesh: DeviceMesh) -> None:
+    """Replaces the modules of `model`, on meta, by their cut forms over `mesh` (the axis tp); names stay. Nothing on one rank."""
+    if mesh.size() == 1:
+        return
+    for block in blocks:
+        _replace(block, BLOCK, mesh)
+    _replace(model, ENDS, mesh)
+    model.tie()
+    model.share = Share(mesh.get_local_rank(), mesh.size())
+    whole = [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]
+    assert not whole, f"no rule for {whole}"
+
+
+def _replace(module: nn.Module, plan: dict[str, Make], mesh: DeviceMesh) -> None:
+    present = dict(module.named_modules())
+    for name, make in plan.items():
+        if name in present:
+            parent, _, own = name.rpartition(".")
+            present[parent].register_module(own, make(present[name], mesh))

@@ -1,0 +1,72 @@
+"""A tied embedding whose two ends are two pipeline stages: one parameter, and a mirror of it.
+
+The embedding on the first stage is the parameter: it alone has a record, optimizer states and a place in checkpoints. The
+head on the last stage is a mirror:
+
+    before a step    head <- embedding                      a message of V D elements, first rank -> last rank
+    after backward   grad embedding += grad head            a message of V D elements, last rank -> first rank
+
+so both ends are one number at every step, whoever changed it in between (optimizer, restore), and nothing is counted twice.
+Under FSDP each rank sends its own shard. Where both stages lie on one rank (zbv) no message is sent, and the sum is still
+taken: two parameters there too, because one Parameter shared by two of torch's stages gets a wrong gradient.
+
+    kept     V D elements of weights and gradients more on the last rank; a second stepped copy would keep its moments too
+    sent     2 V D elements per step, V D per evaluation
+"""
+
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+
+
+class Tie:
+    """`embedding` is None but on the first stage's rank, `head` but on the last's; `first`, `last`: those ranks in `group`."""
+
+    def __init__(
+        self, embedding: Parameter | None, head: Parameter | None, group: dist.ProcessGroup, first: int, last: int
+    ):
+        self._embedding, self.head = embedding, head
+        self._group, self._first, self._last = group, first, last
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """The embedding's values, into its mirror."""
+        if self._embedding is not None and self.head is not None:
+            _local(self.head).copy_(_local(self._embedding))
+        elif self._embedding is not None:
+            dist.send(_local(self._embedding), group=self._group, group_dst=self._last)
+        elif self.head is not None:
+            dist.recv(_local(self.head), group=self._group, group_src=self._first)
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """The mirror's gradient, into the embedding's; nothing where they are frozen, as both ends are then."""
+        if not any(end.requires_grad for end in (self._embedding, self.head) if end is not None):
+            return
+        given = None if self.head is None else _gradient(self.head)
+        if self._embedding is None:
+            if given is not None:
+                dist.send(given, group=self._group, group_dst=self._first)
+        else:
+            gradient = _gradient(self._embedding)
+            if given is None:
+                given = torch.empty_like(gradient)
+                dist.recv(given, group=self._group, group_src=self._last)
+            gradient.add_(given)
+        if self.head is not None:
+            self.head.grad = None
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _gradient(parameter: Parameter) -> torch.Tensor:
+    assert parameter.grad is not None, "both ends of the tie take part in the loss"
+    return _local(parameter.grad).contiguous()

@@ -1,0 +1,50 @@
+"""docs/support.md is what the config refuses today, and what the tests train."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def support():
+    spec = importlib.util.spec_from_file_location("windlass_support", ROOT / "docs" / "support.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(support):
+    assert (ROOT / "docs" / "support.md").read_text() == support.support_page(support.kept()), "run `make docs`"
+
+
+@pytest.mark.long
+def test_the_cells_are_those_that_the_tests_train(support):
+    assert support.collect() == support.kept(), "run `python docs/support.py`"
+
+
+def test_a_pair_is_proved_refused_or_open(support):
+    cell = {"parallel.zero": 3, "parallel.shard": 4, "parallel.tp": 2, "precision.policy": "fp64", "data.isolate": True,
+            "optim.kind": "adamw", "frozen": False, "dropout": False}  # fmt: skip
+    assert [name for name in support.FEATURES if support.has(cell, name)] == ["zero 3", "shard", "tp", "isolate"]
+    assert support.has({**cell, "parallel.recompute": "selective", "parallel.activation_gib": 0.2}, "activation_gib")
+    assert support.has({**cell, "frozen": True, "optim.kind": "muon"}, "frozen")
+    assert support.refusal("zero 2", "zero 3") == "" and support.refusal("shard", "tp") is None
+    assert "parameters gathered through the step" in support.refusal("zero 3", "pp 1f1b")
+    assert support.refusal("pp 1f1b", "pp zbv") == "" and "DDP" in support.refusal("zero 0 (DDP)", "offload")
+
+
+def test_cells_are_told_by_layout(support):
+    cell = {"parallel.zero": 1, "parallel.pp": 2, "parallel.schedule": "zbv", "parallel.tp": 2, "precision.policy": "fp64",
+            "data.isolate": True, "optim.kind": "adamw", "frozen": False, "dropout": True, "family": "gpt2", "tied": True,
+            "test": "test_x.py::test_y"}  # fmt: skip
+    assert support.layout_of(cell) == "pp 2 x tp 2, zero 1, schedule zbv, isolate, fp64"
+    page = support.support_page([cell])
+    assert "| `test_x.py::test_y` | pp 2 x tp 2, zero 1, schedule zbv, isolate, fp64 | gpt2 tied, dropout |" in page
+    row = next(line for line in page.splitlines() if line.startswith("| pp zbv |")).split("|")
+    heads = next(line for line in page.splitlines() if line.startswith("| |")).split("|")
+    assert row[[one.strip() for one in heads].index("tp")].strip() == "yes"

@@ -1,0 +1,55 @@
+"""The kernel that is told is the one that ran: seen from the operators, and taken away."""
+
+import dataclasses
+import time
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.model.tiny import hf_model, our_model
+from windlass.model.kernels import attention_kernel
+
+CPU = torch.device("cpu")
+
+
+def arch_of(family, **changes):
+    return our_model(hf_model(family, True, **changes)).arch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_kernel_of_a_cpu(dtype):
+    shape = {"rows": 2, "length": 17, "dtype": dtype, "device": CPU}
+    assert attention_kernel(arch_of("llama"), **shape) == "flash for CPU"
+    assert attention_kernel(arch_of("llama"), **shape, documents=True) == "flash for CPU, document by document"
+
+
+def test_a_kernel_that_was_taken_away_is_not_told():
+    with sdpa_kernel(SDPBackend.MATH):
+        name = attention_kernel(arch_of("gpt2"), rows=2, length=17, dtype=torch.float32, device=CPU)
+    assert name == "none fused: matrix products and softmax"
+
+
+def test_attention_with_dropout_has_no_fused_kernel():
+    arch = dataclasses.replace(arch_of("gpt2"), attn_dropout=0.1)
+    name = attention_kernel(arch, rows=2, length=17, dtype=torch.float32, device=CPU)
+    assert name == "none fused: matrix products and softmax"
+
+
+def test_layers_with_a_window_are_told_apart_where_their_kernel_is_another(monkeypatch):
+    smollm3 = arch_of("smollm3", use_sliding_window=True, sliding_window=4)
+    mixed = dataclasses.replace(smollm3, window_layers=(0,))
+    shape = {"rows": 2, "length": 17, "dtype": torch.float32, "device": CPU}
+    assert attention_kernel(mixed, **shape) == "flash for CPU"
+    with monkeypatch.context() as patch:
+        patch.setattr("windlass.model.kernels.attend", lambda q, k, v, layout, *_: q if layout.window else q @ q.mT)
+        patch.setattr("windlass.model.kernels.KERNELS", {"aten::bmm": "products"})
+        told = attention_kernel(mixed, **shape)
+    assert told == "products; none fused: matrix products and softmax in layers with a window of 4"
+
+
+def test_asking_costs_little_at_any_length():
+    arch = dataclasses.replace(arch_of("qwen3"), num_heads=32, num_kv_heads=8, head_dim=128)
+    start_s = time.perf_counter()
+    attention_kernel(arch, rows=8, length=1 << 17, dtype=torch.float32, device=CPU)
+    assert time.perf_counter() - start_s < 10  # the whole would take hours

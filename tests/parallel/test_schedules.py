@@ -1,0 +1,203 @@
+"""What each schedule refuses, with remedies that work; and how long ranks wait, by what they executed."""
+
+from unittest import mock
+
+import pytest
+from torch.distributed.pipelining.stage import PipelineStage
+
+from tests.parallel import tiny
+from windlass.errors import UserError
+from windlass.parallel import schedules
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.schedules import KINDS, check_micro_batches, check_stages, check_torch, owners
+
+
+def test_stages_lie_on_ranks_in_a_line_in_loops_or_in_a_v():
+    assert owners("gpipe", 3) == owners("1f1b", 3) == (0, 1, 2)
+    assert owners("interleaved-1f1b", 3) == owners("interleaved-zero-bubble", 3) == (0, 1, 2, 0, 1, 2)
+    assert owners("zbv", 3) == (0, 1, 2, 2, 1, 0)
+
+
+@pytest.mark.parametrize(("schedule", "pp", "blocks", "fits"), [("1f1b", 4, 3, 3), ("zbv", 4, 7, 3), ("zbv", 8, 5, 2)])
+def test_fewer_blocks_than_stages_name_the_largest_pipeline(schedule, pp, blocks, fits):
+    with pytest.raises(UserError) as caught:
+        check_stages(schedule, pp, blocks)
+    assert f"parallel.pp={fits} or less" in caught.value.change
+    assert ("schedule=1f1b" in caught.value.change) == (KINDS[schedule].stages_per_rank == 2 and blocks >= pp)
+    check_stages(schedule, fits, blocks)
+    check_stages(schedule, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "num_micro", "micro", "tokens", "other_micro"),
+    [
+        ("1f1b", 4, 3, 1, 4 * 100, None),
+        ("1f1b", 4, 2, 2, 4 * 200, 1),
+        ("interleaved-1f1b", 4, 6, 1, 8 * 100, None),
+        ("interleaved-1f1b", 4, 6, 4, 8 * 400, 3),
+        ("interleaved-zero-bubble", 3, 5, 3, 6 * 300, 1),
+    ],
+)
+def test_micro_batches_that_do_not_fit_are_told_which_do(schedule, pp, num_micro, micro, tokens, other_micro):
+    with pytest.raises(UserError) as caught:
+        check_micro_batches(schedule, pp, num_micro, 100 * micro, micro)
+    change = caught.value.change
+    assert f"{num_micro} micro-batches" in caught.value.given and f"run.tokens_per_step={tokens}" in change
+    check_micro_batches(schedule, pp, tokens // (100 * micro), 100 * micro, micro)
+    assert (f"run.micro_batch={other_micro}" in change) == (other_micro is not None)
+    if other_micro:
+        check_micro_batches(schedule, pp, num_micro * micro // other_micro, 100 * other_micro, other_micro)
+    check_micro_batches("gpipe", pp, num_micro, 100 * micro, micro)
+    check_micro_batches(schedule, 1, num_micro, 100 * micro, micro)
+
+
+def test_a_backward_cut_in_two_needs_a_torch_that_can():
+    for version, refused in (("2.11.0", True), ("2.12.1+cpu", True), ("2.13.0", False), ("3.0.0a0", False)):
+        with mock.patch.object(schedules.importlib.metadata, "version", lambda _, v=version: v):
+            for schedule, kind in KINDS.items():
+                check_torch(schedule, 1)
+                if refused and kind.splits:
+                    with pytest.raises(UserError, match=f"torch {version[:4]}.*|install torch 2.13"):
+                        check_torch(schedule, 2)
+                else:
+                    check_torch(schedule, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "remedy"),
+    [
+        ({"schedule": "zbv"}, "schedule=zbv with parallel.pp=1", {"schedule": "zbv", "pp": 2}),
+        ({"pp": 2, "zero": 3}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 1}),
+        ({"pp": 2, "zero": 2}, "zero=2 with parallel.pp=2", {"pp": 2, "zero": 0}),
+        ({"pp": 2, "offload": True}, "offload=true", {"pp": 2}),
+        ({"pp": 2, "shard": 2, "prefetch": 1}, "prefetch=1", {"pp": 2, "shard": 2}),
+        ({"pp": 2, "recompute": "selective", "activation_gib": 1.0}, "activation_gib=1.0", {"pp": 2}),
+        ({"pp": 2, "schedule": "zbv", "compile": True}, "compile=true", {"pp": 2, "compile": True}),
+        (
+            {"pp": 2, "schedule": "interleaved-zero-bubble", "recompute": "selective"},
+            "recompute=selective",
+            {"pp": 2, "recompute": "selective"},
+        ),
+    ],
+)
+def test_settings_that_a_pipeline_cannot_have_are_refused_by_name(given, said, remedy):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(**given)
+    assert f"parallel.{said}" in caught.value.given
+    ParallelConfig(**remedy)
+
+
+@pytest.mark.parametrize("schedule", [name for name, kind in KINDS.items() if kind.splits])
+@pytest.mark.parametrize("policy", ["bf16", "fp16", "bf16-pure"])
+def test_gradients_that_would_be_added_up_in_16_bits_are_refused(schedule, policy):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(pp=2, shard=2, schedule=schedule).check_beside(policy)
+    assert f"over the micro-batches in {policy}" in caught.value.rule
+    ParallelConfig(pp=2, zero=0, schedule=schedule).check_beside(policy)
+    ParallelConfig(pp=2, shard=2, schedule="interleaved-1f1b").check_beside(policy)
+    ParallelConfig(pp=2, shard=2, schedule=schedule).check_beside("fp32")
+
+
+def test_zero_is_1_where_a_pipeline_leaves_it_open_and_the_dump_loads_again():
+    config = ParallelConfig(pp=2, shard=2)
+    assert config.zero == 1 and ParallelConfig(**config.model_dump()) == config
+    assert config.layout(4).pp == 2 and config.layout(4).batch_ranks == 2
+    assert ParallelConfig(pp=2).layout(8).shard == 4 and ParallelConfig(pp=2, zero=0).layout(8).replicate == 4
+    with pytest.raises(UserError, match="a multiple of pp = 2"):
+        ParallelConfig(pp=2).layout(3)
+    with pytest.raises(UserError, match="2 x 1 x 3 = 6"):
+        ParallelConfig(pp=2, shard=3).layout(8)
+
+
+# ---- the executed log on a unit clock
+
+
+def executed(pp, schedule, num_micro):
+    """What this rank ran, in order: (F, B, I or W, stage, micro-batch)."""
+    log = []
+    forward, backward = PipelineStage.forward_one_chunk, PipelineStage.backward_one_chunk
+    weight = PipelineStage.backward_weight_one_chunk
+
+    def run_forward(self, chunk, *args, **kwargs):
+        log.append(("F", self.stage_index, chunk))
+        return forward(self, chunk, *args, **kwargs)
+
+    def run_backward(self, chunk, loss=None, full_backward=True, last_backward=False):
+        log.append(("B" if full_backward else "I", self.stage_index, chunk))
+        return backward(self, chunk, loss, full_backward, last_backward)
+
+    def run_weight(self, chunk, last_backward=False):
+        log.append(("W", self.stage_index, chunk))
+        return weight(self, chunk, last_backward)
+
+    model = {**tiny.MODEL, "num_hidden_layers": 2 * pp}
+    program = tiny.make_program(pp, zero=0, pp=pp, schedule=schedule, model=model)
+    with mock.patch.multiple(
+        PipelineStage,
+        forward_one_chunk=run_forward,
+        backward_one_chunk=run_backward,
+        backward_weight_one_chunk=run_weight,
+    ):
+        program.run([tiny.batch(seed) for seed in range(num_micro)], tiny.torch.tensor(8.0 * num_micro))
+    return log
+
+
+def idle_share(logs, stages_per_rank):
+    """Every rank runs its log in order, as early as its inputs are there. F, I and W of a rank's blocks take 1, B takes 2."""
+    cost = {kind: ticks / stages_per_rank for kind, ticks in (("F", 1), ("B", 2), ("I", 1), ("W", 1))}
+    last = max(stage for log in logs for _, stage, _ in log)
+    done, clocks, heads = {}, [0.0] * len(logs), [0] * len(logs)
+
+    def inputs(kind, stage, chunk):
+        if kind == "F":
+            return [("F", stage - 1, chunk)] if stage else []
+        if kind == "W":
+            return [("I", stage, chunk)]
+        return [("F", stage, chunk)] + ([("G", stage + 1, chunk)] if stage < last else [])
+
+    while any(head < len(log) for head, log in zip(heads, logs)):
+        before = sum(heads)
+        for rank, log in enumerate(logs):
+            while heads[rank] < len(log) and all(need in done for need in inputs(*log[heads[rank]])):
+                kind, stage, chunk = log[heads[rank]]
+                start = max([clocks[rank], *(done[need] for need in inputs(kind, stage, chunk))])
+                clocks[rank] = done[kind, stage, chunk] = start + cost[kind]
+                if kind in "BI":
+                    done["G", stage, chunk] = clocks[rank]
+                heads[rank] += 1
+        assert sum(heads) > before, "the log waits for itself"
+    busy = sum(cost[kind] for log in logs for kind, _, _ in log)
+    return 1 - busy / (len(logs) * max(clocks))
+
+
+def most_kept(log):
+    """Micro-batches whose activations a rank holds at once, at most: from their forward to the end of their backward."""
+    held, most = 0, 0
+    for kind, _, _ in log:
+        held += {"F": 1, "B": -1, "I": 0, "W": -1}[kind]
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("pp", "num_micro"), [(2, 4), (3, 6)])
+def test_idle_time_is_the_theory_s_and_schedules_rank_as_it_says(ranks, pp, num_micro):
+    idle = {}
+    for schedule, kind in KINDS.items():
+        logs = ranks.run(pp, executed, pp, schedule, num_micro)
+        per_stage = num_micro * (3 if kind.splits else 2)
+        assert {len(log) for log in logs} <= set(
+            range(kind.stages_per_rank * num_micro * 2, kind.stages_per_rank * per_stage + 1)
+        )
+        idle[schedule] = idle_share(logs, kind.stages_per_rank)
+        if schedule == "gpipe":
+            assert [most_kept(log) for log in logs] == [num_micro] * pp
+        elif schedule == "1f1b":
+            assert [most_kept(log) for log in logs] == [pp - rank for rank in range(pp)]
+    assert idle["gpipe"] == pytest.approx((pp - 1) / (num_micro + pp - 1))
+    assert idle["1f1b"] == pytest.approx((pp - 1) / (num_micro + pp - 1))
+    assert idle["interleaved-1f1b"] == pytest.approx((pp - 1) / (2 * num_micro + pp - 1))
+    for schedule in (
+        "interleaved-zero-bubble",
+        "zbv",
+    ):  # what is left is the start: the last rank waits for its first input
+        assert idle[schedule] == pytest.approx((pp - 1) / (6 * num_micro + pp - 1))

@@ -1,0 +1,213 @@
+"""Tensor and sequence parallelism: each cut module against the plain one, what is sent counted to the byte, what is kept."""
+
+from collections import Counter
+from unittest import mock
+
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.parallel.tiny import MODEL, full, make_program
+from windlass.model.attention import Layout
+from windlass.model.slices import local_part, owned_ranges
+from windlass.optim.rounding import place_of
+
+BLOCKS, HIDDEN, HEAD_DIM, WIDTH, TOKENS, ROWS = 3, 24, 8, 40, 16, 2
+HEADED = MODEL | {"num_attention_heads": 4, "num_key_value_heads": 2}
+GPT2 = {"family": "gpt2", "vocab_size": 150, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_inner": 40, "n_positions": 32}
+GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def batch(seed):
+    ids = torch.randint(0, 150, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(seed))
+    targets = ids[:, 1:].clone()
+    targets[seed % ROWS, : 3 + seed] = -100
+    return {"input_ids": ids[:, :-1], "targets": targets}
+
+
+def gradients(world, shard=1, replicate=1, zero=3, model=HEADED, frozen=(), policy="fp64", **parallel):
+    """As tiny.gradients, for batches that tp divides."""
+    program = make_program(world, zero, replicate, shard, policy, model, frozen=frozen, **parallel)
+    first = program.mesh.batch_rank
+    batches = [batch(index) for index in range(first, 4, program.mesh.layout.batch_ranks)]
+    loss = program.run(batches, torch.tensor(40.0))
+    graded = [record for record in program.records() if record.tensor.grad is not None]
+    return loss.item(), {record.name: full(record.tensor.grad) for record in graded}
+
+
+def assert_equal(one, two, tolerance):
+    """The bias of keys moves no attention weight: its gradient is noise, so the model's largest counts too."""
+    assert abs(one[0] - two[0]) <= tolerance
+    assert one[1].keys() == two[1].keys()
+    scale = 1e-3 * max(gradient.abs().max() for gradient in one[1].values())
+    for name, gradient in one[1].items():
+        assert (gradient - two[1][name]).abs().max() <= tolerance * max(gradient.abs().max(), scale), name
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("model", [HEADED | {"num_key_value_heads": 4}, GPT2], ids=["qwen3", "gpt2"])
+def test_every_gradient_is_that_of_one_rank(ranks, tp, model):
+    (plain,) = ranks.run(1, gradients_of, {"model": model})
+    for cut in ranks.run(tp, gradients_of, {"model": model, "tp": tp}):
+        assert_equal(plain, cut, 1e-12)
+
+
+def gradients_of(settings):
+    return gradients(torch.distributed.get_world_size(), **settings)
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_theirs(ranks):
+    frozen = (
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    )
+    model = HEADED | {"tie_word_embeddings": False}
+    (plain,) = ranks.run(1, gradients_of, {"model": model, "frozen": frozen})
+    for cut in ranks.run(4, gradients_of, {"model": model, "frozen": frozen, "tp": 2, "shard": 2}):
+        assert_equal(plain, cut, 1e-12)
+
+
+def parts_held():
+    program = make_program(2, model=HEADED, tp=2)
+    return {
+        record.name: (tuple(record.logical_shape), record.tensor.to_local().numel()) for record in program.records()
+    }
+
+
+def test_each_rank_holds_half_of_every_matrix_and_all_of_every_norm(ranks):
+    for held in ranks.run(2, parts_held):
+        for name, (shape, elements) in held.items():
+            assert elements == torch.Size(shape).numel() // (1 if "norm" in name else 2), name
+
+
+class Sent(TorchDispatchMode):
+    """Calls of collectives and the bytes that go into them, over tp: FSDP2's own, over one rank here, are c10d::allgather_base
+    and reduce_scatter_base and are left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.bytes = Counter(), Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        space, _, name = function._schema.name.partition("::")
+        if (space == "_c10d_functional" and not name.startswith(("wait", "_wrap"))) or name == "allreduce_":
+            tensors = args[0] if isinstance(args[0], list) else [args[0]]
+            self.calls[f"{space}::{name}"] += 1
+            self.bytes[f"{space}::{name}"] += sum(tensor.nbytes for tensor in tensors)
+        return function(*args, **(kwargs or {}))
+
+
+def sent_per_step(tp, micro_batches, model, settings):
+    program = make_program(tp, policy="fp64", model=model, tp=tp, **settings)
+    batches = [batch(index) for index in range(micro_batches)]
+    program.run(batches, torch.tensor(40.0))
+    program.model.zero_grad()
+    with Sent() as sent:
+        program.run(batches, torch.tensor(40.0))
+    return dict(sent.calls), dict(sent.bytes)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize(("micro_batches", "recompute"), [(1, "none"), (3, "none"), (1, "full"), (1, "selective")])
+def test_what_is_sent_is_what_the_docstring_says(ranks, tp, micro_batches, recompute):
+    model = HEADED | {"num_key_value_heads": 4}
+    whole = ROWS * TOKENS * HIDDEN * 8  # n, bytes
+    gathers, scatters = 4 * BLOCKS + 2, 4 * BLOCKS + 2
+    gathers += {"none": 0, "full": 2, "selective": 2}[recompute] * BLOCKS
+    scatters += {"none": 0, "full": 1, "selective": 0}[recompute] * BLOCKS
+    norms = 4 * BLOCKS + 1
+    elements = BLOCKS * (2 * HIDDEN + 2 * HEAD_DIM) + HIDDEN
+    for calls, sizes in ranks.run(tp, sent_per_step, tp, micro_batches, model, {"recompute": recompute}):
+        assert calls == {
+            "_c10d_functional::all_gather_into_tensor": micro_batches * gathers,
+            "_c10d_functional::reduce_scatter_tensor": micro_batches * scatters,
+            "_c10d_functional::all_reduce": micro_batches * norms,
+            "c10d::allreduce_": micro_batches * 2,
+        }
+        assert sizes == {
+            "_c10d_functional::all_gather_into_tensor": micro_batches * gathers * whole // tp,
+            "_c10d_functional::reduce_scatter_tensor": micro_batches * scatters * whole,
+            "_c10d_functional::all_reduce": micro_batches * elements * 8,
+            "c10d::allreduce_": micro_batches * 3 * ROWS * TOKENS * 8,
+        }
+
+
+def sent_beside_ddp(replicate, micro_batches):
+    """Over tp: calls and bytes; over replicas: elements of each message."""
+    from windlass.parallel import ddp
+
+    program = make_program(2 * replicate, zero=0, replicate=replicate, policy="fp64", model=HEADED, tp=2)
+    batches, flat, send = [batch(index) for index in range(micro_batches)], [], ddp.dist.all_reduce
+
+    def count(tensor, *args, **kwargs):
+        if program.mesh.loss_group in (*args, *kwargs.values()):
+            flat.append(tensor.numel())
+        return send(tensor, *args, **kwargs)
+
+    with mock.patch.object(ddp.dist, "all_reduce", count), Sent() as sent:
+        program.run(batches, torch.tensor(40.0))
+    held = sum(record.tensor.to_local().numel() for record in program.records())
+    over_tp = "_c10d_functional::all_reduce"
+    return sent.calls[over_tp], sent.bytes[over_tp], flat, held
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("replicate", [1, 2])
+def test_beside_ddp_norms_are_summed_once_per_step_and_replicas_send_their_parts(ranks, replicate, micro_batches):
+    norms, elements = 4 * BLOCKS + 1, BLOCKS * (2 * HIDDEN + 2 * HEAD_DIM) + HIDDEN
+    for calls, size, flat, held in ranks.run(2 * replicate, sent_beside_ddp, replicate, micro_batches):
+        assert (calls, size) == (norms, elements * 8), "however many micro-batches"
+        assert flat == ([held, 1] if replicate > 1 else []), "one bucket of all that this rank holds, and the loss"
+
+
+def kept_bytes(tp, recompute):
+    """Bytes that autograd keeps of one block's forward, parameters aside."""
+    program = make_program(tp, policy="fp64", model=HEADED | {"num_key_value_heads": 4}, tp=tp, recompute=recompute)
+    block = program.model.blocks[0]
+    if isinstance(block, FSDPModule):
+        block.unshard()
+    own, kept = {local_part(parameter).untyped_storage().data_ptr() for parameter in block.parameters()}, {}
+
+    def pack(tensor):
+        storage = local_part(tensor).untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    stream = torch.randn(ROWS, TOKENS // tp, HIDDEN, dtype=torch.float64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(stream, None, Layout())
+    del out
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_block_keeps_one_tpth_but_for_its_two_gathered_inputs(ranks, tp):
+    (whole,) = ranks.run(1, kept_bytes, 1, "none")
+    gathered = 2 * ROWS * TOKENS * HIDDEN * 8
+    assert set(ranks.run(tp, kept_bytes, tp, "none")) == {(whole - gathered) // tp + gathered}
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_recomputed_block_keeps_one_tpth(ranks, tp):
+    (whole,) = ranks.run(1, kept_bytes, 1, "full")
+    assert set(ranks.run(tp, kept_bytes, tp, "full")) == {whole // tp}
+
+
+def places():
+    program = make_program(4, model=HEADED, tp=2, shard=2)
+    wrong = []
+    for record in program.records():
+        grid = torch.arange(record.tensor.numel()).view(record.logical_shape)
+        for dim, part in enumerate(owned_ranges(record.tensor)):
+            grid = grid.narrow(dim, part.start, len(part))
+        numbers = place_of(record.tensor).numbers(0, grid.numel(), torch.device("cpu"))
+        if not torch.equal(numbers, grid.flatten().int()):
+            wrong.append(record.name)
+    return wrong
+
+
+def test_stochastic_rounding_knows_every_element_by_its_number_in_the_whole_tensor(ranks):
+    assert ranks.run(4, places) == [[]] * 4
