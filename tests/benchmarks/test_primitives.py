@@ -119,7 +119,9 @@ def test_flops_count_the_causal_half_inside_of_documents():
 def test_attention_is_timed_both_ways_and_names_what_ran(timer):
     found = measure_attention(case("default"), timer)
     assert found["forward"]["ms"] > 0 and found["backward"]["ms"] > 0
-    assert "flash_attention_for_cpu" in found["kernels"][0]["kernel"]
+    # which is the longest is not ours to say: a busy machine may pause in any operator
+    assert any("flash_attention_for_cpu" in one["kernel"] for one in found["kernels"])
+    assert any("flash_attention_for_cpu_backward" in one["kernel"] for one in found["backward_kernels"])
     with pytest.raises(Absent, match=r"[Nn]o (viable backend|available kernel)"):
         measure_attention(case("cudnn"), timer)
 
