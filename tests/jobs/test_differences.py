@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from windlass.jobs.differences import TOLERANCE, as_json, figures, numbers, same_rows, tensors
+from windlass.jobs.differences import TOLERANCE, as_json, figures, numbers, reported, same_rows, tensors
 from windlass.jobs.proof import Seen
+from windlass.jobs.truth import Truth
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 
@@ -153,3 +154,27 @@ def test_samples_read_twice_or_not_at_all_are_told(parts, said):
     seen = [replace(SEEN, rows=[rows(*part)], batch_rank=place) for place, part in parts]
     row = same_rows(seen, [rows(0, 1, 2, 3)])
     assert not row.agrees and said in row.where and row.where.startswith("step 1: input_ids")
+
+
+LINES = [
+    {"kind": "validation", "loss": 5.0},
+    {"kind": "step", "loss": 3.0, "gradient_norm": 0.5, "targets": 20},
+    {"kind": "checkpoint", "bytes": 7},
+    {"kind": "step", "loss": 2.0, "gradient_norm": 0.25, "targets": 10},
+    {"kind": "validation", "loss": 4.0},
+]
+
+
+@pytest.mark.parametrize(("line", "change", "what", "where"), [
+    (1, {"targets": 10}, "reported targets", "step 1 on rank 0: 10.0, one process has 20"),
+    (3, {"loss": 4.0}, "reported loss", "step 2 on rank 0: 4.0, one process has 2.0"),
+    (3, {"loss": None}, "reported loss", "step 2 on rank 0: nan, one process has 2.0"),
+    (1, {"gradient_norm": 0.25}, "reported norm", "step 1 on rank 0: 0.25, one process has 0.5"),
+    (0, {"loss": 2.5}, "reported validation", "step 0 on rank 0: 2.5, one process has 5.0"),
+    (4, {"kind": "other"}, "reported validation", "rank 0 has 1 number"),
+])  # fmt: skip
+def test_what_is_told_is_the_average_over_counted_targets(line, change, what, where):
+    truth = Truth([3.0, 2.0], [0.5, 0.25], {}, {}, {}, [40.0, 32.0], [], [20, 10], 8)
+    assert all(row.agrees for row in reported(LINES, truth)) and len(list(reported(LINES, truth))) == 4
+    changed = [one | change if number == line else one for number, one in enumerate(LINES)]
+    assert [(row.what, row.where) for row in reported(changed, truth) if not row.agrees] == [(what, where)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from windlass.jobs import proof
+from windlass.jobs import proof, truth
 from windlass.model.config import ModelConfig
 from windlass.model.loss import IGNORED
 
@@ -46,13 +46,13 @@ def test_every_border_of_the_vocabulary_is_met_as_input_and_as_target():
 
 def test_positions_begin_anew_at_each_document():
     starts = torch.tensor([[0, 3, 6], [0, 6, 6]])
-    assert proof.positions_of(starts, 6).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]]
+    assert truth.positions_of(starts, 6).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]]
 
 
 def test_the_oracles_fused_tensors_are_cut_as_ours():
     arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
     fused = torch.arange(6 * 18.0).view(6, 18)
-    ours = proof.by_our_names({"transformer.h.0.attn.c_attn.weight": fused}, arch)
+    ours = truth.by_our_names({"transformer.h.0.attn.c_attn.weight": fused}, arch)
     assert list(ours) == [f"model.layers.0.self_attn.{one}_proj.weight" for one in "qkv"]
     assert torch.equal(torch.cat(list(ours.values())), fused.T)
 
@@ -60,7 +60,7 @@ def test_the_oracles_fused_tensors_are_cut_as_ours():
 def test_padded_rows_are_cut_off():
     arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
     held = {"model.embed_tokens.weight": torch.ones(128, 6), "model.norm.weight": torch.ones(6)}
-    assert [len(tensor) for tensor in proof.trimmed(held, arch).values()] == [11, 6]
+    assert [len(tensor) for tensor in truth.trimmed(held, arch).values()] == [11, 6]
 
 
 def test_the_model_is_the_same_every_time_and_moved_off_its_beginning(tmp_path):
@@ -69,7 +69,7 @@ def test_the_model_is_the_same_every_time_and_moved_off_its_beginning(tmp_path):
     arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
     for name in "ab":
         torch.manual_seed(ord(name) if name == "c" else 0)
-        proof.write_model(tmp_path / name, arch)
+        truth.write_model(tmp_path / name, arch)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(first[name], second[name]) and first[name].dtype == torch.float64 for name in first)
     assert first["transformer.ln_f.bias"].abs().min() > 0

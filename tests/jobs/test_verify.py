@@ -100,7 +100,7 @@ def assert_proved(verdict):
     assert not verdict.failed, verdict.failed
     assert verdict.agrees, [(row.what, row.where) for row in verdict.rows if not row.agrees]
     rows = [row.what for row in verdict.rows if row.what != "router figures"]
-    assert len(rows) == 10 + 3 * (3 if verdict.cell.world > 1 else 1) and not verdict.unproved
+    assert len(rows) == 15 + 3 * (3 if verdict.cell.world > 1 else 1) and not verdict.unproved
 
 
 @pytest.mark.parametrize(("family", "layout"), CELLS)

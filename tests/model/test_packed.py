@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from tests.model.parity import check_gradients, summed_loss, without_detours_through_fp32
-from tests.model.tiny import CASES, EXPERTS_FP32, FAMILIES, SCALINGS, batch, hf_model, our_model
+from tests.model.tiny import CASES, FAMILIES, SCALINGS, batch, hf_model, our_model
 from windlass.model.attention_documents import Documents, find_documents
 
 STARTS = torch.tensor([[0, 5, 6, 17], [0, 17, 17, 17], [0, 3, 7, 8]])  # in rows of 17; the last number fills up
 WINDOW = {"use_sliding_window": True}
-# At these lengths transformers' own fp32 gradients lie up to 2.3e-6 of the largest from its fp64 ones (documents one by one
-# and packed; ours: up to 1.7e-6). Where 1e-6 is too much to ask, 2.5e-6 is asked, and 1e-12 in fp64 of all.
-FP32 = {"mistral": 2.5e-6, "qwen2": 2.5e-6, "smollm3": 2.5e-6, "qwen3_moe": EXPERTS_FP32}
 THETA = {"rope_theta": 500.0}
 CHANGED = [
     ("llama", {"rope_parameters": {**SCALINGS["llama3"], **THETA}}),
@@ -36,7 +33,7 @@ def one_by_one(model, ids, starts):
     return torch.cat(rows)
 
 
-def check_packed(model, logit_tolerance, gradient_tolerance, theirs=one_by_one):
+def check_packed(model, logit_tolerance=1e-5, gradient_tolerance=1e-6, theirs=one_by_one):
     decoder = our_model(model)
     ids, targets = batch(decoder.arch.vocab_size)
     expected = theirs(model, ids, STARTS)
@@ -45,18 +42,19 @@ def check_packed(model, logit_tolerance, gradient_tolerance, theirs=one_by_one):
     expected_loss, loss = summed_loss(expected, targets), decoder(ids, targets, documents=STARTS)
     assert abs(loss - expected_loss) <= logit_tolerance * expected_loss
     (loss / 29).backward()
-    (expected_loss / 29).backward()
-    check_gradients(decoder, model, gradient_tolerance)
+    check_gradients(
+        decoder, model, lambda model: summed_loss(theirs(model, ids, STARTS), targets) / 29, gradient_tolerance
+    )
 
 
 @pytest.mark.parametrize(("family", "tied"), CASES)
 def test_packed_rows_equal_their_documents_alone(family, tied):
-    check_packed(hf_model(family, tied), 1e-5, FP32.get(family, 1e-6))
+    check_packed(hf_model(family, tied))
 
 
 @pytest.mark.parametrize(("family", "changes"), CHANGED)
 def test_packed_rows_with_scaled_ropes_and_windows_equal_their_documents_alone(family, changes):
-    check_packed(hf_model(family, False, **changes), 1e-5, FP32.get(family, 1e-6))
+    check_packed(hf_model(family, False, **changes))
 
 
 @pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in FAMILIES), *CHANGED])
@@ -77,7 +75,7 @@ def test_packed_rows_equal_transformers_own(family, attention):
 
     model = hf_model(family, True)
     model.set_attn_implementation(attention)
-    check_packed(model, 1e-5, max(2.5e-6, FP32.get(family, 0.0)), packed)
+    check_packed(model, theirs=packed)
 
 
 @pytest.mark.parametrize(("family", "changes"), [*((family, {}) for family in FAMILIES), *CHANGED[2:4]])
@@ -86,7 +84,9 @@ def test_one_token_changes_its_own_document_and_nothing_else_bit_for_bit(family,
     ids, starts = batch(decoder.arch.vocab_size, 3, 17)[0], torch.tensor([[0, 4, 11]] * 3)
     before = decoder(ids, documents=starts)
     ids[1, 5] = (ids[1, 5] + 1) % decoder.arch.vocab_size
-    changed = (decoder(ids, documents=starts) != before).any(-1)
+    # a token that goes to another expert moves the rows of all that go there, and some CPUs round a row by where it lies
+    rounding = 1e-5 if family == "qwen3_moe" else 0.0
+    changed = ((decoder(ids, documents=starts) - before).abs() > rounding).any(-1)
     reach = 6 if decoder.arch.window != 2 else 4  # three layers of a window of two
     assert changed[1, 5 : 5 + reach].all() and changed.sum() == reach
 

@@ -113,6 +113,57 @@ def test_a_non_finite_norm_touches_nothing_on_any_rank(ranks, layout, kernel, ba
         assert counters == {2} and moved, "the steps around it count"
 
 
+MOE = {
+    "family": "qwen3_moe",
+    "vocab_size": 150,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "norm_topk_prob": True,
+}
+PRODUCTS = {
+    "tp2": (2, "q_proj", {"tp": 2}),
+    "pp2": (2, "q_proj", {"pp": 2, "zero": 1}),
+    "expert2": (2, "experts", {"expert": 2, "shard": 2}),
+    "pp2 x shard2 x tp2": (8, "q_proj", {"pp": 2, "shard": 2, "tp": 2, "zero": 1}),
+    "context2 x tp2 x expert2": (4, "experts", {"context": 2, "tp": 2, "expert": 2}),
+}
+
+
+def parts_of(program, optimizer):
+    """This rank's own parts, no collective."""
+    tensors = [one.tensor for one in program.records()] + list(optimizer.state_tensors().values())
+    return [(one.to_local() if hasattr(one, "to_local") else one).detach().clone() for one in tensors]
+
+
+def bad_on_one_rank(world, spoiled, parallel):
+    """(whether a bad step left this rank alone, whether the good one after it moved it, ranks that had the bad element)."""
+    program = make_program(world, policy="fp64", model=MOE, **parallel)
+    optimizer = AdamW(program.records(), OptimConfig(learning_rate=1e-2))
+    states, is_bad = [], not any(program.mesh.coordinate.values())
+    for spoil in (False, True, False):
+        program.run([batch(0), batch(1)], torch.tensor(32.0))
+        if spoil and is_bad:  # one element of a tensor that is cut, or lies on one stage alone
+            gradient = next(one.tensor.grad for one in program.records() if spoiled in one.name)
+            (gradient.to_local() if hasattr(gradient, "to_local") else gradient).view(-1)[0] = float("inf")
+        optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+        states.append(parts_of(program, optimizer))
+    same = all(map(torch.equal, states[0], states[1]))
+    return same, not all(map(torch.equal, states[1], states[2])), is_bad
+
+
+@pytest.mark.parametrize("layout", PRODUCTS)
+def test_a_step_that_is_bad_on_one_rank_is_skipped_on_all(ranks, layout):
+    seen = ranks.run(PRODUCTS[layout][0], bad_on_one_rank, *PRODUCTS[layout])
+    assert [(same, moved) for same, moved, _ in seen] == [(True, True)] * PRODUCTS[layout][0]
+    assert sum(is_bad for _, _, is_bad in seen) == 1
+
+
 def reads_of_a_step(layout, kernel):
     program = make_program(*layout)
     optimizer = AdamW(program.records(), OptimConfig(kernel=kernel))

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import torch
 
-from windlass.jobs.proof import Seen, trimmed
+from windlass.jobs.proof import Seen
+from windlass.jobs.truth import Expected, Truth, trimmed
 from windlass.model.architecture import Architecture
 from windlass.model.names import names_of
+from windlass.report.events import Event
 
 TOLERANCE: Final = 1e-10
 SHARE_OF_MODEL: Final = 1e-3  # of the model's largest element: what a tensor of next to nothing is held against
@@ -26,8 +28,6 @@ DATAFLOW: Final = (
     *("gate", "gate_proj", "up_proj", "down_proj"),
 )
 """Modules of a block as the forward pass meets them; `gate` is a router."""
-
-Expected = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,6 @@ class Row:
     @property
     def agrees(self) -> bool:
         return self.largest <= self.allowed  # NaN does not
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What one process trains: per step, and by our names without padded rows."""
-
-    losses: Sequence[float]
-    norms: Sequence[float]
-    gradients: Expected
-    first_weights: Expected
-    weights: Expected
-    evaluations: Sequence[float]
-    """Summed nats of the held-out rows, before the first step and after the last."""
-    figures: Sequence[Expected]
-    """What the program reports of each step besides its loss; empty for most."""
 
 
 def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[float], first_step: int = 1) -> Row:
@@ -211,6 +196,24 @@ def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> I
     yield numbers("validation after", [one[1:] for one in scored], truth.evaluations[1:], len(truth.losses))
     if any(truth.figures):
         yield figures([one.figures for one in seen], truth.figures)
+
+
+def reported(lines: Sequence[Event], truth: Truth) -> Iterator[Row]:
+    """What events.jsonl says, of which console, report and page are made: averages over counted targets."""
+    steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
+    for what, name, expected in (
+        ("reported targets", "targets", truth.targets),
+        ("reported loss", "loss", truth.losses),
+        ("reported norm", "gradient_norm", truth.norms),
+    ):
+        yield numbers(what, [[_number(line[name]) for line in steps]], expected)
+    expected = [nats / truth.held_out_targets for nats in truth.evaluations]
+    yield numbers("reported validation", [[_number(line["loss"]) for line in scored]], expected, 0)
+
+
+def _number(value: float | None) -> float:
+    """None is how a line tells what is not finite."""
+    return math.nan if value is None else float(value)
 
 
 def compare_resumed(

@@ -51,6 +51,8 @@ class Twin:
     architecture: Architecture
     directory: Path
     unproved: tuple[str, ...]
+    is_drawn: bool
+    """Whether the recipe begins with weights of its own drawing."""
 
 
 def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> Twin:
@@ -94,7 +96,8 @@ def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directo
         "evaluate": {"every_steps": STEPS, "sequences": 8},
         "report": {"every_steps": 1},
     }
-    return Twin(check_recipe(tree), small, directory, tuple(unproved))
+    is_drawn = config.model.from_ is None and config.run.start_from is None
+    return Twin(check_recipe(tree), small, directory, tuple(unproved), is_drawn)
 
 
 def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:

@@ -3,8 +3,9 @@
     fold     the layout, as it is or folded to the ranks at hand
     twin     a model of fifty thousand parameters with the recipe's features, in fp64
     proof    `train` itself runs it on gloo ranks; torch and transformers alone train the same on one process
-    differences   loss, every gradient, norm, weights after three steps; then the run goes on as one does that was killed: in its
-             own directory from step 1, on the same layout, on one process, and from that one's step 2 on the layout again
+    differences   drawn weights, loss, every gradient, norm, weights after three steps, what is reported; then the run goes on as
+             one does that was killed: in its own directory from step 1, on the same layout, on one process, and from that
+             one's step 2 on the layout again
 
 The oracle's model, loss, clip and updates are torch's and transformers', so a mistake of ours in them cannot cancel. It is given
 rows, rates and names of tensors by our code. Where it cannot train the twin (dropout), our own decoder on one process stands in,
@@ -29,26 +30,29 @@ from rich.table import Table
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare import prepare
 from windlass.errors import UserError
-from windlass.jobs.differences import Row, Truth, as_json, compare, compare_resumed, same_rows
+from windlass.jobs.differences import Row, as_json, compare, compare_resumed, reported, same_rows, tensors
 from windlass.jobs.fold import Cell, Folding, fold
 from windlass.jobs.pins import pin_model
-from windlass.jobs.proof import (
-    borders_of,
+from windlass.jobs.proof import borders_of, draw, train_twin
+from windlass.jobs.ready import check_model
+from windlass.jobs.trainable import rules_of
+from windlass.jobs.truth import (
+    Truth,
     by_our_names,
+    counted,
+    drawn,
     global_rows,
     has_reference,
     held_out_rows,
     reference,
-    train_twin,
     trimmed,
     write_model,
 )
-from windlass.jobs.ready import check_model
-from windlass.jobs.trainable import rules_of
 from windlass.jobs.twin import STEPS, Twin, make_twin
 from windlass.launch.ranks import MAX_RANKS, RankFailed, Ranks
 from windlass.model.architecture import Architecture
 from windlass.parallel.program import Batch
+from windlass.report.events import read_events
 
 AT_HAND: Final = 8
 """Ranks that `--nproc` stands for where it is not given."""
@@ -57,7 +61,7 @@ LIMIT_S: Final = 600.0
 NEVER_PROVED: Final = (
     "bf16, fp16 and fp8, and the kernels of a GPU: the twin runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
-    "what lies before the layout: sources, mixtures, chat, the order over epochs, drawn weights, the schedule of the rate",
+    "what lies before the layout: sources, mixtures, chat, the order over epochs, the schedule of the rate",
 )
 
 
@@ -135,8 +139,10 @@ def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
         if not min(truth.norms) < twin.config.optim.max_norm < max(truth.norms):
             verdict.unproved.append("optim.max_norm: the twin's steps are all clipped, or none is")
         seen = pool.run(cell.world, train_twin, twin.config, borders, timeout_s=LIMIT_S)
-        verdict.rows += [same_rows(seen, rows), *compare(seen, truth, architecture)]
+        lines = read_events(config.run.directory / "events.jsonl")
+        verdict.rows += [same_rows(seen, rows), *_drawn(twin, cell, pool), *compare(seen, truth, architecture)]
         if verdict.first is None:  # else every later number differs too
+            verdict.rows += reported(lines, truth)
             _go_on(twin, cell, pool, truth, verdict)
     except RankFailed as failure:
         verdict.failed = str(failure)
@@ -152,21 +158,32 @@ def clipping_some(twin: Twin, norms: Sequence[float]) -> Twin:
     return replace(twin, config=check_recipe(tree))
 
 
+def _drawn(twin: Twin, cell: Cell, pool: Ranks) -> list[Row]:
+    """The weights that the recipe begins with, where it has no model to begin with: every rank's part of one whole."""
+    if not twin.is_drawn:
+        return []
+    held = pool.run(cell.world, draw, twin.config, twin.architecture, timeout_s=LIMIT_S)
+    ours = [trimmed(found, twin.architecture) for found in held]
+    return [tensors("drawn weights", ours, drawn(twin.config, twin.architecture), twin.architecture)]
+
+
 def _truth(twin: Twin, name: str, given: tuple[list[Batch], list[Batch]], pool: Ranks, verdict: Verdict) -> Truth:
     """What one process trains. `given`: the rows to learn and those to score."""
+    rows, held_out = map(counted, given)
+    targets = rows, sum(held_out)
     why_not = has_reference(twin.config, twin.architecture)
     if why_not is None:
         with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bar
             trace = reference(twin.config, twin.directory / "model", *given)
         found = (trace.gradients, trace.first_weights, trace.weights)
         gradients, first, weights = (by_our_names(tensors, twin.architecture) for tensors in found)
-        return Truth(trace.losses, trace.norms, gradients, first, weights, trace.evaluations, trace.figures)
+        return Truth(trace.losses, trace.norms, gradients, first, weights, trace.evaluations, trace.figures, *targets)
     verdict.against = f"our own decoder on one process ({why_not})"
     borders = borders_of(twin.architecture, verdict.cell.layout.tp)
     (one,) = pool.run(1, train_twin, _on_one_process(twin, twin.directory / name), borders, timeout_s=LIMIT_S)
     held = (one.gradients, one.first_weights, one.weights)
     gradients, first, weights = (trimmed(found, twin.architecture) for found in held)
-    return Truth(one.losses, one.norms, gradients, first, weights, one.evaluations, one.figures)
+    return Truth(one.losses, one.norms, gradients, first, weights, one.evaluations, one.figures, *targets)
 
 
 def _go_on(twin: Twin, cell: Cell, pool: Ranks, truth: Truth, verdict: Verdict) -> None:

@@ -234,5 +234,32 @@ PUBLISHED = {
         "model.embed_tokens.weight",
         model="qwen3_moe",
     ),
+    "tensor ranks draw alike": Bug(
+        "ms-swift PR 7944: one seed on all tensor ranks, so that their parts of a matrix are copies",
+        (
+            (
+                "model/init.py",
+                "        ranges = owned_ranges(parameter)\n",
+                "        ranges = [range(len(one)) for one in owned_ranges(parameter)]\n",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1"),
+        "drawn weights",
+        "_proj.weight[",
+    ),
+    "replicas draw apart": Bug(
+        "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
+        (("jobs/assemble.py", "architecture, config.run.seed)", "architecture, torch.distributed.get_rank())"),),
+        ("parallel.shard=2", "parallel.replicate=2"),
+        "drawn weights",
+        "model.layers.2.mlp.down_proj.weight[",
+    ),
+    "validation times the ranks": Bug(
+        "transformers #35078: the loss that is told of a set grows with the processes that score it",
+        (("data/evaluation.py", "num_targets=len(targets),", "num_targets=len(targets) // batch_ranks,"),),
+        ("parallel.shard=2",),
+        "reported validation",
+        "step 0 on rank 0",
+    ),
 }
 QUICK = ("untied ends", "sequence parallelism without the reduction of norms' gradients")
