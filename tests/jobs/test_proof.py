@@ -1,8 +1,8 @@
-"""What is run for a proof: masks that look at the row alone, positions, and the names of the oracle's tensors."""
+"""What ranks do for a proof: masks and borders that look at the row alone."""
 
 import torch
 
-from windlass.jobs import proof, truth
+from windlass.jobs import proof
 from windlass.model.config import ModelConfig
 from windlass.model.loss import IGNORED
 
@@ -42,34 +42,3 @@ def test_every_border_of_the_vocabulary_is_met_as_input_and_as_target():
     assert joined[odd["targets"][:, :-1] != IGNORED].all(), "a target is still the next token"
     one = proof.odd({"input_ids": ids[7:9], "targets": targets[7:9]}, borders)
     assert all(torch.equal(one[name], odd[name][7:9]) for name in one)
-
-
-def test_positions_begin_anew_at_each_document():
-    starts = torch.tensor([[0, 3, 6], [0, 6, 6]])
-    assert truth.positions_of(starts, 6).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 2, 3, 4, 5]]
-
-
-def test_the_oracles_fused_tensors_are_cut_as_ours():
-    arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
-    fused = torch.arange(6 * 18.0).view(6, 18)
-    ours = truth.by_our_names({"transformer.h.0.attn.c_attn.weight": fused}, arch)
-    assert list(ours) == [f"model.layers.0.self_attn.{one}_proj.weight" for one in "qkv"]
-    assert torch.equal(torch.cat(list(ours.values())), fused.T)
-
-
-def test_padded_rows_are_cut_off():
-    arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
-    held = {"model.embed_tokens.weight": torch.ones(128, 6), "model.norm.weight": torch.ones(6)}
-    assert [len(tensor) for tensor in truth.trimmed(held, arch).values()] == [11, 6]
-
-
-def test_the_model_is_the_same_every_time_and_moved_off_its_beginning(tmp_path):
-    from safetensors.torch import load_file
-
-    arch = ModelConfig(family="gpt2", n_embd=6, n_layer=1, n_head=2, n_positions=9, vocab_size=11).architecture()
-    for name in "ab":
-        torch.manual_seed(ord(name) if name == "c" else 0)
-        truth.write_model(tmp_path / name, arch)
-    first, second = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
-    assert all(torch.equal(first[name], second[name]) and first[name].dtype == torch.float64 for name in first)
-    assert first["transformer.ln_f.bias"].abs().min() > 0

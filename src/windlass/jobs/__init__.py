@@ -32,6 +32,7 @@ reference  the same training in torch and transformers alone: the oracle of the 
 verify     the recipe's layout, proved equal to one process on a tiny twin
 fold       a layout folded to the ranks at hand
 twin       a recipe in small, with everything that can make a layout wrong
-proof      what is run for a proof: the real training on ranks, watched, and the oracle
+proof      what ranks do for a proof: the real training, watched
+truth      what a proof holds them against: rows, model and training of one process
 differences  a layout's training against that of one process, number by number
 """
