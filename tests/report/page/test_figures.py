@@ -67,6 +67,13 @@ def test_without_a_known_peak_there_is_no_second_scale():
     assert "yaxis2" not in figures["throughput"]["layout"] and len(figures["throughput"]["data"]) == 1
 
 
+def test_the_load_of_experts_is_that_of_the_worst_layer_and_of_the_middle_one():
+    figures = figures_of(*[step_line(step, expert_loads=[1.5, 1.0 + step, 1.25]) for step in (1, 2)])
+    worst, middle = figures["experts"]["data"]
+    assert (worst["x"], worst["y"], middle["y"]) == ([1, 2], [2.0, 3.0], [1.5, 1.5])
+    assert "experts" not in figures_of(step_line(1), step_line(2))
+
+
 def test_memory_is_in_gib_and_data_wait_a_share_of_the_step(full):
     assert full["memory"]["data"][0]["y"][0] == 2.0
     assert full["data_wait"]["data"][0]["y"][0] == pytest.approx(0.02)

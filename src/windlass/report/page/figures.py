@@ -3,6 +3,7 @@
 Colours of text and grid are set by page.js from the page's style, so that light and dark both read well.
 """
 
+import statistics
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ def make_figures(history: History, baselines: Mapping[str, Mapping[str, float]])
         "gradient_norm": norm_figure(history),
         "memory": memory_figure(history),
         "data_wait": wait_figure(history),
+        "experts": experts_figure(history),
         "ledger": ledger_figure(history.ledger),
     }
     return {name: figure for name, figure in figures.items() if figure["data"]}
@@ -144,6 +146,22 @@ def wait_figure(history: History) -> Figure:
     top = max(LEAST_WAIT_AXIS, *(1.1 * share for share in curve.values if share is not None), 0.0)
     axis = {"title": {"text": "of step time, slowest rank"}, "tickformat": ".1%", "range": [0, top]}
     return _one(history, curve, "data wait", RED, axis)
+
+
+def experts_figure(history: History) -> Figure:
+    """How many tokens the busiest expert of a layer gets, over the mean of all: of the worst layer, and of the middle one."""
+    lines = [
+        {**line, "worst": max(loads), "median": statistics.median(loads)}
+        for line in history.steps
+        if (loads := line.get("expert_loads"))
+    ]
+    shown = _of(history, lines)
+    data = [
+        _line(shown.curve("worst"), "worst layer", RED, width=2),
+        _line(shown.curve("median"), "median", BLUE, width=2),
+    ]
+    axis = {"title": {"text": "busiest expert, times the mean"}, "rangemode": "tozero"}
+    return {"data": data if lines else [], "layout": {"yaxis": axis, "showlegend": True, **_marks(history)}}
 
 
 def ledger_figure(ledger: Mapping[str, float]) -> Figure:
