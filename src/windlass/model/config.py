@@ -218,7 +218,7 @@ def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
             raise UserError(
                 f"model: {key}: {json.dumps(value, default=str)}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
-                nearest(key, known) + "remove the key",
+                f"{hint}write that, or remove `{key}`" if (hint := nearest(key, known)) else f"remove `{key}`",
             )
 
 
