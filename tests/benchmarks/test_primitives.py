@@ -38,7 +38,23 @@ def test_the_products_of_all_layers_and_the_head_are_the_weights_that_multiply(p
     assert layer * arch.num_layers + shape.hidden * shape.vocab == count_multiplied(arch)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.fixture
+def dtype(request, has_fp8):
+    if request.param == "fp8" and not has_fp8:
+        pytest.skip("this CPU has no fp8 products")
+    return request.param
+
+
+def test_a_cpu_without_fp8_products_is_told(monkeypatch):
+    def refuse(*_args, **_settings):
+        raise RuntimeError("could not create a primitive descriptor")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refuse)
+    with pytest.raises(Absent, match="this CPU has no fp8 products: could not create a primitive"):
+        product("fp8", 16, 16, 16, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"], indirect=True)
 def test_every_product_is_timed_forward_and_twice_backward(timer, dtype):
     found = measure_products(TINY, 64, dtype, timer)
     assert found["products"].keys() == TINY.products().keys()
@@ -52,7 +68,7 @@ def test_every_product_is_timed_forward_and_twice_backward(timer, dtype):
     assert found["separate"]["layer_ms"] == pytest.approx(separate_ms, abs=1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"], indirect=True)
 def test_a_product_has_the_shape_it_says(dtype):
     out = product(dtype, 32, 48, 64, CPU)()
     assert out.shape == (32, 48) and out.dtype == torch.bfloat16
