@@ -125,7 +125,7 @@ def test_help_names_every_command_and_loads_no_torch():
         ),
         (
             ["train", "tiny.yaml", "run.directory=new", "parallel.shard=2"],
-            "parallel.replicate=1, parallel.shard=2 on 1 ranks",
+            "parallel.replicate=1, parallel.shard=2 on 1 rank",
         ),
         (["train", "nothing.yaml"], "no recipe at nothing.yaml"),
         (["prepare", "tiny.yaml", "data.directory=new", "data.sources=[{path: nowhere}]"], "nowhere"),

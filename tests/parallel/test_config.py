@@ -47,7 +47,12 @@ def test_open_sizes_follow_from_the_world(given, world, replicate, shard):
 def test_sizes_that_do_not_multiply_to_the_world_name_those_that_do(given, world, product):
     with pytest.raises(UserError) as caught:
         ParallelConfig(**given).layout(world)
-    assert f"on {world} ranks" in caught.value.given and product in caught.value.rule
+    assert caught.value.given.endswith(f"on {world} ranks") and product in caught.value.rule
+    shown = caught.value.given.removesuffix(f" on {world} ranks").split(", ")
+    assert {f"parallel.{axis}={size}" for axis, size in given.items() if axis != "zero"} <= set(shown), (
+        "as they were given"
+    )
+    assert ("-1 takes what is left" in caught.value.rule) == ("=-1" in caught.value.given)
     ranks, _, legal = caught.value.change.partition(", or ")
     count = int(re.search(r"start (\d+) ranks", ranks)[1])
     assert ParallelConfig(**given).layout(count).world == count

@@ -258,9 +258,11 @@ class ParallelConfig(Settings):
                 choice = f", or choose replicate x shard among: {legal}"
             else:
                 choice = f", or a multiple of {' x '.join(others)} = {math.prod(others.values())}"
+            asked = {**sizes, "replicate": self.replicate} | ({} if self.zero == 0 else {"shard": self.shard})
+            filled = " (-1 takes what is left)" if -1 in asked.values() else ""
             raise UserError(
-                f"{', '.join(f'parallel.{axis}={size}' for axis, size in sizes.items())} on {world} ranks",
-                f"{' x '.join(sizes)} must be the number of ranks; here it is "
+                f"{', '.join(f'parallel.{axis}={size}' for axis, size in asked.items())} on {world} rank{'s' * (world > 1)}",
+                f"{' x '.join(sizes)} must be the number of ranks{filled}; here it is "
                 f"{' x '.join(map(str, sizes.values()))} = {product}",
                 f"start {product} ranks{choice}",
             )
