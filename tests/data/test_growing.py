@@ -82,10 +82,10 @@ def test_a_preparation_that_is_silent_is_named_within_the_deadline(tmp_path):
 
 
 def test_signs_of_life_put_the_deadline_off(tmp_path):
-    """Six times half a second of reading, with 2 s of patience: no shard comes, and no error."""
+    """Twelve times half a second of reading, with 4 s of patience: no shard comes, and no error."""
     grown = Grown(tmp_path).write(1)
-    folder = follow(grown, deadline_s=2.0)
-    thread = later(0.5, *[grown.beat.tick] * 6, lambda: grown.write(1))
+    folder = follow(grown, deadline_s=4.0)
+    thread = later(0.5, *[grown.beat.tick] * 12, lambda: grown.write(1))
     folder.wait_for(lambda: len(folder.shards) >= 2)
     thread.join()
 

@@ -99,7 +99,7 @@ def test_a_process_ends_although_an_operation_is_stuck():
         "    except Exception as error:\n"
         "        sys.exit(type(error).__name__)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == "UserError"
 
 
@@ -119,9 +119,9 @@ class Dying(http.server.BaseHTTPRequestHandler):
 def test_a_body_that_breaks_off_is_an_error_never_short_data():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dying) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        error, took_s = refused(lambda: Store(f"http://127.0.0.1:{server.server_port}/x", 1.2).read("a"))
+        error, took_s = refused(lambda: Store(f"http://127.0.0.1:{server.server_port}/x", 4).read("a"))
         server.shutdown()
-    assert "/x/a failed for 1.2 s" in error.given and "Payload" in error.given and took_s < 20
+    assert "/x/a failed for 4 s" in error.given and "Payload" in error.given and took_s < 60
 
 
 def test_what_passes_is_tried_again(monkeypatch):
