@@ -21,7 +21,7 @@ def written(directory, documents, way=pack, shard_bytes=4096):
 
 def read(reader, runs):
     documents = Documents(EOS)
-    found = [document for block in blocks(reader, runs) for document in documents.add(block)]
+    found = [document for block in blocks(reader, runs, is_text=True) for document in documents.add(block)]
     return found + list(documents.end())
 
 
@@ -43,8 +43,21 @@ def test_best_fit_gives_whole_documents_and_pieces(tmp_path):
     documents = [[100] * 3, [101] * 14, [102] * 2]
     found = read(written(tmp_path / "set", documents, pack_best_fit), [range(4)])
     whole = sorted(document.ids_N.tolist() for document in found if document.is_whole)
-    assert whole == [[100] * 3, [101] * 2, [102] * 2], "the rest of the long one stands as a document"
-    assert sorted(len(document.ids_N) for document in found if not document.is_whole) == [LENGTH, LENGTH]
+    assert whole == [[100] * 3, [102] * 2], "the rest of the long one is none"
+    assert sorted(len(document.ids_N) for document in found if not document.is_whole) == [2, LENGTH, LENGTH]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_best_fit_gives_back_what_fits_and_nothing_else_as_whole(tmp_path, seed):
+    """Lengths around one and two sequences: pieces that padding follows, and rests of one token."""
+    draw = np.random.default_rng(seed)
+    documents = [(100 + draw.integers(0, 50, length)).tolist() for length in draw.integers(1, 2 * LENGTH + 3, 60)]
+    found = read(reader := written(tmp_path / "set", documents, pack_best_fit), [range(reader.num_samples)])
+    fits = [ids for ids in documents if len(ids) < LENGTH]
+    assert sorted(document.ids_N.tolist() for document in found if document.is_whole) == sorted(fits)
+    pieces = [document.ids_N.tolist() for document in found if not document.is_whole]
+    assert sum(map(len, pieces)) == sum(len(ids) for ids in documents) - sum(map(len, fits))
+    assert {LENGTH - 1, 1} <= set(map(len, pieces)), "the case at hand is there"
 
 
 def test_what_lies_across_the_border_of_a_run_is_not_whole(tmp_path):
@@ -61,6 +74,11 @@ def test_padding_is_no_content_and_the_masked_eos_of_a_document_is():
     labels = ids.copy()
     labels[0, 3:] = labels[1] = NOT_COUNTED
     assert content_lengths(Block(ids, labels, 0, True), EOS).tolist() == [3, 3, 5]
+    ids[1], labels[1] = [EOS, 100, 101, 102, EOS], [NOT_COUNTED, 100, 101, 102, NOT_COUNTED]
+    assert content_lengths(Block(ids, labels, 0, True), EOS).tolist() == [3, 5, 5]
+    assert content_lengths(Block(ids, labels, 0, True, is_text=True), EOS).tolist() == [3, 4, 5], (
+        "padding behind a piece"
+    )
 
 
 @pytest.mark.parametrize(("num", "most"), [(5, 10), (10, 10), (100, 10), (1000, 3), (17, 16)])

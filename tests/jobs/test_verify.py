@@ -105,9 +105,8 @@ def assert_proved(verdict):
 
 @pytest.mark.parametrize(("family", "layout"), CELLS)
 def test_layouts_are_proved(tmp_path, ranks, family, layout):
-    verdict = prove(
-        tmp_path, ranks, FAMILIES[family], (LAYOUTS | DEALT)[layout], data={"isolate": layout.startswith("zero")}
-    )
+    data = {"isolate": layout.startswith("zero"), "packing": "best-fit" if "2" in layout else "concatenate"}
+    verdict = prove(tmp_path, ranks, FAMILIES[family], (LAYOUTS | DEALT)[layout], data=data)
     assert_proved(verdict)
     assert (family == "qwen3_moe") == any(row.what == "router figures" for row in verdict.rows)
     assert verdict.against.startswith("our own decoder" if "dropped" in family else "torch and transformers")
@@ -121,6 +120,16 @@ def test_layouts_are_proved(tmp_path, ranks, family, layout):
 ], ids=str)  # fmt: skip
 def test_the_optimizers_settings_are_in_the_proof(tmp_path, ranks, optim):
     assert_proved(prove(tmp_path, ranks, {}, LAYOUTS["hsdp"], optim={"warmup_steps": 0, **optim}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", [
+    {"names": ["*.experts.*up_proj.weight"], "frozen": True}, {"names": ["*.experts.*"], "learning_rate_scale": 0.5}
+], ids=str)  # fmt: skip
+def test_groups_of_experts_are_proved_against_our_own_decoder(tmp_path, ranks, group):
+    verdict = prove(tmp_path, ranks, FAMILIES["qwen3_moe"], DEALT["expert2"], optim={"groups": [group]})
+    assert_proved(verdict)
+    assert verdict.against.startswith("our own decoder") and "gate and up are one parameter" in verdict.against
 
 
 def test_the_clip_lies_between_the_steps_norms(tmp_path):

@@ -34,6 +34,7 @@ MODELS = {
     "qwen3_moe": {**FAMILIES["qwen3_moe"], "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2},
     "qwen3_two_groups": {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
     "gpt2": {**FAMILIES["gpt2"], "n_layer": 4, "n_head": 6},
+    "padded": {"num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 7},
 }
 
 

@@ -96,7 +96,7 @@ def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
     counts_V = np.zeros(prepared.vocab_size, np.int64)
     lengths: list[int] = []
     num_looked = num_targets = num_content = num_pieces = 0
-    for block in blocks(reader, runs_of(reader.num_samples, most_samples), rows_per_sample(prepared, name)):
+    for block in blocks(reader, runs_of(reader.num_samples, most_samples), *kind_of_rows(prepared, name)):
         is_content_NT = np.arange(1, block.ids_NL.shape[1]) < content_lengths(block, prepared.eos_id)[:, None]
         ids = block.ids_NL[:, 1:][is_content_NT]
         counts_V += np.bincount(ids[(ids >= 0) & (ids < len(counts_V))], minlength=len(counts_V))
@@ -121,7 +121,7 @@ def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
         num_distinct=int((counts_V > 0).sum()),
         vocab_size=prepared.vocab_size,
         frequent=_frequent(counts_V, tokenizer),
-        rows_per_sample=rows_per_sample(prepared, name),
+        rows_per_sample=kind_of_rows(prepared, name)[0],
     )
 
 
@@ -137,13 +137,15 @@ def read_sample(prepared: Prepared, name: str, number: int, is_isolated: bool = 
     if not 0 <= number < reader.num_samples:
         rule = f"the samples of {name} are 0 to {reader.num_samples - 1}"
         raise UserError(f"--sample {number}", rule, "give one of them")
-    block = next(blocks(reader, [range(number, number + 1)], rows_per_sample(prepared, name)))
+    block = next(blocks(reader, [range(number, number + 1)], *kind_of_rows(prepared, name)))
     rows = [list(_segments(block, row, prepared, is_isolated)) for row in range(len(block.ids_NL))]
     return Sample(f"{name}, {place(reader, number)}", rows)
 
 
-def rows_per_sample(prepared: Prepared, name: str) -> int:
-    return ROWS if expected_of(prepared, name, False).format == "preference" else 1
+def kind_of_rows(prepared: Prepared, name: str) -> tuple[int, bool]:
+    """Rows per sample, and whether they are plain text, as `blocks` takes them."""
+    kind = expected_of(prepared, name, False).format
+    return ROWS if kind == "preference" else 1, kind == "text"
 
 
 def _segments(block: Block, row: int, prepared: Prepared, is_isolated: bool) -> Iterator[Segment]:

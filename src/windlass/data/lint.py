@@ -115,7 +115,7 @@ def _check_set(
     by_pair = PairChecks(found, where)
     documents = Documents(vocabulary.eos_id)
     is_pairs = expected.format == "preference"
-    for block in blocks(reader, runs, ROWS if is_pairs else 1):
+    for block in blocks(reader, runs, ROWS if is_pairs else 1, expected.format == "text"):
         by_block.add(block)
         if is_pairs:
             by_pair.add(block)

@@ -175,7 +175,9 @@ class DocumentChecks:
     def __init__(self, found: Findings, expected: Expected, where: Where, sequence_length: int):
         self._found, self._expected, self._where = found, expected, where
         self._sequence_length = sequence_length
-        self.num_documents = self._num_empty = self._num_long = self._num_unlearned = self._num_all_learned = 0
+        self.num_documents = self._num_rests = self._num_empty = self._num_long = self._num_unlearned = (
+            self._num_all_learned
+        ) = 0
         self._first_empty = 0
         self.seen: Seen = {}
         self._stems: dict[int, int] = {}  # hash of a document without its last token -> its sample
@@ -183,8 +185,10 @@ class DocumentChecks:
 
     def add(self, document: Document) -> None:
         ids_N = document.ids_N
-        self._num_long += len(ids_N) >= self._sequence_length
+        # a piece has one id less where the rest would have been EOS alone
+        self._num_long += len(ids_N) >= self._sequence_length - (not document.is_whole)
         if not document.is_whole:
+            self._num_rests += len(document.counted_N) > len(ids_N)
             return
         self.num_documents += 1
         if not len(ids_N):
@@ -228,8 +232,9 @@ class DocumentChecks:
             what = f"a document of {length:,} tokens stands in {self._where(first)} too"
             self._found.add("duplicate-documents", what, self._where(sample), self._copies.num)
         cuts = self._expected.is_packed_whole or self._expected.format == "chat"
-        if cuts and rest >= FEW_DOCUMENTS and self._num_long > MANY_CUT * rest:
-            what = f"{rest:,} documents, and {self._num_long:,} times {self._sequence_length:,} tokens or more of one"
+        ends = rest + self._num_rests
+        if cuts and ends >= FEW_DOCUMENTS and self._num_long > MANY_CUT * ends:
+            what = f"{ends:,} documents, and {self._num_long:,} times {self._sequence_length:,} tokens or more of one"
             self._found.add("documents-cut", what)
 
     def _end_of_masks(self, num_documents: int) -> None:

@@ -7,7 +7,8 @@ can be joined: a document of a concatenated stream goes on in the next sample.
     best-fit       [EOS a a a EOS .]  [EOS b b b b b]  [EOS c EOS . .]      the first id is EOS; "." is EOS that counts nothing
 
 A sample that does not begin with EOS goes on with the document before. One that does begins a new document; where the one
-before had no EOS, that was a piece of a document that best-fit has cut. Of pairs each sample is two rows as of best-fit.
+before had no EOS, that was a piece of a document that best-fit has cut. The rest of a cut text ends with EOS as a whole one does,
+but its first id is no target. Of pairs each sample is two rows as of best-fit.
 """
 
 from collections.abc import Iterator
@@ -24,13 +25,15 @@ NUM_RUNS: Final = 8
 
 class Block(NamedTuple):
     """Neighbouring samples as rows, [N, T+1] int32 each; `first`: the number of the first sample in its set. `begins_run`:
-    whether what lies before it was not read. `rows_per_sample`: 2 for pairs."""
+    whether what lies before it was not read. `rows_per_sample`: 2 for pairs. `is_text`: every id is a target, EOS too, but for
+    the first of the rest of a cut document; of chats masks say what is learned."""
 
     ids_NL: np.ndarray
     labels_NL: np.ndarray
     first: int
     begins_run: bool
     rows_per_sample: int = 1
+    is_text: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -73,8 +76,8 @@ def place(reader: Reader, sample: int) -> str:
     raise AssertionError("a sample behind the end of its set")
 
 
-def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1) -> Iterator[Block]:
-    """The samples of `runs`, at most SAMPLES_AT_ONCE at a time. Raises BadShard."""
+def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False) -> Iterator[Block]:
+    """The samples of `runs`, at most SAMPLES_AT_ONCE at a time; the rest as in Block. Raises BadShard."""
     ends = np.cumsum(reader.shard_samples)
     for run in runs:
         for start in range(run.start, run.stop, SAMPLES_AT_ONCE):
@@ -86,16 +89,19 @@ def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1) -> Itera
             ids_NL, labels_NL = (np.stack(column) for column in zip(*rows))
             length = ids_NL.shape[1] // rows_per_sample
             parts = ids_NL.reshape(-1, length), labels_NL.reshape(-1, length)
-            yield Block(*parts, start, start == run.start, rows_per_sample)
+            yield Block(*parts, start, start == run.start, rows_per_sample, is_text)
 
 
 def content_lengths(block: Block, eos_id: int) -> np.ndarray:
-    """Ids of each sample before its padding, [N]: the EOS at its end that count nothing, but for the one that ends a document."""
+    """Ids of each sample before its padding, [N]: the EOS at its end that count nothing, but for the one that ends a document
+    whose end is not learned."""
     is_content_NL = (block.ids_NL != eos_id) | (block.labels_NL != NOT_COUNTED)
     is_content_NL[:, 0] = True
     length = block.ids_NL.shape[1]
     lengths_N = length - np.argmax(is_content_NL[:, ::-1], 1)
     ends_open_N = block.ids_NL[np.arange(len(lengths_N)), lengths_N - 1] != eos_id
+    if block.is_text:  # its end is learned, so what counts nothing is padding, behind a piece too
+        ends_open_N &= ~(block.labels_NL[:, 1:] != NOT_COUNTED).any(1)
     return np.where(ends_open_N & (lengths_N < length), lengths_N + 1, lengths_N)
 
 
@@ -123,7 +129,7 @@ class Documents:
             for end in (np.flatnonzero(ids_L[1:] == self._eos_id) + 1).tolist():
                 self._ids.append(ids_L[start:end])
                 self._counted.append(is_counted_L[start : end + 1])
-                yield self._take(is_whole=self._begins)
+                yield self._take(is_whole=self._begins and not (block.is_text and self._is_rest()))
                 self._begin(number, begins=True)
                 start = end + 1
             self._ids.append(ids_L[start:])
@@ -138,6 +144,10 @@ class Documents:
     def _begin(self, sample: int, begins: bool) -> None:
         self._ids, self._counted = [], []
         self._sample, self._begins, self._is_open = sample, begins, True
+
+    def _is_rest(self) -> bool:
+        counted_N = next((part for part in self._counted if len(part)), None)
+        return counted_N is not None and not counted_N[0]
 
     def _take(self, is_whole: bool) -> Document:
         return Document(np.concatenate(self._ids), np.concatenate(self._counted), self._sample, is_whole)

@@ -116,10 +116,12 @@ def take_targets(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor
 
 
 def borders_of(architecture: Architecture, tp: int) -> list[int]:
-    """The first and the last row of the vocabulary that each tensor rank has: where a slice that is off by one shows."""
+    """The first and the last row of the vocabulary that each tensor rank has, where a slice that is off by one shows; and the
+    padding's, which gets no gradient where it is read."""
     rows = architecture.padded_vocab_size // tp
     edges = [(first, min(first + rows, architecture.vocab_size) - 1) for first in range(0, tp * rows, rows)]
-    return [row for first, last in edges if first <= last for row in (first, last)]
+    pad = [] if architecture.pad_row is None else [architecture.pad_row]
+    return [row for first, last in edges if first <= last for row in (first, last)] + pad
 
 
 def odd(batch: Batch, borders: Sequence[int]) -> Batch:

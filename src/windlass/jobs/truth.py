@@ -113,6 +113,9 @@ def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tens
 def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
     """Why torch and transformers alone cannot train this twin, or None where they can."""
     optim = config.optim
+    names = [name for group in optim.groups if group.effect for name in group.names]
+    if architecture.num_experts and any(".experts." in name for name in names):
+        return "optim.groups that name experts, whose gate and up are one parameter in transformers"
     if architecture.dropout:
         return "dropout, whose masks transformers draws otherwise"
     if optim.kind == "muon" and (architecture.family == "gpt2" or optim.muon != MuonConfig()):

@@ -22,13 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from windlass.config import RunConfig, check_recipe, load_recipe
-from windlass.data.prepare import prepare
+from windlass.data.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.jobs.differences import Row, as_json, compare, compare_resumed, reported, same_rows, tensors
 from windlass.jobs.fold import Cell, Folding, fold
@@ -58,6 +58,7 @@ AT_HAND: Final = 8
 """Ranks that `--nproc` stands for where it is not given."""
 LIMIT_S: Final = 600.0
 """A training of three steps takes seconds; on a machine that is busy with other work, minutes. A rank that takes longer hangs."""
+SEEDS: Final = 50
 NEVER_PROVED: Final = (
     "bf16, fp16 and fp8, and the kernels of a GPU: the twin runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
@@ -126,12 +127,11 @@ def prove_all(
 
 def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
     """One layout against one process, whole and resumed."""
-    config, architecture, verdict = twin.config, twin.architecture, Verdict(cell)
-    prepared = prepare(config.data, {}, report=lambda _line: None)
-    model = twin.directory / "model"
-    write_model(model, architecture)
-    borders = borders_of(architecture, cell.layout.tp)
-    rows = global_rows(config, prepared, bool(architecture.dropout), borders)
+    architecture, verdict = twin.architecture, Verdict(cell)
+    prepared = prepare(twin.config.data, {}, report=lambda _line: None)
+    write_model(twin.directory / "model", architecture)
+    twin, rows = _with_targets(twin, prepared, borders_of(architecture, cell.layout.tp))
+    config, borders = twin.config, borders_of(architecture, cell.layout.tp)
     given = rows, held_out_rows(config, prepared)
     try:
         twin = clipping_some(twin, _truth(twin, "norms", given, pool, verdict).norms)
@@ -149,13 +149,29 @@ def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
     return verdict
 
 
+def _with_targets(twin: Twin, prepared: Prepared, borders: Sequence[int]) -> tuple[Twin, list[Batch]]:
+    """The twin with the first seed whose steps all count a target, and its rows: all of three rows may be ones that lose all."""
+    for seed in range(twin.config.run.seed, twin.config.run.seed + SEEDS):
+        config = _changed(twin.config, run={"seed": seed})
+        rows = global_rows(config, prepared, bool(twin.architecture.dropout), borders)
+        if all(counted(rows)):
+            return replace(twin, config=config), rows
+    raise AssertionError(f"none of {SEEDS} seeds gives every step a target")
+
+
+def _changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
+    """The config with these settings of its sections."""
+    tree = config.model_dump(mode="json", by_alias=True)
+    for name, settings in sections.items():
+        tree[name] |= settings
+    return check_recipe(tree)
+
+
 def clipping_some(twin: Twin, norms: Sequence[float]) -> Twin:
     """The twin with a clip in the widest gap between its steps' norms: some steps it cuts down, and some it leaves alone."""
     rising = sorted(norms)
     low, high = max(itertools.pairwise(rising), key=lambda pair: pair[1] - pair[0])
-    tree = twin.config.model_dump(mode="json", by_alias=True)
-    tree["optim"] |= {"max_norm": (low + high) / 2}
-    return replace(twin, config=check_recipe(tree))
+    return replace(twin, config=_changed(twin.config, optim={"max_norm": (low + high) / 2}))
 
 
 def _drawn(twin: Twin, cell: Cell, pool: Ranks) -> list[Row]:
@@ -210,9 +226,7 @@ def _on_one_process(twin: Twin, directory: Path) -> RunConfig:
 
 def _without_accumulation(twin: Twin, cell: Cell) -> RunConfig:
     """The twin's config with one micro-batch per rank and step."""
-    tree = twin.config.model_dump(mode="json", by_alias=True)
-    tree["run"] |= {"micro_batch": twin.config.sequences_per_step // cell.layout.batch_ranks}
-    return check_recipe(tree)
+    return _changed(twin.config, run={"micro_batch": twin.config.sequences_per_step // cell.layout.batch_ranks})
 
 
 def show(verdict: Verdict, console: Console) -> None:

@@ -150,4 +150,18 @@ INVENTED = {
         "step 1",
         model="qwen3_moe",
     ),
+    "the padding token sought at rank 0's positions": Bug(
+        "a reviewer: every tensor rank looks for padding where the first one's part of the sequence lies",
+        (
+            (
+                "model/transformer.py",
+                "(ids_BT[:, here] == self.arch.pad_row)",
+                "(ids_BT[:, : hidden_BTD.shape[1]] == self.arch.pad_row)",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1", "run.micro_batch=1"),
+        "gradients",
+        "model.embed_tokens.weight",
+        model="padded",
+    ),
 }
