@@ -7,6 +7,7 @@ import torch
 from windlass.data.evaluation import evaluation_set
 from windlass.data.mds import Reader, Writer
 from windlass.data.packing import Borders
+from windlass.errors import UserError
 
 T = 33
 
@@ -96,3 +97,14 @@ def test_isolated_sets_count_no_target_across_a_border(tmp_path):
     (batch,) = found.batches
     assert batch["documents"].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6], [0, 6, 6, 6, 6]]
     assert int((batch["targets"] != -100).sum()) == found.num_targets
+
+
+def test_a_set_without_a_target_is_refused_by_name(tmp_path):
+    writer = Writer(tmp_path / "set", 7, 4096)
+    writer.write(np.ones((2, 7), np.int32), np.full((2, 7), -100, np.int32))
+    writer.close()
+    settings = {"num_sequences": 8, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1, "token_bytes_V": None}
+    with pytest.raises(UserError) as caught:
+        evaluation_set(tmp_path / "set", name="chats", **settings)
+    assert caught.value.given == "the first 2 samples of the set chats count no target"
+    assert "evaluate.sequences" in caught.value.change

@@ -1,11 +1,13 @@
 """Text from a checkpoint: what a seed fixes, what sampling may draw, what is refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from tests.jobs import tiny
+from windlass.data.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.jobs.generate import choose, generate
 
@@ -60,3 +62,22 @@ def test_samples_are_recorded_in_a_run_and_nowhere_else(run, exported):
         with pytest.raises(UserError, match="samples are written into a run"):
             generate(path, ["a"], record=True)
         assert not (path / "events.jsonl").exists()
+
+
+def test_a_directory_without_a_tokenizer_is_refused(exported, tmp_path):
+    shutil.copytree(exported.directory, tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"bare has no tokenizer\.json"):
+        generate(tmp_path / "bare", ["a"])
+
+
+def test_it_stops_where_the_models_own_config_says(exported, tmp_path):
+    shutil.copytree(exported.directory, tmp_path / "other")
+    tokenizer, eos_id = open_tokenizer(exported.directory)
+    (text,) = generate(tmp_path / "other", ["the"], temperature=0.0, max_tokens=6)
+    second = tokenizer.encode(text).ids[1]
+    file = tmp_path / "other" / "config.json"
+    for ends in (second, [eos_id, second]):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+        (stopped,) = generate(tmp_path / "other", ["the"], temperature=0.0, max_tokens=6)
+        assert text.startswith(stopped) and len(tokenizer.encode(stopped).ids) < len(tokenizer.encode(text).ids)

@@ -241,6 +241,11 @@ def test_the_export_is_that_of_one_process_bit_for_bit(trained, ranks, tmp_path,
         ),
         ({"parallel": {"shard": 3}}, 4, "parallel.shard=3 on 4 ranks"),
         ({"parallel": {"shards": 3}}, None, "shards"),
+        (
+            {"parallel": {"tp": 2, "shard": 2, "expert": 2}},
+            None,
+            "parallel.expert=2 for a model of family qwen3 without experts",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_and_nothing_is_made(trained, tmp_path, given, num_ranks, message):

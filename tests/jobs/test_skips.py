@@ -95,6 +95,17 @@ def test_the_samples_of_a_bad_shard_are_lost_told_and_proved(base, whole):
     assert "the data was not looked at for faults before training: " + name in said
 
 
+def test_a_mixture_too_goes_on_without_a_shard_that_is_missing(base, ranks):
+    tiny.write_corpus(base / "more", 20)
+    sources = [{"path": str(base / name), "weight": weight} for name, weight in (("corpus", 3), ("more", 1))]
+    config = recipe(base, "mixed", "mixture", data={"sources": sources})
+    prepare_only(config)
+    (base / "mixture" / "train" / "shard.00002.mds").unlink()
+    assert ranks.run(1, tiny.train, config)[0]["step"] == STEPS
+    said = (config.run.directory / "logs" / "rank-0.log").read_text()
+    assert "source 2" in said and "shard.00002.mds" in said
+
+
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_killed_and_resumed_on_another_world_it_stays_out_though_it_was_mended(base, ranks, whole, world, tmp_path):
     config, rows = whole

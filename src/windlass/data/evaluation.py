@@ -19,6 +19,7 @@ import torch
 from windlass.data.loader import Batch, collate
 from windlass.data.mds import Reader, ShardSource
 from windlass.data.packing import NOT_COUNTED, Borders
+from windlass.errors import UserError
 
 ROWS_AT_ONCE: Final = 256  # while targets are counted
 
@@ -45,9 +46,10 @@ def evaluation_set(
     token_bytes_V: np.ndarray | None,
     borders: Borders | None = None,
     device: torch.device | str = "cpu",
+    name: str = "validation",
 ) -> EvaluationSet:
     """The first `num_sequences` samples of a set (all, if it has fewer), cut over the batch ranks. With `borders` documents are
-    isolated.
+    isolated. Raises UserError where they count no target.
 
     token_bytes_V: bytes of text per token id (`Prepared.token_bytes`), or None if they are not known.
     """
@@ -59,6 +61,12 @@ def evaluation_set(
     everywhere = [places_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
     all_batches = (collate(reader, places, len(places), sequence_length, borders) for places in everywhere)
     targets = np.concatenate([(found := b["targets"].numpy())[found != NOT_COUNTED] for b in all_batches])
+    if not len(targets):
+        raise UserError(
+            f"the first {num_samples} samples of the set {name} count no target",
+            "a loss is an average over counted targets, and these are masked all (an answer longer than a sequence away?)",
+            "raise evaluate.sequences or data.sequence_length, or give other rows for this set",
+        )
     starts = range(
         batch_rank * micro_batch, _round_up(num_samples, micro_batch * batch_ranks), micro_batch * batch_ranks
     )

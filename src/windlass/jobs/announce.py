@@ -87,7 +87,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     found = {"packing": f"{data.packing}{full}; {inside}"}
     shares = run.prepared.shares(data.weights)
     if shares is not None:
-        samples = [shard.num_samples for shard in run.prepared.shards("train").shards]
+        samples = [shard.num_samples for shard in run.loader.shards]
         names = [source.label for source in data.sources]
         lines = shares.told(names, samples, run.total_steps * run.config.sequences_per_step)
         found |= {f"source {number}": line for number, line in enumerate(lines, 1)}

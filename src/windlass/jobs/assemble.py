@@ -287,6 +287,7 @@ def evaluation_sets(
             token_bytes_V=prepared.token_bytes(name),
             borders=prepared.borders(name) if config.data.isolate else None,
             device=device,
+            name=name,
         )
         for name in ("validation", *config.evaluate.sets)
     }

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from windlass.data.tokenizer import open_tokenizer
+from windlass.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
 from windlass.jobs.saved import Saved, open_saved
+from windlass.model.architecture import Architecture
 from windlass.model.cache import KVCache
 from windlass.report.events import EventLog
 
@@ -38,11 +39,18 @@ def generate(
             "give the run directory, and --step",
         )
     saved = open_saved(path, step)
+    if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
+        raise UserError(
+            f"{saved.tokenizer_directory} has no {TOKENIZER_FILE}",
+            "text is made of a tokenizer's tokens",
+            f"copy the model's {TOKENIZER_FILE} and {CONFIG_FILE} there",
+        )
     tokenizer, eos_id = open_tokenizer(saved.tokenizer_directory)
+    ends = ends_of(saved.architecture, eos_id)
     texts = []
     for prompt in prompts:
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id]
-        new_ids = list(sample(saved, prompt_ids, eos_id, max_tokens, temperature, top_p, seed))
+        new_ids = list(sample(saved, prompt_ids, ends, max_tokens, temperature, top_p, seed))
         texts.append(tokenizer.decode(new_ids))
     if record:
         assert saved.step is not None, "a run directory has checkpoints"
@@ -63,11 +71,17 @@ def check_sampling(max_tokens: int, temperature: float, top_p: float) -> None:
         raise UserError(f"--top-p {top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual")
 
 
+def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
+    """Where generation stops: at the end of a document, and where the model's own config says."""
+    own = architecture.eos_token_id
+    return {eos_id, *(own if isinstance(own, tuple) else [] if own is None else [own])}
+
+
 @torch.no_grad()
 def sample(
-    saved: Saved, prompt_ids: list[int], eos_id: int, max_tokens: int, temperature: float, top_p: float, seed: int
+    saved: Saved, prompt_ids: list[int], ends: set[int], max_tokens: int, temperature: float, top_p: float, seed: int
 ) -> Iterator[int]:
-    """New ids until EOS, `max_tokens`, or the last position of the model."""
+    """New ids until one of `ends`, `max_tokens`, or the last position of the model."""
     model, architecture = saved.model, saved.architecture
     room = architecture.max_positions - len(prompt_ids)
     if room < 1:
@@ -83,7 +97,7 @@ def sample(
     for _ in range(min(max_tokens, room)):
         logits_V = model(ids, cache=cache)[0, -1]
         new_id = choose(logits_V.cpu(), temperature, top_p, generator)
-        if new_id == eos_id:
+        if new_id in ends:
             return
         yield new_id
         ids = torch.tensor([[new_id]], device=parameter.device)

@@ -27,6 +27,7 @@ from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 from windlass.jobs.directory import hold
+from windlass.jobs.ready import check_model
 from windlass.jobs.saved import find_checkpoint, read_capsule
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -56,8 +57,9 @@ def move(
     if num_ranks is None:
         check_that_ranks_are_counted(settings)
     config = config_with(capsule, settings)
-    layout = layout_of(config, num_ranks)
-    parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture_from_hf(capsule["model"]), layout))
+    layout, architecture = layout_of(config, num_ranks), architecture_from_hf(capsule["model"])
+    check_model(config, architecture)
+    parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})
     yield f"{source}: {len(parts)} tensors of {checkpoint.manifest.world} ranks, for {layout.world} ranks: {_axes(layout)}"
     start_s = time.monotonic()
