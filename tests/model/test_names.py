@@ -70,18 +70,13 @@ def test_gpt2s_projections_are_transposed_and_its_queries_keys_and_values_are_on
         ("gpt2", "h.0.ln_1.weight", "transformer.h.0.ln_1.weight"),
         ("gpt2", "h.0.attn.bias", None),
         ("qwen2", "model.layers.0.self_attn.rotary_emb.inv_freq", None),
-        ("qwen2", "lm_head.weight", None),
+        ("qwen2", "lm_head.weight", "lm_head.weight"),
         ("qwen2", "extra", "extra"),
     ],
 )
 def test_keys_of_other_writers_are_understood(family, key, name):
     arch = arch_of(family)
     assert expected_name(key, arch, stored_shapes(arch)) == name
-
-
-def test_an_untied_head_is_no_copy():
-    arch = arch_of("qwen2", tied=False)
-    assert expected_name("lm_head.weight", arch, stored_shapes(arch)) == "lm_head.weight"
 
 
 def test_users_call_parameters_by_their_files_names_and_a_tied_pair_by_either():

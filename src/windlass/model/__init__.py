@@ -27,5 +27,6 @@ loss          head and cross-entropy in chunks of tokens
 slices        which part of a logical tensor this rank holds
 init          initial weights as a function of (seed, name, element)
 names         canonical names to Hugging Face's tensors and back (no torch)
+weight_files  the safetensors files of a directory, and a head that lies there although it is tied (no torch)
 hf            weights in from a Hugging Face directory, and out to one
 """

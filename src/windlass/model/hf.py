@@ -23,39 +23,44 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from windlass.errors import UserError
-from windlass.hub import indexed_files
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
 from windlass.model.slices import local_part, owned_ranges
+from windlass.model.weight_files import INDEX, SINGLE, check_stored_head, is_pointer, listed, weight_files
 
-SINGLE: Final = "model.safetensors"
 GENERATION: Final = "generation_config.json"
-INDEX: Final = "model.safetensors.index.json"
-PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 FLOATS: Final = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that a weight may have
 SHARD_BYTES: Final = 5 * 10**9  # transformers' own size of a shard for years; every tool reads it
-POINTER: Final = b"version https://git-lfs.github.com/spec"
-NAMED: Final = 5  # tensors that an error message lists
+STORED_HEAD: Final = "the head of a tied model"
 
 
 @torch.no_grad()
 def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, Tensor]) -> None:
     """Fill `tensors` (canonical name -> plain tensor or DTensor, any device, any dtype) from a directory, locally.
 
-    `tensors` may be a part of the model. Raises UserError for a directory without safetensors, a damaged file, and
-    tensors that are missing, unexpected, of another shape, or quantised.
+    `tensors` may be a part of the model. Raises UserError for a directory without safetensors, a damaged file, tensors that
+    are missing, unexpected, of another shape, or quantised, and a tied model's head that is no copy.
     """
     with contextlib.ExitStack() as stack:
-        stored = _open_tensors(Path(directory), arch, stack)
-        _check_tensors(stored, arch, directory)
+        stored = _open_checked(directory, arch, stack)
         for name, tensor in tensors.items():
             _read_into(tensor, name, arch, stored)
 
 
 def check_weights(directory: str | Path, arch: Architecture) -> None:
-    """Raises UserError for what load_weights would refuse; reads the files' headers only."""
+    """Raises UserError for what load_weights would refuse; reads the files' headers, and both ends of a tie that lie there."""
     with contextlib.ExitStack() as stack:
-        _check_tensors(_open_tensors(Path(directory), arch, stack), arch, directory)
+        _open_checked(directory, arch, stack)
+
+
+def _open_checked(directory: str | Path, arch: Architecture, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Stored tensor's name -> lazy slice of it: exactly the model's."""
+    stored = _open_tensors(Path(directory), arch, stack)
+    head = stored.pop(STORED_HEAD, None)
+    _check_tensors(stored, arch, directory)
+    if head is not None:
+        check_stored_head(head, stored[stored_as(VOCABULARY[0], arch).name], str(directory))
+    return stored
 
 
 def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, Any]) -> None:
@@ -80,13 +85,13 @@ def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, 
 
 
 def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Stored tensor's name -> lazy slice of it, over all files of the directory."""
+    """Stored tensor's name -> lazy slice of it, over all files of the directory; of a tied model's head under STORED_HEAD."""
     known, stored = stored_shapes(arch), {}
-    for file in _weight_files(directory):
+    for file in weight_files(directory):
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))
         except (SafetensorError, OSError) as error:
-            if isinstance(error, SafetensorError) and _is_pointer(file):
+            if isinstance(error, SafetensorError) and is_pointer(file):
                 raise UserError(
                     f"{file} is a git-LFS pointer, not the weights",
                     "git without git-lfs leaves a text of three lines in place of each large file",
@@ -100,45 +105,8 @@ def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitSta
         for key in opened.keys():  # noqa: SIM118  it is no dict
             name = expected_name(key, arch, known)
             if name is not None:
-                stored[name] = opened.get_slice(key)
+                stored[STORED_HEAD if arch.tied and name == VOCABULARY[1] else name] = opened.get_slice(key)
     return stored
-
-
-def _is_pointer(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(len(POINTER)) == POINTER
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face directory, in transformers' order of preference."""
-    if (directory / SINGLE).is_file():
-        return [directory / SINGLE]
-    if not (directory / INDEX).is_file():
-        raise _no_weights(directory)
-    names = indexed_files(directory / INDEX, str(directory / INDEX), "copy or download the index again")
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
-        raise UserError(
-            f"{directory}: {len(missing)} of {len(names)} weight files are missing: {_listed(missing)}",
-            f"{INDEX} names them",
-            "copy or download the missing files",
-        )
-    return [directory / name for name in names]
-
-
-def _no_weights(directory: Path) -> UserError:
-    pickled = sorted(file.name for file in directory.glob("*") if file.suffix in PICKLED) if directory.is_dir() else []
-    if pickled:
-        return UserError(
-            f"{directory}: only pickled weights: {_listed(pickled)}",
-            "unpickling runs whatever code the file holds, so only safetensors are read",
-            "convert it where you trust it: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)",
-        )
-    return UserError(
-        f"{directory}: neither {SINGLE} nor {INDEX}",
-        "a Hugging Face directory holds its weights in one of these",
-        "give the directory that holds the weights",
-    )
 
 
 def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | Path) -> None:
@@ -149,7 +117,7 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     for what, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
             raise UserError(
-                f"{directory}: {len(names)} tensors are {what}: {_listed(names)}",
+                f"{directory}: {len(names)} tensors are {what}: {listed(names)}",
                 f"a {arch.family} model of this config has exactly {len(expected)} tensors",
                 "check that config.json and the weights belong together, and that the recipe overrides no size",
             )
@@ -157,21 +125,17 @@ def _check_tensors(stored: dict[str, Any], arch: Architecture, directory: str | 
     wrong = [f"{name} {shapes[name]}, not {shape}" for name, shape in expected.items() if shapes[name] != shape]
     if wrong:
         raise UserError(
-            f"{directory}: {len(wrong)} tensors have another shape: {_listed(wrong)}",
+            f"{directory}: {len(wrong)} tensors have another shape: {listed(wrong)}",
             "shapes follow from config.json and the recipe's overrides",
             "check that config.json and the weights belong together, and that the recipe overrides no size",
         )
     others = [f"{name} ({stored[name].get_dtype()})" for name in expected if stored[name].get_dtype() not in FLOATS]
     if others:
         raise UserError(
-            f"{directory}: {len(others)} tensors are not in floating point: {_listed(others)}",
+            f"{directory}: {len(others)} tensors are not in floating point: {listed(others)}",
             f"weights are read in {', '.join(FLOATS)}; quantised ones would need their scales",
             "take the model's unquantised weights",
         )
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 @torch.no_grad()
@@ -285,7 +249,7 @@ def _prepare_directory(directory: Path) -> None:
     present = sorted(file.name for file in directory.glob("*.safetensors*"))
     if present:
         raise UserError(
-            f"{directory} already holds weights: {_listed(present)}",
+            f"{directory} already holds weights: {listed(present)}",
             "an export never mixes with older files",
             "give another directory or remove this one",
         )

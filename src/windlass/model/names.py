@@ -5,7 +5,7 @@ parameter per matrix here: `mlp.experts.up_proj.weight` [E, F, D] for `mlp.exper
 calls all of them `mlp.experts.*.up_proj.weight`: one rate, decay or freeze holds for all experts of a layer. GPT-2 stores its
 projections transposed (transformers' Conv1D keeps [in, out]) and query, key and value fused in one tensor; both are undone at
 load and redone at save. Files written by others may leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants
-that are no parameters (causal masks, rotary frequencies, a copy of a tied head).
+that are no parameters (causal masks, rotary frequencies).
 """
 
 import math
@@ -108,6 +108,4 @@ def expected_name(key: str, arch: Architecture, known: dict[str, tuple[int, ...]
         return key
     if prefixed in known:
         return prefixed
-    if CONSTANTS.fullmatch(key) or (arch.tied and key == "lm_head.weight"):
-        return None
-    return key
+    return None if CONSTANTS.fullmatch(key) else key
