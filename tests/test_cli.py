@@ -230,11 +230,11 @@ def test_a_mistake_that_only_workers_see_is_told_once(base, two):
 
 
 def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
-    def call(*arguments):
+    def call(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             cli.main()
-        assert caught.value.code == 0
+        assert caught.value.code == code
         return capsys.readouterr().out
 
     steps = sorted(committed_steps(one[0] / "checkpoints"))
@@ -242,6 +242,8 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
     assert len(call("checkpoint", "verify", one[0]).splitlines()) == len(steps)
     last = one[0] / "checkpoints" / f"step-{steps[-1]:08d}"
     assert "equal, bit for bit" in call("checkpoint", "diff", last, last)
+    first = one[0] / "checkpoints" / f"step-{steps[0]:08d}"
+    assert "other values: model." in call("checkpoint", "diff", first, last, code=1)
     target = one[0].parent / "moved"
     told = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
     assert "for 2 ranks: shard 2" in told and "every byte verified" in told

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from windlass.cli_arguments import RunDirectory, Step, print_lines
+from windlass.errors import EXIT_NOT_EQUAL
 
 app = typer.Typer(help="List, verify, compare, reshard and prune the checkpoints of a run.", no_args_is_help=True)
 
@@ -36,10 +37,13 @@ def checkpoint_diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint directory.")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one.")],
 ) -> None:
-    """Which tensors of two checkpoints differ."""
+    """Which tensors of two checkpoints differ. Exit code 1 where one does."""
     from windlass.jobs.checkpoints import compare
 
-    print_lines(compare(first, second))
+    lines, is_equal = compare(first, second)
+    print_lines(lines)
+    if not is_equal:
+        raise typer.Exit(EXIT_NOT_EQUAL)
 
 
 @app.command("reshard")

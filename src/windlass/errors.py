@@ -6,7 +6,7 @@ prints it without a traceback and exits with 2. Our own bugs are `assert`s and o
 
 from typing import Final
 
-EXIT_NOT_EQUAL: Final = 1  # `verify`: a number of the layout is not that of one process
+EXIT_NOT_EQUAL: Final = 1  # `verify`: a number is not that of one process; `checkpoint diff`: a tensor differs
 EXIT_USER_ERROR: Final = 2
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention: interrupted before there was a state to save
 EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h: stopped on request after a checkpoint; the same command goes on

@@ -71,7 +71,7 @@ def learned(planted, template, messages=MESSAGES, **config):
     return decode(ids.tolist(), skip_special_tokens=False), texts
 
 
-START = "<|im_start|>"
+START, EOS = "<|im_start|>", "<|endoftext|>"
 WRITTEN = "".join(f"{START}{m['role']}\n{m['content']}{TURN}\n" for m in MESSAGES)
 FIRST, LAST = f"The red one.{TURN}", f"Pull it in\nslowly.{TURN}"
 

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.data.conftest import data_config
+from tests.data.planted import TURN
 from tests.data.test_chat import COUNTING, MARKED, MESSAGES, PLAIN, START, THINKING, WRITTEN, template_of
 from tests.data.test_chat import planted as planted  # a fixture
 from tests.jobs import tiny
@@ -154,6 +155,19 @@ def test_a_template_that_writes_the_prompt_in_two_ways_is_refused(planted):
         UserError, match="pair 0 of train, which begins 'Which rope\\?', chosen: message 1 cannot be found"
     ):
         encoded(planted, {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})
+
+
+def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pairs_too(planted):
+    template_of(planted, PLAIN.replace("messages %}", "messages if m.role != 'tool' %}", 1))
+    call = {"function": {"name": "pull", "arguments": {"rope": TURN}}}
+    with pytest.raises(UserError) as caught:
+        encoded(planted, {"chosen": [ASKED, {**GOOD, "tool_calls": [call]}], "rejected": [ASKED, BAD]})
+    begin = "pair 0 of train, which begins 'Which rope?', chosen"
+    assert caught.value.given == f"{begin} holds {TURN} in `tool_calls` of the assistant"
+    told = [ASKED, {"role": "tool", "content": "red"}]
+    with pytest.raises(UserError) as caught:
+        encoded(planted, {"chosen": [*told, GOOD], "rejected": [*told, BAD]})
+    assert caught.value.given == f"{begin}: the chat template leaves out what the tool says: 'red'"
 
 
 # ---- samples

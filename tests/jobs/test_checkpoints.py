@@ -13,7 +13,8 @@ def test_checkpoint_commands_print_what_there_is(run, tmp_path):
     assert [line.split()[0] for line in lines[1:]] == [f"step-{step:08d}" for step in (0, 3, 6, 9, 10)]
     assert all(line.endswith("whole") for line in lines[1:])
     assert len(list(checkpoints.check(run))) == 5
-    changed = list(checkpoints.compare(run / "checkpoints" / "step-00000009", run))
+    changed, is_equal = checkpoints.compare(run / "checkpoints" / "step-00000009", run)
+    assert not is_equal and checkpoints.compare(run, run)[1]
     assert changed[-1] == "0 tensors are equal, bit for bit"
     (told,) = [line for line in changed if line.startswith("other values: model.model.norm.weight: by at most ")]
     assert 1e-6 < float(told.rpartition(" ")[2]) < 1, "a step of learning"

@@ -9,7 +9,8 @@ says is found in one of two ways:
     last answers differently (Qwen3), behind its words. A template that fits neither is refused by name.
 
 An answer counts up to its last special token, the end of the turn; what the template writes behind that, nobody says. Turns
-after the last answer are left out: they would teach nothing.
+after the last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any
+field of a message are refused, for a template may write it; and so are messages that the template leaves out.
 
 **One number per token.** A document travels through preparation as one array of ids that ends with EOS, and with no other. Here
 an id may carry flags: MASKED, it is no target; INNER, it is an EOS that ends a turn and no document; CHOSEN_END, it is the EOS
@@ -18,12 +19,13 @@ between the two answers of a pair (`pairs`). `labelled` takes them off when samp
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from windlass.data.messages import ASSISTANT, said_by
+from windlass.data.messages import ASSISTANT, said_by, texts_in
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.tokenizer import CONFIG_FILE, open_tokenizer
 from windlass.errors import UserError
@@ -33,6 +35,7 @@ MASKED: Final = 1 << 29
 INNER: Final = 1 << 30
 ID_BITS: Final = CHOSEN_END - 1
 CONVERSATIONS_AT_ONCE: Final = 64
+WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
 PROBE: Final = [
     {"role": "user", "content": "Which rope?"},
     {"role": ASSISTANT, "content": "The red one."},
@@ -87,19 +90,32 @@ class Template:
         return ids_N, is_learned_N
 
     def _check_words(self, messages: list[dict[str, Any]], where: str) -> None:
+        """Of every field, for a template may write any: tool calls, names, reasoning, the role itself."""
         for message in messages:
-            found = next((text for text in self._specials.values() if text in message["content"]), None)
+            words = "\0".join(texts_in(message))
+            found = next((text for text in self._specials.values() if text in words), None)
             if found is not None:
+                key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
+                place = "the words" if key == "content" else f"`{key}`"
                 raise UserError(
-                    f"{where} holds {found} in the words of the {message['role']}",
+                    f"{where} holds {found} in {place} of the {message['role']}",
                     "in a conversation the special tokens are the template's: words cannot be told from them",
                     "take it out of the text, or leave the conversation out",
                 )
 
     def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
-        """Some templates leave out the system's words."""
-        for message in messages:
-            if message["role"] in ("system", "user") and message["content"].strip() not in text:
+        """Some templates leave out the system's words, or those of roles that they do not know.
+
+        What system and user say stands in the text as it is. What others say may be short, and stand there by chance (a tool's
+        "4"), or be written otherwise (as JSON, by Llama 3.1): of theirs, a mark at the end must come through the template.
+        """
+        others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
+        marks = {number: f"zq{number}qz" for number in others}
+        marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
+        written = self._render(marked, where).lower() if marks else ""
+        for number, message in enumerate(messages):
+            is_kept = marks[number] in written if number in marks else message["content"].strip() in text
+            if message["role"] != ASSISTANT and not is_kept:
                 raise UserError(
                     f"{where}: the chat template leaves out what the {message['role']} says: "
                     f"{message['content'].strip()[:60]!r}",
@@ -160,7 +176,8 @@ class Template:
 
     def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
         """First character of answer `number` in `text`, and the one behind its end of turn."""
-        before, upto = self._render(messages[:number], where, cue=True), self._render(messages[: number + 1], where)
+        before = self._render(messages[:number], where, cue=True) if number else self._opening(where)
+        upto = self._render(messages[: number + 1], where)
         if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
             return len(before), len(upto)
         words = messages[number]["content"].strip()
@@ -175,12 +192,27 @@ class Template:
         behind = [end for special, end in zip(self._specials.values(), ends) if end >= at + len(words) + len(special)]
         return len(before), min(behind, default=at + len(words))
 
+    def _opening(self, where: str) -> str:
+        """What is written before an answer that no message precedes: the template's own words, if any, and the cue.
+
+        Many templates look at the first message, and cannot write none; so the cue is looked for in a lone answer, as it is
+        written behind a question. Where a template has no cue, an answer begins where it differs from a question.
+        """
+        asked, cued = (self._render(PROBE[:1], where, cue=has_cue) for has_cue in (False, True))
+        lone = self._render(PROBE[1:2], where)
+        cue = cued[len(_common_begin(asked, cued)) :].lstrip()  # without a cue, Phi-3 writes EOS in its place
+        return lone.rpartition(cue)[0] + cue if cue else _common_begin(asked, lone)
+
     def _ended(self, ids_N: np.ndarray, is_learned_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """With one EOS at the end, which is learned: the template's own, without white space behind it, or one more."""
         own = np.flatnonzero(ids_N == self._eos_id)
         if len(own) and not self._tokenizer.decode(ids_N[own[-1] + 1 :].tolist()).strip():
             return ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
         return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
+
+
+def _common_begin(one: str, other: str) -> str:
+    return "".join(letter for letter, _ in takewhile(lambda both: both[0] == both[1], zip(one, other)))
 
 
 def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) -> np.ndarray:

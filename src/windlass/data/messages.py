@@ -92,3 +92,15 @@ def said_by(message: Mapping[str, Any]) -> Iterator[str]:
         name = call.get("function", call).get("name") if isinstance(call, dict) else None
         if isinstance(name, str):
             yield name
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text of a message, however deep it lies; keys are texts, too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, held in value.items():
+            yield from texts_in([key, held])
+    elif isinstance(value, list):
+        for held in value:
+            yield from texts_in(held)

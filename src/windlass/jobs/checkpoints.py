@@ -33,19 +33,20 @@ def check(path: Path) -> Iterator[str]:
         yield f"{directory}: whole"
 
 
-def compare(first: Path, second: Path) -> Iterator[str]:
-    """Which tensors of two checkpoints differ, and by how much; for a run directory its newest checkpoint is taken."""
+def compare(first: Path, second: Path) -> tuple[list[str], bool]:
+    """(Which tensors of two checkpoints differ, and by how much; whether none does); of a run directory its newest checkpoint."""
+    lines = []
     one, two = candidates(first)[0], candidates(second)[0]
     difference, forms = diff(one, two), [read_index(Checkpoint.open(path)) for path in (one, two)]
     for label, names in (("first", difference.only_first), ("second", difference.only_second)):
         for name in names:
-            yield f"only in the {label}: {name}"
+            lines.append(f"only in the {label}: {name}")
     for name in difference.form:
         told = " and ".join(f"{tensors[name].dtype} {tensors[name].shape}" for tensors in forms)
-        yield f"another shape or dtype: {name}: {told}"
+        lines.append(f"another shape or dtype: {name}: {told}")
     for name in difference.bytes:
-        yield f"other values: {name}: by at most {largest_difference(one, two, name):.3g}"
-    yield f"{difference.same} tensors are equal, bit for bit"
+        lines.append(f"other values: {name}: by at most {largest_difference(one, two, name):.3g}")
+    return [*lines, f"{difference.same} tensors are equal, bit for bit"], not lines
 
 
 def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
