@@ -44,6 +44,27 @@ def test_a_folder_and_a_glob_of_a_url_are_its_files_in_order(place, tmp_path, en
     assert "fetched 40 rows" in lines[-1] and "/s, " in lines[-1]
 
 
+def test_hidden_files_and_folders_of_a_url_are_left_out_as_those_of_a_directory(tmp_path):
+    place = tmp_path / ".cache" / "there"  # hidden itself: it was asked for
+    for name in ("a.jsonl", "sub/b.jsonl", ".c.jsonl", ".ipynb_checkpoints/a.jsonl", "sub/.trash/deep/d.jsonl"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(json.dumps({"text": name}))
+    for end in (
+        "",
+        "/**/*.jsonl",
+        "/*/*.jsonl",
+        "/[a-z]*/*.jsonl",
+        "/[s]ub/*.jsonl",
+        "/.*/*.jsonl",
+        "/.ipynb_checkpoints/[a]*",
+    ):
+        here, there = (
+            scan(SourceConfig(path=f"{place}{end}"), print),
+            scan(SourceConfig(path=f"file://{place}{end}"), print),
+        )
+        assert [f"file://{file.path}" for file in here] == [file.path for file in there], end
+
+
 def test_a_url_in_memory_a_file_among_local_ones_rows_and_limits(tmp_path):
     system = fsspec.filesystem("memory")
     system.pipe("/room/a.jsonl", "\n".join(json.dumps({"text": text}) for text in TEXTS).encode())

@@ -10,13 +10,18 @@ import pytest
 import zstandard
 
 from tests.data.test_sources import read, refused
+from windlass.data.config import SourceConfig
+from windlass.data.fetch import fetch
+from windlass.data.formats import read_rows
+from windlass.data.sources import Source, scan
+from windlass.errors import UserError
 
 TEXTS = ["first \U0001fa9d\r\n", "", "second", "third\n\n"]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
 
 
 def pack(data, end):
-    if end == ".gz":
+    if end.lower() == ".gz":
         return gzip.compress(data[:20]) + gzip.compress(data[20:])  # members one behind the other, as `cat` makes them
     if end == ".zst":
         compressor = zstandard.ZstdCompressor()
@@ -87,12 +92,59 @@ def test_a_row_without_text_is_named_by_its_number(tmp_path):
     assert refused(path=str(tmp_path)).given == f"{tmp_path}/a.parquet, row 2, has nothing under `text`"
 
 
+def damaged_page(path):
+    """A Parquet file with one byte of its first page wrong."""
+    write_parquet(path, [f"document {number} " * 9 for number in range(200)], compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_damaged_page_of_parquet_is_named(tmp_path, scheme):
+    damaged_page(tmp_path / "a.parquet")
+    with pytest.raises(UserError) as caught:
+        config = SourceConfig(path=f"{scheme}{tmp_path}")
+        files = scan(config, print)
+        list(Source(fetch(config, files, tmp_path / "here", print) if scheme else files).documents())
+    assert caught.value.given.startswith(f"{scheme}{tmp_path}/a.parquet cannot be read as Parquet: ")
+    assert caught.value.change == "bring the file again"
+
+
+class Failing(io.BytesIO):
+    """A file of a store that fails at its second read."""
+
+    num_reads = 0
+
+    def read(self, size=-1):
+        self.num_reads += 1
+        if self.num_reads > 1:
+            raise OSError("403: Forbidden")
+        return super().read(size)
+
+
+def test_a_store_that_fails_is_no_damaged_parquet():
+    stream = io.BytesIO()
+    write_parquet(stream, [str(number) * 99 for number in range(9000)])
+    with pytest.raises(OSError, match="403"):
+        list(read_rows(Failing(stream.getvalue()), "a.parquet", "text"))
+
+
+def test_the_longest_window_of_zstandard_is_read(tmp_path):
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, hash_log=10, chain_log=10)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()  # which says no size: the window stays
+    (tmp_path / "a.jsonl.zst").write_bytes(frame.compress(LINES) + frame.flush())
+    with pytest.raises(zstandard.ZstdError, match="too much memory"):
+        zstandard.ZstdDecompressor().decompressobj().decompress((tmp_path / "a.jsonl.zst").read_bytes())
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+
+
 def test_what_is_no_parquet_is_named(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 or so")
     assert f"{tmp_path}/a.parquet cannot be read as Parquet" in refused(path=str(tmp_path)).given
 
 
-@pytest.mark.parametrize(("end", "name"), [(".gz", "gzip"), (".zst", "zstandard")])
+@pytest.mark.parametrize(("end", "name"), [(".gz", "gzip"), (".zst", "zstandard"), (".GZ", "gzip")])
 def test_a_damaged_file_is_an_error_and_never_a_shorter_corpus(tmp_path, end, name):
     whole = pack(LINES * 2000, end)
     for data in (whole[: len(whole) * 2 // 3], b"no such thing" * 10):
@@ -110,10 +162,6 @@ def test_rows_count_empty_ones_and_documents_count_texts(tmp_path):
 
 
 def test_a_compressed_file_that_changes_is_an_error(tmp_path):
-    from windlass.data.config import SourceConfig
-    from windlass.data.sources import Source, scan
-    from windlass.errors import UserError
-
     def write(path, text):
         stream = io.BytesIO()
         write_parquet(stream, [text])

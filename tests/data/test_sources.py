@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+import zstandard
 
 from windlass.data.config import SourceConfig
 from windlass.data.sources import Source, scan, source_of
@@ -37,7 +38,7 @@ def test_a_directory_is_every_text_file_below_it_sorted_with_exact_bytes(tmp_pat
         (tmp_path / name).write_bytes(data)
     said = []
     assert read(said, path=str(tmp_path)) == ["\ufefffirst \U0001fa9d", "one\n", "two", "last\r\n"]
-    assert said == [f"left out 1 binary files of {tmp_path}"]
+    assert said == [f"left out 1 binary files of {tmp_path}: picture.png"]
 
 
 def test_a_linked_folder_is_read_and_one_that_leads_back_is_not(tmp_path):
@@ -104,6 +105,62 @@ def test_binary_files_are_refused_when_named_and_when_alone(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\x1f\x8b\0\0")
     assert "is a binary file" in refused(path=str(tmp_path / "x.bin")).given
     assert "holds only binary files" in refused(path=str(tmp_path)).given
+
+
+@pytest.mark.parametrize("name", ["b.jsonl", "b.NDJSON", "b.jsonl.gz", "b.jsonl.zst", "b.json"])
+@pytest.mark.parametrize("data", [b"\0" * 100, '{"text": "b"}'.encode("utf-16")], ids=["zeros", "utf-16"])
+def test_a_file_of_rows_with_bytes_that_are_no_text_is_never_left_out(tmp_path, name, data):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "c.pyc").write_bytes(b"\0")
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get((tmp_path / name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(data))
+    for path in (str(tmp_path), f"{tmp_path}/*", [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.*"]):
+        error = refused(path=path)
+        assert error.given == f"{tmp_path}/{name} is a binary file (it holds NUL bytes)"
+        assert "convert it to UTF-8" in error.change
+    (tmp_path / name).unlink()
+    assert read(path=str(tmp_path)) == ["a"]
+
+
+def test_of_binary_files_left_out_the_first_are_named_and_each_is_counted_once(tmp_path):
+    (tmp_path / "text.txt").write_text("x")
+    for number in range(5):
+        (tmp_path / f"{number}.png").write_bytes(b"\0")
+    said = []
+    assert read(said, path=[str(tmp_path), f"{tmp_path}/*.png"]) == ["x"]
+    assert said == [f"left out 5 binary files of {tmp_path}, {tmp_path}/*.png: 0.png, 1.png, 2.png, ..."]
+
+
+def test_a_file_is_read_once_however_it_is_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "x.jsonl").write_text('{"text": "x"}')
+    (tmp_path / "link.jsonl").symlink_to("c/x.jsonl")
+    (tmp_path / "folder").symlink_to("c")
+    file = tmp_path / "c" / "x.jsonl"
+    spellings = [
+        "c/x.jsonl",
+        str(file),
+        "c/../c/*.jsonl",
+        "link.jsonl",
+        "folder",
+        f"file://{file}",
+        f"file://{tmp_path}/c",
+    ]
+    for turn in range(len(spellings)):
+        turned = spellings[turn:] + spellings[:turn]
+        files = scan(SourceConfig(path=turned), print)
+        assert files == scan(SourceConfig(path=turned[0]), print), "known as it is by its first spelling alone"
+    assert len(scan(SourceConfig(path=["c", "link.jsonl"]), print)) == 1
+    (tmp_path / "rows.csv").write_text("a,b")
+    (tmp_path / "text.txt").write_text("x")
+    assert len(scan(SourceConfig(path=["./*.[ct][sx][vt]", str(tmp_path / "rows.csv")]), print)) == 2, "named outright"
+
+
+def test_a_link_of_another_kind_does_not_hide_the_rows(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "row"}')
+    (tmp_path / "current").symlink_to("x.jsonl")
+    assert read(path=str(tmp_path)) == ['{"text": "row"}', "row"]
 
 
 def test_a_file_of_rows_that_cannot_be_read_as_rows_is_refused_wherever_it_was_not_named(tmp_path):

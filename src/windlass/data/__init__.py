@@ -5,6 +5,7 @@ source_config  what a recipe may say about one source (no torch)
 order_config  what a recipe may say about the order of the first epoch (no torch)
 sources     files, globs, JSON lines and the embedded corpus -> documents
 formats     the file formats of a source: bytes in, texts out
+kinds       whether a source's files are of the kinds that its settings speak of
 hub_rows    rows of a dataset of the Hugging Face hub, or of a local one
 fetch       what is not on this host, brought here once
 arriving    a directory that is still being filled, file by file

@@ -25,7 +25,7 @@ from windlass.data.formats import read_rows
 from windlass.data.mds import write_durably
 from windlass.data.parts import Part
 from windlass.data.source_config import SourceConfig
-from windlass.data.sources import Source, SourceFile, all_rows
+from windlass.data.sources import Source, SourceFile, all_rows, check_unchanged
 from windlass.data.store import shown
 from windlass.data.url_errors import is_of_a_library, refused_url
 from windlass.errors import AbsentSource, UserError
@@ -91,12 +91,17 @@ def _listed(system: Any, path: str) -> tuple[dict[str, Any], str]:
         root = path.partition("*")[0].rpartition("/")[0]
         if not found:
             system.ls(root)  # a glob passes over a folder that cannot be listed; this says why
-        return found, root
+        fixed = re.split(r"[*\[]", path)[0].rpartition("/")[0]
+        return (found if "/." in path.removeprefix(fixed) else _not_hidden(found, fixed)), root
     info = system.info(path)
     if info["type"] == "file":
         return {path: info}, path.rpartition("/")[0]
-    found = system.find(path, detail=True)
-    return {name: info for name, info in found.items() if not name.rpartition("/")[2].startswith(".")}, path
+    return _not_hidden(system.find(path, detail=True), path), path
+
+
+def _not_hidden(found: dict[str, Any], root: str) -> dict[str, Any]:
+    """Without hidden files, and those in hidden folders below `root`."""
+    return {name: info for name, info in found.items() if "/." not in "/" + name.removeprefix(root)}
 
 
 def _mark(info: dict[str, Any]) -> str:
@@ -130,19 +135,13 @@ def _url_rows(files: list[SourceFile]) -> Iterator[str]:
             continue
         url = str(file.path)
         system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
-        _check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
+        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
         with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
             rows = read_rows(stream, shown(url), file.text_key)
             while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
                 yield row
         system.invalidate_cache()
-        _check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
-
-
-def _check_unchanged(file: SourceFile, found: str) -> None:
-    if found != file.xxh3:
-        rule = "a source stays as it is while it is read"
-        raise UserError(f"{shown(str(file.path))} changed while it was being prepared", rule, "prepare again")
+        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
 
 
 def fetch(

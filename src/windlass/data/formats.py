@@ -19,6 +19,7 @@ import codecs
 import gzip
 import io
 import json
+import traceback
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final, Literal, cast
@@ -34,6 +35,7 @@ ROWS_AT_ONCE: Final = 256  # of Parquet
 OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
 COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
 ZSTANDARD_AT_ONCE: Final = 32 << 10  # compressed bytes; text unpacks to 3 to 20 times as many
+LARGEST_WINDOW_BYTES: Final = 1 << 31  # `zstd --long=31`, the most there is; memory is taken as the frame asks for it
 
 
 def kind_of(name: str) -> Kind:
@@ -46,6 +48,11 @@ def kind_of(name: str) -> Kind:
 def holds_rows(name: str) -> bool:
     """Whether a file that is read as one text is of a kind that holds rows."""
     return without_compression(name.lower()).endswith((".json", ".csv", ".tsv"))
+
+
+def names_rows(name: str) -> bool:
+    """Whether the name says that the file holds rows as text: bytes that are no text mean that it is damaged."""
+    return kind_of(name) == "jsonl" or holds_rows(name)
 
 
 def without_compression(name: str) -> str:
@@ -91,7 +98,7 @@ class _Zstandard(io.RawIOBase):
 def _new_frame() -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor().decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES).decompressobj()
 
 
 def read_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
@@ -118,7 +125,7 @@ def broken() -> tuple[type[Exception], ...]:
 
 
 def damaged(where: str, error: Exception) -> UserError:
-    format_name = "gzip" if where.endswith(".gz") else "zstandard"
+    format_name = "gzip" if where.lower().endswith(".gz") else "zstandard"
     rule = "a file whose name ends in .gz or .zst is compressed so, and whole"
     return UserError(
         f"{where} cannot be unpacked as {format_name}: {error}", rule, "bring the file again, or rename it"
@@ -202,12 +209,20 @@ def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]
             for row in batch.to_pylist():
                 number += 1
                 yield text_of(row, f"{where}, row {number},", "column", text_key, rule)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        if not isinstance(error, pyarrow.ArrowException) and not _is_of_arrow(error):
+            raise
         said = str(error).splitlines()[0]
         raise UserError(f"{where} cannot be read as Parquet: {said}", rule, "bring the file again") from None
     except UnicodeDecodeError as error:
         given = f"{where} holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
         raise UserError(given, "text is read as UTF-8", "write the file again with a text column") from None
+
+
+def _is_of_arrow(error: OSError) -> bool:
+    """Whether Arrow raised it, which says OSError of damaged pages too, and not the file or store that it reads."""
+    origin = traceback.extract_tb(error.__traceback__)[-1].filename
+    return error.errno is None and origin.startswith("pyarrow/")
 
 
 def decode(data: bytes, where: str, offset: int) -> str:

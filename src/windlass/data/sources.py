@@ -4,7 +4,8 @@ A source is local files, files at a URL, or a dataset by name. `scan` lists what
 known again: local files by their hash, files at a URL by size and the store's own mark (ETag, version, time of change),
 a dataset of the hub by its commit. `fetch` (data/fetch.py) brings what is not local here, once. `documents` reads local
 files and compares the hash, so a file that changes in between is an error, not a mixture. In directories and globs, hidden
-files are left out, and binary files (a NUL among the first 8000 bytes: git's rule) left out and counted; links are followed.
+files are left out, and binary files (a NUL among the first 8000 bytes: git's rule) left out and named, unless their names say
+that they hold rows: such a file is damaged, and an error. Links are followed; a file under several spellings is read once.
 """
 
 import glob
@@ -20,6 +21,7 @@ import xxhash
 
 from windlass.data import formats
 from windlass.data.config import SourceConfig
+from windlass.data.kinds import binary_file, check_kinds, few, of_rows
 from windlass.data.source_config import Format
 from windlass.data.store import shown
 from windlass.errors import AbsentSource, UserError, nearest
@@ -85,72 +87,51 @@ def scan(source: SourceConfig, report: Report, known: str | None = None) -> list
     if source.builtin is not None:
         return [_hash_file(path, name, "text") for path, name in _stdlib_files()]
     if source.grows_until is not None:
-        return [_growing(source)]
+        from windlass.data.arriving import scan_arriving  # which reads files as this one does
+
+        return [scan_arriving(source)]
+    return _scan_paths(source, report)
+
+
+def _scan_paths(source: SourceConfig, report: Report) -> list[SourceFile]:
     text_key = source.text_key
-    found: dict[Path | str, SourceFile] = {}
-    num_binary, outright = 0, set[str]()
+    found: dict[tuple[str, str], SourceFile] = {}  # by `_identity`, as are the others
+    binary, outright = dict[tuple[str, str], str](), set[tuple[str, str]]()
     for pattern in source.paths:
         if "://" in pattern:
             from windlass.data.fetch import scan_url
 
-            outright.add(pattern)
-            found |= {file.path: file for file in scan_url(pattern, text_key, report)}
+            outright.add(_identity(pattern))
+            for file in scan_url(pattern, text_key, report):
+                found.setdefault(_identity(file.path), file)
             continue
         paths, explicit = _match(pattern)
-        outright |= {str(path) for path, _ in paths if explicit}
         for path, name in paths:
-            if path in found:
+            identity = _identity(path)
+            if explicit:
+                outright.add(identity)
+            if identity in found:
                 continue
             if not _is_binary(path):
-                found[path] = _hash_file(path, name, text_key)
-            elif explicit:
-                raise _binary(path)
+                found[identity] = _hash_file(path, name, text_key)
+            elif explicit or formats.names_rows(path.name):
+                raise binary_file(path)
             else:
-                num_binary += 1
-    if num_binary:
-        report(f"left out {num_binary} binary files of {', '.join(source.paths)}")
+                binary[identity] = name
+    if binary:
+        report(f"left out {len(binary)} binary files of {', '.join(source.paths)}: {few(binary.values())}")
     if not found:
         rule = "a source holds at least one text file"
         raise UserError(f"{', '.join(source.paths)} holds only binary files", rule, "give another `path`")
-    _check_kinds(source, list(map(str, found)), outright)
+    named = {str(found[identity].path) for identity in outright & found.keys()}
+    check_kinds(source, [str(file.path) for file in found.values()], named)
     return list(found.values())
 
 
-def _check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
-    """Raises UserError where the files are not of the kind that the source's settings speak of. `outright`: what was named, not
-    found; among files of other kinds such a file is taken at its word."""
-    of_rows = [path for path in paths if formats.holds_rows(path)]
-    unasked = of_rows if len(of_rows) == len(paths) else [path for path in of_rows if path not in outright]
-    if unasked and source.format == "text":
-        raise _of_rows(unasked, len(paths))
-    if source.text is not None and all(formats.kind_of(path) == "text" for path in paths):
-        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
-        raise UserError(f"`text: {source.text}` with {', '.join(source.paths)}", rule, "leave `text` out")
-    if source.format != "text" and any(formats.kind_of(path) == "text" for path in paths):
-        what = "conversations" if source.format == "chat" else "pairs"
-        rule = f"{what} are lines of .jsonl or rows of .parquet, and the source has other files"
-        given = f"`format: {source.format}` with {', '.join(source.paths)}"
-        raise UserError(given, rule, f"name the files by a glob: {source.format}/*.jsonl")
-
-
-def _of_rows(paths: list[str], num_all: int) -> UserError:
-    few = ", ".join(shown(path) for path in paths[:3])
-    among = f"{len(paths)} of {num_all} files ({few}{', ...' if len(paths) > 3 else ''})" if num_all > 1 else few
-    rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
-    change = "write the rows as JSON lines, one object each, into a .jsonl file, or as Parquet"
-    if len(paths) < num_all:
-        change += (
-            "; to leave these files out, name the others by a glob (**/*.txt); to take one whole, name it in `path`"
-        )
-    does = "would be read as one text, and its name says that it holds rows"
-    does = does if len(paths) == 1 else "would be read as one text each, and their names say that they hold rows"
-    return UserError(f"{among} {does}", rule, change)
-
-
-def _growing(source: SourceConfig) -> SourceFile:
-    from windlass.data.arriving import scan_arriving  # which reads files as this one does
-
-    return scan_arriving(source)
+def _identity(path: Path | str) -> tuple[str, str]:
+    """One for all spellings of a local file by which it is read in the same way; any other URL is its own."""
+    local = str(path).removeprefix("file://")
+    return local if "://" in local else os.path.realpath(local), formats.kind_of(local)
 
 
 def _stdlib_files() -> Iterator[tuple[Path, str]]:
@@ -208,15 +189,10 @@ def names_below(directory: Path) -> list[str]:
 def file_at(path: Path, name: str, text_key: str) -> SourceFile:
     """A text file of any format, hashed. Raises UserError."""
     if _is_binary(path):
-        raise _binary(path)
+        raise binary_file(path)
     if formats.holds_rows(name):
-        raise _of_rows([str(path)], 1)
+        raise of_rows([str(path)], 1)
     return _hash_file(path, name, text_key)
-
-
-def _binary(path: Path) -> UserError:
-    rule = "a source is text in UTF-8, .jsonl (both also as .gz or .zst), or .parquet"
-    return UserError(f"{path} is a binary file (it holds NUL bytes)", rule, "unpack or convert it to text")
 
 
 def _nearest_folder(path: Path) -> Path:
@@ -280,7 +256,7 @@ def all_rows(files: list[SourceFile]) -> Iterator[str]:
     for file in files:
         path = Path(file.path)
         if formats.kind_of(path.name) == "parquet":  # which is not read from its begin to its end
-            _check_unchanged(file, _hash_file(path, "", "").xxh3)
+            check_unchanged(file, _hash_file(path, "", "").xxh3)
             with _open(path) as stream:
                 yield from formats.read_rows(stream, str(path), file.text_key)
             continue
@@ -290,10 +266,12 @@ def all_rows(files: list[SourceFile]) -> Iterator[str]:
             yield from formats.read_rows(buffered, str(path), file.text_key)
             while buffered.read(READ_BYTES):  # what stands behind the last compressed byte
                 pass
-            _check_unchanged(file, hashed.digest.hexdigest())
+            check_unchanged(file, hashed.digest.hexdigest())
 
 
-def _check_unchanged(file: SourceFile, found: str) -> None:
+def check_unchanged(file: SourceFile, found: str) -> None:
+    """Raises UserError where the file is known by another hash or mark now."""
     if found != file.xxh3:
         rule = "a source stays as it is while it is read"
-        raise UserError(f"{file.path} changed while it was being prepared", rule, "prepare again when it is complete")
+        where = shown(file.path) if isinstance(file.path, str) else file.path
+        raise UserError(f"{where} changed while it was being prepared", rule, "prepare again when it is complete")

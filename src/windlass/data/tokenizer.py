@@ -35,6 +35,7 @@ COPIED_FILES = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_t
 OLDER_FILES = ("tokenizer.model", "vocab.json", "merges.txt")  # beside tokenizer.json in many directories
 CODE_READS = (".json", ".jinja", ".py", ".model", ".txt", ".tiktoken")  # what a tokenizer's own code may read beside it
 NO_LIMIT = 10**30  # transformers' own value for `model_max_length` where there is none
+HALF_CHARACTER = "\ufffd"  # what a decoder makes of bytes that are no whole character
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -203,11 +204,26 @@ def open_tokenizer(directory: Path) -> tuple[Tokenizer, int]:
         rule = "documents are joined by the tokenizer's end-of-sequence token"
         change = f"set `eos_token` in {CONFIG_FILE} to a token of the vocabulary"
         raise UserError(f"{directory / CONFIG_FILE} has eos_token {eos!r}, which is no token", rule, change)
+    _check_no_text_ends(tokenizer, str(eos), eos_id)
+    return tokenizer, eos_id
+
+
+def _check_no_text_ends(tokenizer: Tokenizer, eos: str, eos_id: int) -> None:
+    """Raises UserError where a text may hold the token: its name, or what an ordinary one stands for, alone or in a word."""
+    rule = "a special token written inside a document is text, and must not end the document"
     if eos_id in tokenizer.encode(eos, add_special_tokens=False).ids:
-        rule = "a special token written inside a document is text, and must not end the document"
         change = f"mark {eos!r} as special in {TOKENIZER_FILE}: set `special` to true in its entry of `added_tokens`"
         raise UserError(f"the text {eos!r} is encoded as the end-of-sequence token", rule, change)
-    return tokenizer, eos_id
+    added = tokenizer.get_added_tokens_decoder().get(eos_id)
+    if added is not None and added.special:
+        return
+    text = tokenizer.decode([eos_id], skip_special_tokens=False)
+    probes = tokenizer.encode_batch([text, text + text], add_special_tokens=False)
+    is_half = HALF_CHARACTER in text and HALF_CHARACTER not in eos
+    if is_half or any(eos_id in probe.ids for probe in probes):
+        stands_for = "part of a character" if is_half else f"the text {text!r}"
+        given = f"the end-of-sequence token {eos!r} stands for {stands_for}, which documents hold"
+        raise UserError(given, rule, "set data.tokenizer.eos_token to a special token of the vocabulary")
 
 
 def vocab_size_of(tokenizer: Tokenizer) -> int:
