@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from windlass.data.place import alone, check_place, check_room, replaced
+from windlass.data.place import alone, check_apart, check_place, check_room, replaced
 from windlass.data.prepared import Prepared
 from windlass.errors import UserError
 
@@ -135,3 +135,14 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         pass
     assert f"{tmp_path}/.data.lock cannot be locked: {os.strerror(number)}" in caught.value.given
     assert "local disk" in caught.value.change
+
+
+def test_data_does_not_lie_among_its_sources(tmp_path, monkeypatch):
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for directory in ("texts", "texts/data", "texts/deep/data", "other/../texts/data"):
+        with pytest.raises(UserError) as caught:
+            check_apart(tmp_path / directory, ["elsewhere.txt", "texts"])
+        assert "lies inside of the source texts" in caught.value.given and "texts/*.jsonl" in caught.value.change
+    for directory in ("data", "texts-data", "texts/.prepared/data"):
+        check_apart(tmp_path / directory, ["texts", "texts/a.txt", "s3://texts", "nowhere"])

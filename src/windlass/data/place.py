@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +43,21 @@ def check_place(directory: Path) -> None:
         reason = "cannot be written" if nearest.is_dir() else "is a file"
         given = f"data.directory {directory} cannot be made: {nearest} {reason}"
         raise UserError(given, "prepared data needs a directory to write", "give another data.directory")
+
+
+def check_apart(directory: Path, paths: Iterable[str]) -> None:
+    """Raises UserError where the preparation would lie among its own sources, and be read as one of them the next time."""
+    for path in paths:
+        source = Path(path).resolve()
+        if is_url(path) or not source.is_dir() or not directory.resolve().is_relative_to(source):
+            continue
+        inside = directory.resolve().relative_to(source)
+        if not any(part.startswith(".") for part in inside.parts):  # what is hidden is no source
+            raise UserError(
+                f"data.directory {directory} lies inside of the source {path}",
+                "a directory stands for every text file below it, and the next time the prepared files would be some of them",
+                f"give a data.directory elsewhere, or name the files of the source, such as {path}/*.jsonl",
+            )
 
 
 @contextlib.contextmanager

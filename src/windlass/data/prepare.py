@@ -15,7 +15,16 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.journal import beating, open_journal
 from windlass.data.making import make, make_growing
 from windlass.data.parts import open_parts
-from windlass.data.place import alone, check_place, has_leftovers, kept_work, local_place, replaced, told_if_full
+from windlass.data.place import (
+    alone,
+    check_apart,
+    check_place,
+    has_leftovers,
+    kept_work,
+    local_place,
+    replaced,
+    told_if_full,
+)
 from windlass.data.plan import Plan, Report, look
 from windlass.data.prepared import Prepared, check_shards, find_prepared, load_prepared, open_prepared
 from windlass.data.remote import claim, publish
@@ -41,6 +50,8 @@ def prepare(
     directory = local_place(config)
     place = config.directory if is_url(config.directory) else str(directory)
     check_place(directory)
+    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
+    check_apart(directory, [path for source in named for path in source.paths])
     with beating(directory) if config.may_grow else contextlib.nullcontext():
         plan = look(config, sets, report, _known_commits(config, sets))
         is_stale = _is_stale(plan, directory)
