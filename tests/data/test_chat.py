@@ -145,6 +145,7 @@ def test_a_mask_of_nothing_or_everything_is_refused(planted, template, share):
             "the chat template refuses it: System role not supported",
         ),
         ("{{ messages[9].content }}", "the chat template refuses it: "),
+        ("{{ 'a' + 1 }}", "the chat template refuses it: can only concatenate"),
     ],
 )
 def test_a_template_that_drops_or_refuses_a_message_is_named(planted, template, given):

@@ -1,5 +1,6 @@
 """What lies at a URL is brought here once, goes on after a kill, and is never another file than the one that was seen."""
 
+import gzip
 import json
 import os
 import threading
@@ -168,6 +169,13 @@ def web(place):
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def test_a_signed_url_is_read_as_what_its_name_says(place, web, tmp_path):
+    """The query is no part of the name: read as a text, all lines would be one document."""
+    (place / "1.jsonl.gz").write_bytes(gzip.compress((place / "1.jsonl").read_bytes()))
+    signed = [f"{web}/0.jsonl?signature=51gn&x=a.txt", f"{web}/1.jsonl.gz?signature=51gn"]
+    assert read(SourceConfig(path=signed), tmp_path / "here") == TEXTS[:20]
 
 
 def put_other(path):

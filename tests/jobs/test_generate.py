@@ -9,7 +9,9 @@ import torch
 from tests.jobs import tiny
 from windlass.data.tokenizer import open_tokenizer
 from windlass.errors import UserError
+from windlass.jobs import generate as of_generate
 from windlass.jobs.generate import choose, generate
+from windlass.model.cache import KVCache
 
 
 def test_a_seed_draws_the_same_text_and_steps_differ(run):
@@ -54,6 +56,16 @@ def test_bad_generation_options_are_refused(run, options, said):
 def test_a_prompt_longer_than_the_model_is_refused(run):
     with pytest.raises(UserError, match="for a model of 64 positions"):
         generate(run, ["the ship " * 60])
+
+
+def test_the_cache_is_as_long_as_the_text_may_be(run, monkeypatch):
+    lengths = []
+    monkeypatch.setattr(
+        of_generate, "KVCache", lambda *given, **more: lengths.append(given[2]) or KVCache(*given, **more)
+    )
+    generate(run, ["the ship"], max_tokens=3, seed=1)
+    generate(run, ["the ship"], max_tokens=1000, seed=1)
+    assert 3 < lengths[0] < 12 and lengths[1] == 64, "the model's positions at most"
 
 
 def test_samples_are_recorded_in_a_run_and_nowhere_else(run, exported):

@@ -28,6 +28,12 @@ def test_fewer_blocks_than_stages_name_the_largest_pipeline(schedule, pp, blocks
     check_stages(schedule, 1, 1)
 
 
+def test_a_pipeline_of_one_rank_has_no_less():
+    with pytest.raises(UserError) as caught:
+        check_stages("interleaved-1f1b", 2, 3)
+    assert caught.value.change == "use parallel.schedule=1f1b, which has one stage per rank, or parallel.pp=1"
+
+
 @pytest.mark.parametrize(
     ("schedule", "pp", "num_micro", "micro", "tokens", "other_micro"),
     [

@@ -115,6 +115,12 @@ def test_validation_is_told_beside_the_first_one():
     assert second == "step 10: code loss 5.0000, perplexity 148.4, 2.186 bits per byte (at step 0: loss 7.7000)"
 
 
+def test_a_resume_with_nothing_left_to_do_has_no_line_of_times():
+    stream = io.StringIO()
+    record(stream).end(20, "finished")
+    assert "finished at step 20" in stream.getvalue() and "time:" not in stream.getvalue()
+
+
 def test_the_summary_shows_first_and_last_validation_baselines_rates_and_ledger():
     stream = io.StringIO()
     recorder = record(stream)

@@ -158,7 +158,7 @@ class Template:
 
         try:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # a template's own code
             rule = "conversations are written by the tokenizer's own chat template"
             raise UserError(
                 f"{where}: the chat template refuses it: {error}", rule, "leave it out, or mend it"

@@ -39,15 +39,20 @@ LARGEST_WINDOW_BYTES: Final = 1 << 31  # `zstd --long=31`, the most there is; me
 
 
 def kind_of(name: str) -> Kind:
-    """The format, by the end of a file's name."""
-    name = name.lower()
+    """The format, by the end of a file's name or URL."""
+    name = _name_in(name)
     is_lines = without_compression(name).endswith((".jsonl", ".ndjson"))
     return "jsonl" if is_lines else "parquet" if name.endswith(".parquet") else "text"
 
 
+def _name_in(where: str) -> str:
+    """In small letters, and without the query of a URL, such as a signature."""
+    return (where.partition("?")[0] if "://" in where else where).lower()
+
+
 def holds_rows(name: str) -> bool:
     """Whether a file that is read as one text is of a kind that holds rows."""
-    return without_compression(name.lower()).endswith((".json", ".csv", ".tsv"))
+    return without_compression(_name_in(name)).endswith((".json", ".csv", ".tsv"))
 
 
 def names_rows(name: str) -> bool:
@@ -61,7 +66,7 @@ def without_compression(name: str) -> str:
 
 def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
     """The stream's bytes without the compression that the end of `name` tells; reading them may raise BROKEN."""
-    name = name.lower()
+    name = _name_in(name)
     if name.endswith(".gz"):
         return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
     if name.endswith(".zst"):
@@ -125,7 +130,7 @@ def broken() -> tuple[type[Exception], ...]:
 
 
 def damaged(where: str, error: Exception) -> UserError:
-    format_name = "gzip" if where.lower().endswith(".gz") else "zstandard"
+    format_name = "gzip" if _name_in(where).endswith(".gz") else "zstandard"
     rule = "a file whose name ends in .gz or .zst is compressed so, and whole"
     return UserError(
         f"{where} cannot be unpacked as {format_name}: {error}", rule, "bring the file again, or rename it"

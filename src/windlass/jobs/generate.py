@@ -91,7 +91,8 @@ def sample(
             f"shorten the prompt to {architecture.max_positions - 1} tokens or less",
         )
     parameter = next(model.parameters())
-    cache = KVCache(architecture, 1, architecture.max_positions, dtype=parameter.dtype, device=parameter.device)
+    length = min(architecture.max_positions, len(prompt_ids) + max_tokens)
+    cache = KVCache(architecture, 1, length, dtype=parameter.dtype, device=parameter.device)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.tensor([prompt_ids], device=parameter.device)
     for _ in range(min(max_tokens, room)):

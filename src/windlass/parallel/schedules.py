@@ -120,11 +120,10 @@ def check_stages(schedule: Schedule, num_ranks: int, num_blocks: int) -> None:
     if num_ranks == 1 or num_blocks >= num_stages:
         return
     per_rank = KINDS[schedule].stages_per_rank
-    remedy = f"use parallel.pp={num_blocks // per_rank} or less"
+    most = num_blocks // per_rank
+    remedy = f"use parallel.pp={most}{' or less' * (most > 1)}"
     if per_rank > 1 and num_blocks >= num_ranks:
-        remedy = (
-            f"use parallel.schedule=1f1b, which has one stage per rank, or parallel.pp={num_blocks // per_rank} or less"
-        )
+        remedy = f"use parallel.schedule=1f1b, which has one stage per rank, or{remedy.removeprefix('use')}"
     raise UserError(
         f"parallel.pp={num_ranks} with parallel.schedule={schedule} for a model of {num_blocks} blocks",
         f"every stage holds at least one block, and there are {num_stages} stages, {per_rank} per rank",

@@ -95,7 +95,8 @@ class Console:
             for cause, seconds in line["ledger"].items()
             if seconds > 0
         ]
-        self._terminal.print(Text("time: " + ", ".join(parts)))
+        if parts:  # a resume that had nothing left to do spent no time
+            self._terminal.print(Text("time: " + ", ".join(parts)))
 
     def _erase(self) -> None:
         if self._line_open:
