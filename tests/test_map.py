@@ -340,7 +340,8 @@ def tracked_files():
 def test_no_tracked_file_names_a_machines_paths_or_a_registry():
     here = Path(__file__).name
     machine = "|".join(("work", "root", "opt", r"home/\w+", r"tmp/\w+_jobs\."))
-    registry = r"--(extra-)?index-url|--find-links|https?://\S+/(packages/[0-9a-f]{2}|simple)/|/simple/?\s"
+    listing = "simple"  # the folder that registries list packages in
+    registry = rf"--(extra-)?index-url|--find-links|https?://\S+/(packages/[0-9a-f]{{2}}|{listing})/|/{listing}/?\s"
     pattern = re.compile(rf"(?<![\w.$}}/-])/({machine})/|{registry}")
     found = []
     for path in tracked_files():

@@ -1,5 +1,7 @@
 """What multi-rank cases share: tiny odd-sized models in Hugging Face format, uneven batches, and a layout trained on them."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import torch
 
 from windlass.data.loader import sample_keys
 from windlass.jobs.reference import Settings, by_matrix
+from windlass.launch.ranks import Ranks
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
@@ -211,6 +214,23 @@ def train_layout(directory: str, case: Layout) -> dict:
         "moments": {name: full(value) for name, value in moments.items()},
         "dtypes": dtypes,
     }
+
+
+def train_mutated(mutation: Callable[[], AbstractContextManager[object]], directory: str, case: Layout) -> dict:
+    """On a rank: train_layout inside of a mistake."""
+    with mutation():
+        return train_layout(directory, case)
+
+
+class Mutating:
+    """The pool of ranks, with the mutation in each."""
+
+    def __init__(self, ranks: Ranks, mutation: Callable[[], AbstractContextManager[object]]):
+        self._ranks, self._mutation = ranks, mutation
+
+    def run(self, world: int, function: object, *args: object, **limits: float) -> list[dict]:
+        assert function is train_layout
+        return self._ranks.run(world, train_mutated, self._mutation, *args, **limits)
 
 
 def assert_same_tensors(

@@ -7,10 +7,9 @@ import pytest
 
 from tests.jobs import tiny
 from tests.jobs.test_evaluate import evaluate
-from tests.jobs.test_resume_tensor import around, assert_close
+from tests.jobs.test_resume_tensor import around, assert_close, killed_and_gone_on
 from windlass.jobs.export import export
 from windlass.jobs.generate import generate
-from windlass.launch.ranks import RankFailed
 from windlass.report.events import read_events
 
 MODEL = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 36}
@@ -78,11 +77,7 @@ def test_the_start_of_a_run_tells_its_context(whole):
 )
 def test_a_killed_run_goes_on_in_another_layout(whole, ranks, name, world, before, after_world, after):
     base, config, _ = whole
-    killed = recipe(base, name, **before)
-    with pytest.raises(RankFailed):
-        ranks.run(world, tiny.train, killed, (0, 8))
-    ranks.run(after_world, tiny.train, recipe(base, name, **after))
-    assert_close(config.run.directory, killed.run.directory)
+    killed_and_gone_on(ranks, config, (world, after_world), recipe(base, name, **before), recipe(base, name, **after))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ transformers reads of its export."""
 import pytest
 
 from tests.jobs import tiny
-from tests.jobs.test_resume_tensor import around, assert_close
+from tests.jobs.test_resume_tensor import around, killed_and_gone_on
 from windlass.jobs.export import export
-from windlass.launch.ranks import RankFailed
 from windlass.report.events import read_events
 
 MODEL = {
@@ -70,11 +69,8 @@ def test_around_a_ring_of_layouts_every_byte_stays(whole, ranks, tmp_path):
 )
 def test_a_killed_run_goes_on_in_another_layout(whole, ranks, name, world, before, after_world, after):
     base, config, _ = whole
-    killed = tiny.recipe(base, name, model=MODEL, parallel=before)
-    with pytest.raises(RankFailed):
-        ranks.run(world, tiny.train, killed, (0, 8))
-    ranks.run(after_world, tiny.train, tiny.recipe(base, name, model=MODEL, parallel=after))
-    assert_close(config.run.directory, killed.run.directory)
+    recipes = (tiny.recipe(base, name, model=MODEL, parallel=parallel) for parallel in (before, after))
+    killed_and_gone_on(ranks, config, (world, after_world), *recipes)
 
 
 def test_its_export_is_what_transformers_reads(whole):

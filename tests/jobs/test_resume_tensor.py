@@ -52,6 +52,14 @@ def assert_close(one, two):
         assert abs(got[step][0] - loss) <= 1e-5 and abs(got[step][1] - norm) <= 1e-5, step
 
 
+def killed_and_gone_on(ranks, whole, worlds, before, after):
+    """A run of the recipe `before` is killed, goes on as `after`, and is the run `whole` that nobody killed."""
+    with pytest.raises(RankFailed):
+        ranks.run(worlds[0], tiny.train, before, (0, 8))
+    ranks.run(worlds[1], tiny.train, after)
+    assert_close(whole.run.directory, after.run.directory)
+
+
 def test_tensor_ranks_read_the_same_rows(whole):
     _, _, (first, second) = whole
     assert first["rows"] == second["rows"]
@@ -63,11 +71,8 @@ def test_tensor_ranks_read_the_same_rows(whole):
 )
 def test_a_killed_run_goes_on_in_another_layout(whole, ranks, name, world, before, after_world, after):
     base, config, _ = whole
-    killed = tiny.recipe(base, name, model=MODEL, parallel=before)
-    with pytest.raises(RankFailed):
-        ranks.run(world, tiny.train, killed, (0, 8))
-    ranks.run(after_world, tiny.train, tiny.recipe(base, name, model=MODEL, parallel=after))
-    assert_close(config.run.directory, killed.run.directory)
+    recipes = (tiny.recipe(base, name, model=MODEL, parallel=parallel) for parallel in (before, after))
+    killed_and_gone_on(ranks, config, (world, after_world), *recipes)
 
 
 def carry(source, target, tree, world, parallel):

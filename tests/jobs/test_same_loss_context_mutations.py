@@ -131,21 +131,6 @@ def heads_from_zero():
     return mock.patch.object(Context, "heads", lambda self, heads, q: torch.arange(q.shape[1] // self.ranks))
 
 
-def train_mutated(mutation, directory, case):
-    with globals()[mutation]():
-        return cases.train_layout(directory, case)
-
-
-class Mutating:
-    """The pool of ranks, with the mutation in each."""
-
-    def __init__(self, ranks, mutation):
-        self._ranks, self._mutation = ranks, mutation
-
-    def run(self, world, _function, *args, timeout_s=120):
-        return self._ranks.run(world, train_mutated, self._mutation.__name__, *args, timeout_s=timeout_s)
-
-
 ALL, HEADS = cut("allgather"), cut("ulysses")
 PACKED = cut("allgather", packed=True)
 RED = [
@@ -179,14 +164,14 @@ def name_of(value):
 @pytest.mark.parametrize(("mutation", "model", "case"), EVERY, ids=name_of)
 def test_the_comparison_turns_red(ranks, reference, mutation, model, case):  # noqa: F811
     with pytest.raises(AssertionError) as caught:
-        run(Mutating(ranks, mutation), reference, model, case)
+        run(cases.Mutating(ranks, mutation), reference, model, case)
     assert not isinstance(caught.value, RankFailed), "the ranks trained on; it is the comparison that finds it"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", [ALL, HEADS, PACKED], ids=name_of)
 def test_without_a_mutation_it_is_green(ranks, reference, case):  # noqa: F811
-    run(Mutating(ranks, nothing), reference, "qwen3-tied", case)
+    run(cases.Mutating(ranks, nothing), reference, "qwen3-tied", case)
 
 
 @pytest.mark.parametrize(
@@ -200,5 +185,5 @@ def test_without_a_mutation_it_is_green(ranks, reference, case):  # noqa: F811
 )
 def test_the_comparison_of_masks_turns_red(ranks, dropped, mutation, family, case):  # noqa: F811
     with pytest.raises(AssertionError) as caught:
-        check(ranks, dropped, family, case, train_mutated, mutation.__name__)
+        check(ranks, dropped, family, case, cases.train_mutated, mutation)
     assert not isinstance(caught.value, RankFailed)

@@ -297,11 +297,6 @@ def a_row_too_many_for_an_expert_is_dropped():
     return mock.patch.object(Experts, "compute", capped)
 
 
-def train_mutated(mutation, directory, case):
-    with globals()[mutation]():
-        return cases.train_layout(directory, case)
-
-
 RED = {
     router_loss_averaged_over_ranks: dict(shard=2),
     router_loss_on_every_tensor_rank: dict(tp=2),
@@ -324,9 +319,9 @@ QUICK_RED = (expert_gradients_summed_over_expert,)
 )
 def test_the_comparison_turns_red(ranks, reference, mutation):
     with pytest.raises(AssertionError) as caught:
-        run(ranks, reference, "sparse", cut(**RED[mutation]), train_mutated, mutation.__name__)
+        run(ranks, reference, "sparse", cut(**RED[mutation]), cases.train_mutated, mutation)
     assert not isinstance(caught.value, RankFailed), "the ranks trained on; it is the comparison that finds it"
 
 
 def test_without_a_mutation_it_is_green(ranks, reference):
-    run(ranks, reference, "sparse", cut(expert=2, shard=2), train_mutated, "nothing")
+    run(ranks, reference, "sparse", cut(expert=2, shard=2), cases.train_mutated, nothing)

@@ -159,22 +159,6 @@ RED = [
 ]
 
 
-def train_mutated(mutation, directory, case):
-    with globals()[mutation]():
-        return cases.train_layout(directory, case)
-
-
-class Mutating:
-    """The pool of ranks, with the mutation in each."""
-
-    def __init__(self, ranks, mutation):
-        self._ranks, self._mutation = ranks, mutation
-
-    def run(self, world, function, *args):
-        assert function is cases.train_layout
-        return self._ranks.run(world, train_mutated, self._mutation.__name__, *args)
-
-
 def name_of(value):
     if callable(value):
         return value.__name__
@@ -183,7 +167,7 @@ def name_of(value):
 
 @pytest.mark.parametrize("case", [DDP, ZERO3, HSDP, ZERO1, OFFLOAD], ids=name_of)
 def test_without_a_mutation_the_comparison_is_green(ranks, reference, case):  # noqa: F811
-    test_same_loss.run(Mutating(ranks, nothing), reference, "qwen3", True, case)
+    test_same_loss.run(cases.Mutating(ranks, nothing), reference, "qwen3", True, case)
 
 
 @pytest.mark.parametrize("policy", ["fp64", pytest.param("fp32", marks=pytest.mark.long)])
@@ -191,10 +175,10 @@ def test_without_a_mutation_the_comparison_is_green(ranks, reference, case):  # 
 def test_the_comparison_turns_red(ranks, reference, mutation, case, policy):  # noqa: F811
     with pytest.raises(AssertionError) as caught:
         case = Layout(**{**vars(case), "policy": policy})
-        test_same_loss.run(Mutating(ranks, mutation), reference, "qwen3", True, case)
+        test_same_loss.run(cases.Mutating(ranks, mutation), reference, "qwen3", True, case)
     assert not isinstance(caught.value, RankFailed), "the ranks trained on; it is the comparison that finds it"
 
 
 def test_a_silenced_all_reduce_is_stopped_by_the_census_of_gradients(ranks, reference):  # noqa: F811
     with pytest.raises(RankFailed, match=r"BadLayout: .* parameters got no gradient in the first step"):
-        test_same_loss.run(Mutating(ranks, silenced_hsdp), reference, "qwen3", True, HSDP)
+        test_same_loss.run(cases.Mutating(ranks, silenced_hsdp), reference, "qwen3", True, HSDP)

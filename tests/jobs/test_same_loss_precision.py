@@ -154,7 +154,7 @@ def test_bf16_moments_are_right_on_the_mean(ranks, model, layout):
     rounded = ranks.run(2, cases.train_layout, str(model[0]), case)[0]
     exact = ranks.run(2, cases.train_layout, str(model[0]), Layout(**{**vars(case), "precision": ()}))[0]
     assert abs(bias(rounded["moments"], exact["moments"])) <= 5e-4
-    cut = ranks.run(2, train_mutated, "truncated_moments", str(model[0]), case)[0]
+    cut = ranks.run(2, cases.train_mutated, truncated_moments, str(model[0]), case)[0]
     assert bias(cut["moments"], exact["moments"]) < -2e-3, "mutation: rounded down instead"
 
 
@@ -253,14 +253,9 @@ RED = [
 ]
 
 
-def train_mutated(mutation, directory, case):
-    with globals()[mutation]():
-        return cases.train_layout(directory, case)
-
-
 def test_without_a_mutation_the_mutated_road_is_green(ranks, model, alone):
     case = case_of("bf16", LAYOUTS["zero3-2"])
-    results = ranks.run(2, train_mutated, "nothing", str(model[0]), case)
+    results = ranks.run(2, cases.train_mutated, nothing, str(model[0]), case)
     check(results, model[1], alone("bf16", 3), ROWS["bf16"])
 
 
@@ -270,6 +265,6 @@ def test_without_a_mutation_the_mutated_road_is_green(ranks, model, alone):
 def test_the_comparison_turns_red(ranks, model, alone, mutation, name, layout, found_by):
     directory, trace = model
     case = case_of(name, LAYOUTS[layout])
-    results = ranks.run(case.world, train_mutated, mutation.__name__, str(directory), case)
+    results = ranks.run(case.world, cases.train_mutated, mutation, str(directory), case)
     with pytest.raises(AssertionError, match=found_by):
         check(results, trace, alone(name, case.zero), ROWS[name])

@@ -167,10 +167,10 @@ def dropped(tmp_path_factory, ranks):
     return make
 
 
-def check_dropped(ranks, dropped, family, layout, mutation="nothing"):
+def check_dropped(ranks, dropped, family, layout, mutation=contextlib.nullcontext):
     directory, expected = dropped(family)
     case = Layout(**{**vars(LAYOUTS[layout]), "length": LENGTH})
-    for result in ranks.run(case.world, train_mutated, mutation, str(directory), case):
+    for result in ranks.run(case.world, cases.train_mutated, mutation, str(directory), case):
         for name in ("losses", "norms", "evaluations"):
             worst = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(result[name], expected[name], strict=True))
             assert worst <= 1e-10, (name, worst)
@@ -289,19 +289,6 @@ def positions_from_zero():
     return mock.patch.object(Decoder, "_shares", lambda self, num_positions, device: (None, None))
 
 
-def train_mutated(mutation, directory, case):
-    with globals()[mutation]():
-        return cases.train_layout(directory, case)
-
-
-class Mutating:
-    def __init__(self, ranks, mutation):
-        self._ranks, self._mutation = ranks, mutation
-
-    def run(self, world, _function, *args):
-        return self._ranks.run(world, train_mutated, self._mutation, *args)
-
-
 RED = [
     (shared_gradients_left_apart, "qwen3", "tp2"),
     (shared_gradients_left_apart, "gpt2", "tp2-zero3"),
@@ -324,26 +311,26 @@ RED = [
 )
 def test_the_comparison_turns_red(ranks, reference, mutation, family, layout):
     with pytest.raises(AssertionError) as caught:
-        run(Mutating(ranks, mutation.__name__), reference, family, True, LAYOUTS[layout])
+        run(cases.Mutating(ranks, mutation), reference, family, True, LAYOUTS[layout])
     assert not isinstance(caught.value, RankFailed), "the ranks trained on; it is the comparison that finds it"
 
 
 def test_the_comparison_of_masks_turns_red(ranks, dropped):
     with pytest.raises(AssertionError) as caught:
-        check_dropped(ranks, dropped, "gpt2", "tp2", "positions_from_zero")
+        check_dropped(ranks, dropped, "gpt2", "tp2", positions_from_zero)
     assert not isinstance(caught.value, RankFailed)
 
 
 def test_the_comparison_of_muon_turns_red(ranks, muon_reference):
     case = Layout(**{**vars(LAYOUTS["tp2"]), "optim": MUON})
-    mutating = Mutating(ranks, "parts_orthogonalised_alone")
+    mutating = cases.Mutating(ranks, parts_orthogonalised_alone)
     with pytest.raises(AssertionError) as caught:
         run(mutating, lambda family, tied, policy: muon_reference(family), "qwen3", True, case)
     assert not isinstance(caught.value, RankFailed)
 
 
 def test_without_a_mutation_it_is_green(ranks, reference):
-    run(Mutating(ranks, "nothing"), reference, "qwen3", True, LAYOUTS["tp2"])
+    run(cases.Mutating(ranks, nothing), reference, "qwen3", True, LAYOUTS["tp2"])
 
 
 def pp(schedule, world=4, shard=1, replicate=1, zero=1, **more):
