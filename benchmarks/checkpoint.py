@@ -25,15 +25,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.pieces import PIECE_BYTES
+from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.save import write_checkpoint
-from windlass.checkpoint.sealed import digest, seal
-from windlass.checkpoint.state import Checkpoints
+from windlass.checkpoint.sealed_json import digest, seal
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import delete
-from windlass.launch.ranks import Ranks
+from windlass.proof.pool import Ranks
 
 MAX_FOREIGN = 0.2  # of one core, outside of the kernel (its threads that write our pages back do not count)
 MAX_ATTEMPTS = 20

@@ -13,9 +13,9 @@ import torch
 from counting import STEPS, WARM_UP, Count
 
 from windlass.config import RunConfig, check_recipe
-from windlass.data.evaluation import evaluation_set
-from windlass.data.loader import Batch, Loader
-from windlass.data.prepare import open_prepared
+from windlass.data.prepare.prepare import open_prepared
+from windlass.data.stream.evaluation_set import evaluation_set
+from windlass.data.stream.loader import Batch, Loader
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
 
@@ -184,7 +184,7 @@ def trainer(config: RunConfig, count: Count, log_every: int) -> Decoder:
 
 
 def windlass(config: RunConfig, count: Count, _log_every: int) -> None:
-    from windlass.jobs.train import train
+    from windlass.training.loop import train
 
     count.start()
     train(config)

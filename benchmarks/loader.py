@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from windlass.data.config import DataConfig
-from windlass.data.loader import Loader
-from windlass.data.mds import Writer
+from windlass.data.shards.mds import Writer
+from windlass.data.stream.loader import Loader
 
 RESULTS = Path(__file__).parent / "results" / "loader.json"
 BATCH_TOKENS = 16_384

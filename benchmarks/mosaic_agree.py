@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from windlass.data.cache import Cache
-from windlass.data.mds import Reader, ShardSource, Writer
-from windlass.data.remote import CachedShards
-from windlass.data.shards import parse_index
-from windlass.data.store import Store
+from windlass.data.shards.cache import Cache
+from windlass.data.shards.index import parse_index
+from windlass.data.shards.mds import Reader, ShardSource, Writer
+from windlass.data.shards.remote import CachedShards
+from windlass.data.shards.store import Store
 from windlass.errors import BadShard
 
 ROOT = Path(__file__).parent.parent

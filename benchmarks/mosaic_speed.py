@@ -23,8 +23,8 @@ import torch
 from loader import SHARD_BYTES, SHUFFLE_WINDOW, cpu_name, one_pass, write_shards
 from mosaic_agree import THEIRS, theirs
 
-from windlass.data.mds import Reader
-from windlass.data.order import Order
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.order import Order
 
 RESULTS = Path(__file__).parent / "results" / "mosaic_speed.json"
 SEQUENCE = 2048

@@ -6,7 +6,7 @@ Each contender runs in a process of its own (contenders.py); how is counted stan
 
     bare         batches lie ready in a list; forward, backward, clip_grad_norm_, optimizer, LambdaLR, zero_grad
     bare+loader  the same with torch's DataLoader, as the next but ours have it
-    windlass     `windlass.jobs.train.train` on a recipe, as a user starts it
+    windlass     `windlass.training.loop.train` on a recipe, as a user starts it
     accelerate   the same loop through Accelerate
     trainer      transformers' Trainer, progress bar and reports off
 
@@ -37,7 +37,7 @@ from contenders import LOOPS, recipe, validation_loss, write_corpus
 from counting import STEPS, Count
 from loader import cpu_name
 
-from windlass.data.prepare import prepare
+from windlass.data.prepare.prepare import prepare
 from windlass.model.transformer import Decoder
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"

@@ -33,7 +33,7 @@ WAYS = ("prepare, tiktoken", "prepare, tokenizers", "datasets.map")
 def write_corpus(directory: Path, copies: int) -> int:
     """The files below `directory` -> their bytes."""
     from windlass.data.config import SourceConfig
-    from windlass.data.sources import scan
+    from windlass.data.sources.scan import scan
 
     num_bytes = 0
     for number, file in enumerate(scan(SourceConfig(builtin="python-stdlib"), print)):
@@ -47,7 +47,7 @@ def write_corpus(directory: Path, copies: int) -> int:
 
 
 def train_tokenizer(corpus: Path, directory: Path) -> None:
-    from windlass.data.tokenizer import save_trained, train
+    from windlass.data.tokenize.tokenizer import save_trained, train
 
     save_trained(train((path.read_text("utf-8") for path in sorted((corpus / "0").iterdir())), VOCABULARY), directory)
 
@@ -55,9 +55,8 @@ def train_tokenizer(corpus: Path, directory: Path) -> None:
 def run_prepare(corpus: Path, tokenizer: Path, place: Path, *, with_tiktoken: bool) -> None:
     if not with_tiktoken:
         sys.modules["tiktoken"] = None  # type: ignore[assignment]
-    from windlass.data import baselines
     from windlass.data.config import DataConfig
-    from windlass.data.prepare import prepare
+    from windlass.data.prepare import baselines, prepare
 
     baselines.MAX_TRAIN_TOKENS = -1  # what larger corpora do without is not counted
     settings = {"sources": [{"path": str(corpus)}], "tokenizer": {"from": str(tokenizer)}, "directory": str(place)}

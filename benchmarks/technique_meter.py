@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from windlass.config import RunConfig
-from windlass.jobs import train
-from windlass.jobs.run import Run
 from windlass.report.events import read_events
+from windlass.training import loop as train
+from windlass.training.run import Run
 
 COUNTED_STEP = 2
 KINDS = {

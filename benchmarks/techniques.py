@@ -24,8 +24,8 @@ from loader import cpu_name
 from technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
-from windlass.jobs.ready import make_ready
-from windlass.launch.ranks import Ranks
+from windlass.proof.pool import Ranks
+from windlass.training.preflight import make_ready
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "techniques"

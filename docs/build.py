@@ -73,7 +73,7 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
 
 def recipe_page() -> str:
     from windlass.config import RunConfig
-    from windlass.model.families import FAMILIES
+    from windlass.model.families.family_table import FAMILIES
 
     parts = [RECIPE_HEAD]
     for name, field in RunConfig.model_fields.items():
@@ -198,7 +198,7 @@ def _case(number: int, title: str, arguments: tuple[str, ...], files: dict[str, 
 
 def run_command(arguments: tuple[str, ...], files: dict[str, str]) -> tuple[int, str, list[str]]:
     """(exit code, what `windlass *arguments` printed, files in the directory it ran in)"""
-    from windlass import cli
+    from windlass.cli import main as cli
 
     printed, before = io.StringIO(), (os.getcwd(), sys.argv)
     code = 0

@@ -78,7 +78,7 @@ NO_PROOF = ("turns_red", "mistake", "mutation", "garbage", "dropped_at_all")
 
 def collect() -> list[dict[str, Any]]:
     """Runs the tests with the plugin below -> a cell per model and layout that one of them trains, each once."""
-    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "jobs").glob("test_same_loss*.py"))
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "proof").glob("test_same_loss*.py"))
     command = [sys.executable, "-m", "pytest", "-q", "--long", "-p", "support", "-W", "ignore", *files]
     code = f"import sys; sys.path.insert(0, {str(DOCS)!r}); import pytest; sys.exit(pytest.main({command[3:]!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -108,7 +108,7 @@ class Listener:
 
 
 def settings_of(layout: Any) -> dict[str, Any]:
-    """A row of the matrix (tests/jobs/cases.Layout) as settings of a recipe."""
+    """A row of the matrix (tests/cases.Layout) as settings of a recipe."""
     plain = {key: getattr(layout, key) for key in ("zero", "replicate", "shard", "recompute", "compile")}
     groups = [group.model_dump() for group in layout.optim.groups]
     return {
@@ -139,7 +139,7 @@ def pytest_runtest_call() -> None:
 
 
 def pytest_collection_finish(session: Any) -> None:
-    from windlass.launch.ranks import Ranks
+    from windlass.proof.pool import Ranks
 
     Ranks.run = lambda pool, *args, **more: LISTENER.run(pool, *args, **more)  # type: ignore[method-assign]
     for module in {item.module for item in session.items}:
@@ -152,8 +152,8 @@ def pytest_sessionfinish() -> None:
 
 
 def verified() -> list[dict[str, Any]]:
-    """The cells of tests/jobs/test_verify.py, which trains recipes."""
-    from tests.jobs import test_verify
+    """The cells of tests/proof/test_verify.py, which trains recipes."""
+    from tests.proof import test_verify
     from windlass.parallel.config import ParallelConfig
 
     cells = []
@@ -205,7 +205,7 @@ def refusal(first: str, second: str) -> str | None:
     """Why the real config refuses both in one recipe; None where it takes them, '' where they are two values of one setting."""
     from windlass.config import check_recipe
     from windlass.errors import UserError
-    from windlass.jobs.ready import check_model
+    from windlass.training.preflight import check_model
 
     one, other = FEATURES[first], FEATURES[second]
     if any(one[key] != other[key] for key in one.keys() & other.keys()):

@@ -25,8 +25,25 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def ranks():
     """`ranks.run(world, function, *args)` runs an importable function on `world` gloo ranks; returns one result per rank."""
-    from windlass.launch.ranks import Ranks
+    from windlass.proof.pool import Ranks
 
     pool = Ranks()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory, ranks):
+    """The directory of a finished run on two ranks, with a checkpoint at step 0 too: trained once for all that read it back."""
+    from tests import tiny
+
+    config = tiny.recipe(tmp_path_factory.mktemp("saved"), "run", checkpoint={"keep_steps": [0]})
+    ranks.run(2, tiny.train, config)
+    return config.run.directory
+
+
+@pytest.fixture(scope="session")
+def exported(run):
+    from windlass.commands.export import export
+
+    return export(run)

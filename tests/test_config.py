@@ -8,8 +8,8 @@ import yaml
 
 from windlass.config import RunConfig, check_recipe, load_recipe, shipped_recipes, to_yaml
 from windlass.errors import UserError
-from windlass.jobs.drift import drift
 from windlass.model.flops import count_parameters
+from windlass.training.drift import drift
 
 TREE = {
     "run": {"directory": "runs/x", "steps": 100, "tokens_per_step": 64},

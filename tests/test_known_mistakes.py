@@ -13,7 +13,7 @@
     weights_by_rank                  a new model for every number of ranks     model/init, tests/model/test_init
     optimizer_before_sharding        the loss stays constant                   parallel/census, tests/parallel/test_census
     wrap_that_matches_nothing        nothing is sharded                        parallel/census, tests/parallel/test_census
-    resume_from_nothing              trained from scratch, silently            jobs/drift, tests/jobs/test_restore
+    resume_from_nothing              trained from scratch, silently            training/drift, tests/training/test_restore
     rate_read_as_text                `3e-4` is a string in YAML 1.1            recipe, tests/test_recipe
     batch_rounded_up                 264 or 384 sequences where 256 were set   config, tests/test_config
     tie_counted_twice                a model of 1.316 B called 1.5 B           model/flops, tests/model/test_presets
@@ -33,15 +33,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from tests.jobs import tiny as recipes
+from tests import tiny as recipes
 from tests.parallel import tiny
 from windlass import hardware, recipe
 from windlass.config import RunConfig
-from windlass.data import loader
-from windlass.data.mds import Reader, Writer
+from windlass.data.shards.mds import Reader, Writer
+from windlass.data.stream import loader
 from windlass.errors import BadLayout, UserError
-from windlass.jobs import drift
-from windlass.launch.ranks import RankFailed
 from windlass.model import flops, init
 from windlass.model.cache import KVCache
 from windlass.model.config import ModelConfig
@@ -49,9 +47,12 @@ from windlass.model.transformer import Decoder
 from windlass.optim import adamw, clip, groups, schedule
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import NO_RULES
-from windlass.parallel import build, census
+from windlass.parallel import build
+from windlass.parallel import invariants as census
 from windlass.parallel.program import ShardedProgram
 from windlass.parallel.records import Record
+from windlass.proof.pool import RankFailed
+from windlass.training import drift
 
 
 def plant(planted, target, name, mistake, **how):

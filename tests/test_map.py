@@ -17,62 +17,58 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 
-ROOMS = ("model", "parallel", "optim", "data", "checkpoint", "report", "launch", "jobs")
-EVERYWHERE = ("windlass.errors", "windlass.units", "windlass.hardware", "windlass.settings", "windlass.hub")
-CONFIGS = tuple(f"windlass.{room}.config" for room in ROOMS if room != "jobs")
+ROOMS = (
+    "cli", "commands", "proof", "training", "objectives", "data", "data.sources", "data.tokenize", "data.prepare",
+    "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
+    "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
+)  # fmt: skip
+HALL = ("errors", "units", "hardware", "settings")
+DATA = tuple(room for room in ROOMS if room.startswith("data"))
+PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
 
-# who -> what of ours it may import besides EVERYWHERE and its own files. A trailing dot means "and everything below".
+# which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("model", "optim", "data", "checkpoint", "report", "launch"), ()),
-    "parallel": ("windlass.model.",),
-    "jobs": (
-        "windlass.config",
-        "windlass.runtime",
-        "windlass.__version__",
-        "windlass.launch.ranks",
-        *(f"windlass.{room}." for room in ROOMS if room != "launch"),
+    **dict.fromkeys(("optim", "checkpoint", "report", "launch", "precision", "hub"), ()),
+    **dict.fromkeys(DATA, (*DATA, "hub")),
+    "report.page": ("report",),
+    **dict.fromkeys(
+        ("model", "model.attention", "model.families"), ("model", "model.attention", "model.families", "hub")
     ),
-    "__init__": ("windlass.config", "windlass.jobs.train"),
-    "__main__": ("windlass.cli",),
-    "config": (*CONFIGS, "windlass.parallel.precision_config", "windlass.recipe", "windlass.hub_config"),
-    "recipe": (),
-    "cli": ("windlass.",),
-    "cli_arguments": (),
-    "cli_checkpoint": ("windlass.",),
-    "cli_data": ("windlass.",),
-    "runtime": (),
-    **dict.fromkeys((name.removeprefix("windlass.") for name in EVERYWHERE), ()),
-    "hub": ("windlass.hub_errors",),
-    "hub_errors": (),
-    "hub_config": (),
+    **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
+    "objectives": ("model", "parallel"),
+    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub", "commands"),
+    "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
+    "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
+    "cli": ("", "commands", "proof", "training", "launch", "report.page"),
+    "": ("", "cli", "training"),
 }
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
-LONGER_FUNCTIONS = {("jobs/train.py", "train"): 80}  # the loop is one page
+LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
 ENVIRONMENT_READERS = ("runtime.py", "launch/")
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are first named"}
 BROAD_EXCEPT = {
-    "data/fetch.py": "the same while sources are looked at; what is none of a library's errors is raised as it is",
-    "data/store.py": "each file system of fsspec raises its own library's errors: all are tried again, then named with the URL",
-    "launch/ranks.py": "a pool's rank sends whatever it raised to the caller, who raises it",
+    "data/sources/fetch.py": "the same while sources are looked at; what is none of a library's errors is raised as it is",
+    "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",
     "checkpoint/exchange.py": "one rank's failure is carried to all ranks, which raise it together; alone it would hang them",
 }
 # files whose behaviour is proved where it is used: each with the test that turns red
 NO_TEST_OF_ITS_OWN = {
     "__main__.py": "one line: python -m windlass",
-    "cli_arguments.py": "test_cli.py: every command's help",
-    "cli_checkpoint.py": "test_cli.py runs its commands, jobs/test_checkpoints.py and test_reshard.py what they call",
-    "cli_data.py": "test_cli.py runs its commands, jobs/test_inspect.py, test_lint.py and test_consumed.py what they call",
-    "hub_errors.py": "test_hub.py: every refusal of a hub that refuses",
+    "cli/arguments.py": "cli/test_main.py: every command's help",
+    "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
+    "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
+    "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
-    "checkpoint/save.py": "checkpoint/test_state.py saves through it, test_kill.py kills it at any moment",
-    "checkpoint/staging.py": "checkpoint/test_state.py: what training changes after save() is not in the checkpoint",
+    "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",
+    "checkpoint/staging.py": "checkpoint/test_checkpoints.py: what training changes after save() is not in the checkpoint",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/cache.py": "model/test_transformer.py: with and without it the same text",
-    "model/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
-    "model/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
+    "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
+    "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }
@@ -91,10 +87,10 @@ def place(path):
     return path.relative_to(SOURCE).as_posix()
 
 
-def owner_of(path):
-    """The room a file belongs to, or its own name in the hall: "model", "config", "__init__"."""
-    parts = path.relative_to(SOURCE).parts
-    return parts[0] if len(parts) > 1 else path.stem
+def room_of(module):
+    """ "data.sources" of windlass.data.sources.scan; "" for a file of the hall."""
+    inner = module.removeprefix("windlass").strip(".")
+    return inner if inner in ROOMS else inner.rpartition(".")[0]
 
 
 def module_of(path):
@@ -119,16 +115,17 @@ def imports_of(tree, module):
                 yield node.lineno, f"{base}.{alias.name}" if is_module or base == "windlass" else base
 
 
-def forbidden_imports(owner, module, tree):
-    own = f"windlass.{owner}" if owner != "__init__" else "windlass.__init__"
-    allowed = (*EVERYWHERE, *MAY_IMPORT[owner])
+def forbidden_imports(module, tree):
+    room = room_of(module)
     found = []
     for line, name in imports_of(tree, module):
-        if name.split(".")[0] != "windlass" or name == own or name.startswith(own + "."):
+        if name.split(".")[0] != "windlass" or name.removeprefix("windlass.") in (*HALL, "__version__"):
             continue
-        if name == "windlass.cli" and owner != "__main__":
-            found.append((line, name))  # nobody imports cli
-        elif not any(name == rule or (rule.endswith(".") and name.startswith(rule)) for rule in allowed):
+        other = room_of(name)
+        is_config = name.endswith(".config") and module.endswith(
+            ".config"
+        )  # a recipe's sections are made of each other
+        if other != room and other not in MAY_IMPORT[room] and not is_config:
             found.append((line, name))
     return found
 
@@ -170,13 +167,9 @@ def assert_none(found):
 
 
 def test_every_folder_is_a_known_room_with_something_in_it():
-    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= set(ROOMS)
-    assert [folder for folder in folders if len(list((SOURCE / folder).glob("*.py"))) < 2] == []
-
-
-def test_every_file_is_on_the_map():
-    assert_none([place(path) for path in source_files() if owner_of(path) not in MAY_IMPORT])
+    folders = {path.parent.relative_to(SOURCE).as_posix().replace("/", ".") for path in source_files()} - {"."}
+    assert folders == set(ROOMS)
+    assert [room for room in ROOMS if len(list(SOURCE.joinpath(*room.split(".")).glob("*.py"))) < 2] == []
 
 
 def test_imports_go_down_only():
@@ -184,7 +177,7 @@ def test_imports_go_down_only():
         [
             f"{place(path)}:{line} imports {name}"
             for path in source_files()
-            for line, name in forbidden_imports(owner_of(path), module_of(path), tree_of(path))
+            for line, name in forbidden_imports(module_of(path), tree_of(path))
         ]
     )
 
@@ -284,7 +277,7 @@ def loaded_by(statement):
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-@pytest.mark.parametrize("module", ["windlass", "windlass.cli", "windlass.config"])
+@pytest.mark.parametrize("module", ["windlass", "windlass.cli.main", "windlass.config"])
 def test_the_hall_loads_no_torch(module):
     assert not {"torch", "transformers", "numpy", "datasets"} & loaded_by(f"import {module}")
 
@@ -302,21 +295,21 @@ def test_help_is_fast():
 
 
 def test_the_import_rule_sees_lazy_and_relative_imports():
-    lazy = ast.parse("def f():\n    from windlass.data.nothing import thing\n    import windlass.cli")
-    assert forbidden_imports("model", "windlass.model.x", lazy) == [(2, "windlass.data.nothing"), (3, "windlass.cli")]
-    relative = ast.parse("from ..report import events\nfrom .. import errors\nfrom . import attention")
-    assert forbidden_imports("model", "windlass.model.x", relative) == [(1, "windlass.report.events")]
+    lazy = ast.parse("def f():\n    from windlass.data.nothing import thing\n    import windlass.cli.main")
+    assert forbidden_imports("windlass.model.x", lazy) == [(2, "windlass.data.nothing"), (3, "windlass.cli.main")]
+    relative = ast.parse("from ..report import events\nfrom .. import errors\nfrom . import loss")
+    assert forbidden_imports("windlass.model.x", relative) == [(1, "windlass.report.events")]
     fine = ast.parse("from windlass.errors import UserError\nfrom windlass.units import GIB\nimport torch")
-    assert forbidden_imports("model", "windlass.model.x", fine) == []
+    assert forbidden_imports("windlass.model.x", fine) == []
 
 
 def test_the_import_rule_knows_each_floor():
-    launch = ast.parse("from windlass.launch import ranks\nfrom windlass.launch.local import start")
-    assert forbidden_imports("jobs", "windlass.jobs.x", launch) == [(2, "windlass.launch.local")]
+    launch = ast.parse("from windlass.launch.local import start\nfrom windlass.cli.main import app")
+    assert forbidden_imports("windlass.training.x", launch) == [(1, "windlass.launch.local"), (2, "windlass.cli.main")]
     config = ast.parse("from windlass.report.config import ReportConfig\nfrom windlass.report.metrics import Recorder")
-    assert forbidden_imports("config", "windlass.config", config) == [(2, "windlass.report.metrics")]
-    assert forbidden_imports("parallel", "windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
-    assert not forbidden_imports("parallel", "windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
+    assert forbidden_imports("windlass.config", config) == [(2, "windlass.report.metrics")]
+    assert forbidden_imports("windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
+    assert not forbidden_imports("windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
 
 
 def test_the_other_rules_see_their_case():

@@ -16,8 +16,8 @@ from torch.distributed.tensor import _redistribute
 from tests.parallel.tiny import MODEL, batch, make_program
 from windlass import runtime as page
 from windlass.errors import UserError
-from windlass.launch.ranks import RankFailed
 from windlass.optim.clip import clip_gradients
+from windlass.proof.pool import RankFailed
 from windlass.runtime import Runtime, Stop, redirect_output, start_runtime
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from timed import Timer, Timing
 from torch import Tensor
 from torch.nn import functional
 
+from windlass.model.families.presets import PRESETS
 from windlass.model.loss import Head
-from windlass.model.presets import PRESETS
 
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 

@@ -1,6 +1,6 @@
 """A training step on one GPU, timed: windlass's own program, optimizer, clip and schedule on synthetic tokens.
 
-It is the loop of jobs/train without what stands around it (data, checkpoints, reports): the same calls in the same order. Two
+It is the loop of training/loop without what stands around it (data, checkpoints, reports): the same calls in the same order. Two
 things that are not windlass's can be put in, so that the ladder begins where people begin: variants.py.
 
 Weights are normal numbers drawn on the device, since zeros draw less power; tokens are uniform over the vocabulary. The
@@ -29,11 +29,11 @@ from torch.distributed.tensor import DTensor
 from variants import MultiTensorAdamW, make_dense, masked
 
 from windlass.hardware import find_device
-from windlass.jobs.objective import Pretrain
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.model.flops import flops_per_token
 from windlass.model.kernels import attention_kernel
+from windlass.objectives.pretrain import Pretrain
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
@@ -42,9 +42,9 @@ from windlass.optim.schedule import learning_rate
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.precision import precision_of
-from windlass.parallel.precision_config import POLICIES, PrecisionConfig
 from windlass.parallel.program import Batch, ShardedProgram
+from windlass.precision.config import POLICIES, PrecisionConfig
+from windlass.precision.policy import precision_of
 from windlass.units import GIB
 
 WARM_UP_STEPS = 2  # after the first, which compiles
@@ -116,7 +116,7 @@ class Setup:
         return PrecisionConfig.model_validate({"policy": self.policy} | given)
 
     def storage(self) -> Storage:
-        """How the optimizer stores, compiled where the blocks are; as jobs/assemble has it."""
+        """How the optimizer stores, compiled where the blocks are; as training/assemble has it."""
         given = self.precision()
         states = precision_of(given).states if given.is_rounded else None
         return Storage(states, given.is_stochastic, compiled=self.compile)
@@ -220,7 +220,7 @@ class Step:
         self.host_s = 0.0
 
     def run(self) -> Tensor:
-        """One step, as jobs/train makes it. -> the loss, on the device."""
+        """One step, as training/loop makes it. -> the loss, on the device."""
         self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
         batches, count = self._objective.weigh(self._batches, self.program)
         loss = self.program.run(batches, count)

@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return load_recipe
     if name == "train":
-        from windlass.jobs.train import train
+        from windlass.training.loop import train
 
         return train
     raise AttributeError(f"module 'windlass' has no attribute {name!r}")

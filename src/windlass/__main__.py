@@ -1,5 +1,5 @@
 """`python -m windlass`: the command line, also under torchrun."""
 
-from windlass.cli import main
+from windlass.cli.main import main
 
 main()

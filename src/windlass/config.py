@@ -1,7 +1,7 @@
 """RunConfig: the rooms' configs side by side, from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
 
 Everything that can be checked without looking at data, weights or devices is checked here, before anything starts. What
-depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in jobs/assemble.
+depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in training/assemble.
 """
 
 import importlib.resources
@@ -15,11 +15,11 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, nearest
-from windlass.hub_config import HubConfig
+from windlass.hub.config import HubConfig
 from windlass.model.config import ModelConfig
 from windlass.optim.config import OptimConfig
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.precision_config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings

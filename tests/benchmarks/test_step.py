@@ -9,7 +9,7 @@ import torch
 from step import Setup, Step, judged, measure_first_fit, measure_setup, one_rank
 from variants import masked_attention
 
-from windlass.model.attention import Layout, attend
+from windlass.model.attention.attend import Layout, attend
 
 CPU = torch.device("cpu")
 SETUP = Setup("tiny", 32, 4, 2, compile=False)

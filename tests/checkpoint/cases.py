@@ -15,11 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from windlass.checkpoint import probe, storage
+from windlass.checkpoint import shared_storage as probe
+from windlass.checkpoint import storage
+from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.sealed import seal
+from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import local_shard
-from windlass.checkpoint.state import Checkpoints
 from windlass.checkpoint.storage import TensorReader, TensorWriter
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint, UserError

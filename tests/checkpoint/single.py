@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.state import Checkpoints
 
 
 def make_tensors(step: int) -> dict[str, torch.Tensor]:

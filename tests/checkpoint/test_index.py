@@ -5,7 +5,7 @@ import pytest
 from tests.checkpoint.single import save_steps
 from windlass.checkpoint.index import parse_index, read_index
 from windlass.checkpoint.manifest import INDEX
-from windlass.checkpoint.sealed import seal, unseal
+from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 

@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint import cases
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import verify
-from windlass.launch.ranks import RankFailed
+from windlass.proof.pool import RankFailed
 
 
 def kill_trials(ranks, run, count, asynchronous, everyone, seed):

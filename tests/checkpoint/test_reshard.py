@@ -15,11 +15,11 @@ import torch
 
 from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint import reshard as page
+from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.keep import Difference, diff
-from windlass.checkpoint.pieces import PIECE_BYTES
 from windlass.checkpoint.reshard import Part, reshard
-from windlass.checkpoint.sealed import unseal
+from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.stream import Box, whole_box
 from windlass.checkpoint.verify import Checkpoint, verify

@@ -8,9 +8,9 @@ import numpy
 import pytest
 
 from tests.checkpoint.single import make_run, make_tensors, save_steps
+from windlass.checkpoint.hashed_file import PieceWriter
 from windlass.checkpoint.index import Chunk, SavedTensor, read_index
 from windlass.checkpoint.keep import largest_difference
-from windlass.checkpoint.pieces import PieceWriter
 from windlass.checkpoint.stream import Box, Source, cut, whole_box
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
@@ -47,7 +47,7 @@ class Files:
         self.directory, self.entry = directory, entry
 
     def reader(self, name):
-        from windlass.checkpoint.pieces import PieceReader
+        from windlass.checkpoint.hashed_file import PieceReader
 
         return PieceReader(self.directory / name, self.entry)
 

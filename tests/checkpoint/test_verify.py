@@ -6,7 +6,7 @@ import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint.manifest import MANIFEST
-from windlass.checkpoint.sealed import seal, unseal
+from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint
 

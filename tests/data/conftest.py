@@ -7,7 +7,7 @@ import pytest
 
 from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.config import DataConfig
-from windlass.data.prepare import prepare
+from windlass.data.prepare.prepare import prepare
 
 WORDS = [
     *("the", "windlass", "turns", "hauls", "anchor", "rope", "naïve", "北京", "Ω", "🪝", "def", "return"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from windlass.data.journal import Beat, Journal, JournaledWriter, begin
+from windlass.data.shards.journal import Beat, Journal, JournaledWriter, begin
 
 LENGTH, ROWS = 5, 5  # ids of a sample, samples of a shard
 EOS = 0

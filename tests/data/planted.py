@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from windlass.data.mds import Writer
 from windlass.data.packing import pack, pack_best_fit
-from windlass.data.tokenizer import vocab_size_of
+from windlass.data.shards.mds import Writer
+from windlass.data.tokenize.tokenizer import vocab_size_of
 
 LENGTH = 32
 BOS, TURN = "<s>", "<|im_end|>"

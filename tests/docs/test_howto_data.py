@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import tiny
 from tests.data.conftest import make_text
 from tests.data.conftest import small as small  # a fixture
 from tests.data.planted import TURN, Planted
-from tests.data.test_chat import PLAIN, chat_rows
-from tests.data.test_pairs import pair_rows
-from tests.jobs import tiny
-from tests.jobs.test_skips import spoil
+from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
+from tests.data.tokenize.test_preferences import pair_rows
 from tests.loopback import hub as hub  # a fixture
+from tests.training.test_skips import spoil
+from windlass.commands.data_consumed import consumed
 from windlass.config import check_recipe
-from windlass.data.inspect import read_sample
-from windlass.data.lint import lint
-from windlass.jobs.consumed import consumed
-from windlass.jobs.ready import prepare_only
+from windlass.data.lint.lint import lint
+from windlass.data.lint.statistics import read_sample
+from windlass.training.preflight import prepare_only
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 DATASET = "---\nconfigs:\n- config_name: sample-10BT\n  data_files: sample/*.jsonl\n---\n"

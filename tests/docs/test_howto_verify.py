@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.jobs.test_verify import FAMILIES, LAYOUTS, prove
+from tests.proof.test_verify import FAMILIES, LAYOUTS, prove
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "prove-a-layout.md"
 

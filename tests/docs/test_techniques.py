@@ -101,7 +101,7 @@ def test_tests_and_planted_mistakes_that_a_page_names_exist(page):
         for part in re.findall(r"planted as (.+?)(?: \||; |$)", text, re.M)
         for name in re.findall(r"`(\w+)`", part)
     }
-    files = [*(ROOT / "tests" / "jobs").glob("test_same_loss*.py"), ROOT / "tests" / "test_known_mistakes.py"]
+    files = [*(ROOT / "tests" / "proof").glob("test_same_loss*.py"), ROOT / "tests" / "test_known_mistakes.py"]
     tests = "\n".join(path.read_text() for path in files)
     assert not [name for name in planted if f"def {name}(" not in tests]
 

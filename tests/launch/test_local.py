@@ -1,4 +1,4 @@
-"""The launcher: how many ranks, what a failure is turned into. Whole runs through it: tests/test_cli.py."""
+"""The launcher: how many ranks, what a failure is turned into. Whole runs through it: tests/cli/test_main.py."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
-from windlass.model.presets import PRESETS
+from windlass.model.families.presets import PRESETS
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
 LLAMA = {"family": "llama", **SIZES}

@@ -12,7 +12,7 @@ from tests.model.sharded import load_sharded
 from tests.model.tiny import CASES, SCALINGS, batch, hf_model, our_model
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf, read_hf_config
-from windlass.model.families import FAMILIES
+from windlass.model.families.family_table import FAMILIES
 from windlass.model.hf import check_weights, load_weights, save_weights
 from windlass.model.transformer import Decoder
 

@@ -8,9 +8,9 @@ from windlass.optim.adamw import AdamW
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
-from windlass.parallel.precision import precision_of
-from windlass.parallel.precision_config import PrecisionConfig
 from windlass.parallel.records import Record
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 GPT2 = {
     "family": "gpt2",

@@ -14,8 +14,8 @@ from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.activations import GIB, Kept, choose, count_kept, plan_recompute
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.precision import precision_of
-from windlass.parallel.precision_config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 ROWS, LENGTH = 2, 21
 SIZES = {

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.precision_config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig
 
 
 @pytest.mark.parametrize(

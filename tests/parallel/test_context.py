@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, full, make_program
-from windlass.model.attention import Layout
+from windlass.model.attention.attend import Layout
 from windlass.model.slices import local_part
 from windlass.parallel.config import Layout as Axes
 from windlass.parallel.context import cut_rows

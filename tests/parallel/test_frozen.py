@@ -15,12 +15,12 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import ddp
 from windlass.parallel.build import build_program
-from windlass.parallel.census import check_optimizer
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.fsdp import fsdp_units
+from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.precision import precision_of
-from windlass.parallel.precision_config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 LAYOUTS = {"ddp": (2, 0, 2, 1), "zero2": (2, 2, 1, 2), "zero3": (2, 3, 1, 2), "hsdp": (4, 3, 2, 2)}
 BOTTOM = ("model.embed_tokens.weight", "model.layers.[01].*")

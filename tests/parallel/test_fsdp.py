@@ -207,8 +207,8 @@ def offloaded(offload):
     from windlass.parallel.build import build_program
     from windlass.parallel.config import ParallelConfig
     from windlass.parallel.mesh import make_mesh
-    from windlass.parallel.precision import precision_of
-    from windlass.parallel.precision_config import PrecisionConfig
+    from windlass.precision.config import PrecisionConfig
+    from windlass.precision.policy import precision_of
 
     config, precision = ParallelConfig(offload=offload), precision_of(PrecisionConfig())
     policies = []

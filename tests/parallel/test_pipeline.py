@@ -11,11 +11,11 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from tests.parallel import tiny
 from windlass.errors import BadLayout
-from windlass.launch.ranks import RankFailed
 from windlass.parallel import pipeline
 from windlass.parallel.ddp import sum_over_replicas
 from windlass.parallel.schedules import KINDS
 from windlass.parallel.stages import cut_stages
+from windlass.proof.pool import RankFailed
 
 MODEL = {**tiny.MODEL, "num_hidden_layers": 5}
 HIDDEN, ROWS, LENGTH, MICRO = 24, 256, 8, 4  # rows: the padded vocabulary

@@ -67,7 +67,7 @@ def test_selective_keeps_attention_over_documents_too(ranks):
 def test_every_kept_operator_exists():
     import torch.nn.attention.varlen
 
-    import windlass.model.attention_documents  # noqa: F401  makes its operator
+    import windlass.model.attention.documents  # noqa: F401  makes its operator
 
     for name in KEPT:
         space, operator, overload = name.split(".")

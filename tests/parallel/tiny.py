@@ -11,8 +11,8 @@ from windlass.model.init import initialise
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.precision import precision_of
-from windlass.parallel.precision_config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 BLOCKS = 3
 MODEL = {

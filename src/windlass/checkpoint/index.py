@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from windlass.checkpoint.hashed_file import Count
 from windlass.checkpoint.manifest import INDEX, SCHEMA, Manifest
-from windlass.checkpoint.pieces import Count
-from windlass.checkpoint.sealed import bad, seal, unseal
+from windlass.checkpoint.sealed_json import bad, seal, unseal
 from windlass.checkpoint.verify import Checkpoint
 
 ITEM_BYTES = {

@@ -6,8 +6,8 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from windlass.checkpoint.pieces import Count, FileEntry
-from windlass.checkpoint.sealed import digest
+from windlass.checkpoint.hashed_file import Count, FileEntry
+from windlass.checkpoint.sealed_json import digest
 
 SCHEMA = 1
 MANIFEST, INDEX, CAPSULE = "MANIFEST", "index.json", "capsule.json"

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
 from windlass.checkpoint.index import Chunk, SavedTensor, read_index, seal_index
 from windlass.checkpoint.manifest import CAPSULE, INDEX, Manifest, is_rank_name, new_token, rank_header, rank_name
-from windlass.checkpoint.pieces import PIECE_BYTES, FileEntry, PieceWriter
-from windlass.checkpoint.sealed import seal, unseal
+from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
 from windlass.checkpoint.stream import Box, Source, as_bytes
 from windlass.checkpoint.verify import Checkpoint, complaint

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, is_rank_name, step_name
-from windlass.checkpoint.sealed import unseal
+from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.storage import TensorReader
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.verify import Checkpoint, complaint

@@ -42,10 +42,10 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from windlass.checkpoint.hashed_file import FileEntry, PieceReader, PieceWriter
 from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor, parse_index, seal_index
 from windlass.checkpoint.manifest import HEADER_BYTES, INDEX, Manifest, new_token, rank_header, rank_name
-from windlass.checkpoint.pieces import FileEntry, PieceReader, PieceWriter
-from windlass.checkpoint.sealed import digest
+from windlass.checkpoint.sealed_json import digest
 from windlass.checkpoint.store import Draft, check_space, named_errors
 from windlass.checkpoint.verify import Checkpoint
 

@@ -28,9 +28,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
-from windlass.checkpoint.pieces import FileEntry, PieceWriter
-from windlass.checkpoint.sealed import check_name, digest, seal
+from windlass.checkpoint.sealed_json import check_name, digest, seal
 from windlass.errors import UserError
 from windlass.units import format_bytes
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor
 from windlass.checkpoint.manifest import HEADER_BYTES
-from windlass.checkpoint.pieces import PieceReader
 from windlass.checkpoint.verify import Checkpoint
 
 BLOCK_BYTES = 32 << 20  # 8 pieces: the one at its border that is read twice costs an eighth more

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, step_of
-from windlass.checkpoint.pieces import PieceReader
-from windlass.checkpoint.sealed import MAX_SEALED_BYTES, bad, check_name, unseal
+from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator, model_validator
 
-from windlass.data.order_config import OrderConfig
-from windlass.data.source_config import SourceConfig
+from windlass.data.sources.config import SourceConfig
+from windlass.data.stream.config import OrderConfig
 from windlass.errors import UserError
-from windlass.hub import check_revision
+from windlass.hub.client import check_revision
 from windlass.settings import Settings
 from windlass.units import KIB, MIB
 

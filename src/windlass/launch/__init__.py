@@ -1,5 +1,4 @@
-"""Starting ranks.
+"""Starts ranks.
 
 local  ranks on this machine, under torchelastic
-ranks  a pool of gloo ranks that serves many small cases per start
 """

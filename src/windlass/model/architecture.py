@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from windlass.errors import UserError
-from windlass.model.scaling import RopeScaling
+from windlass.model.families.rope_scaling import RopeScaling
 
 VOCAB_MULTIPLE: Final = (
     128  # 50,257 -> 50,304: 25 % faster on an A100 (A. Karpathy, nanoGPT, 2023-02); Megatron-LM's default too
@@ -117,7 +117,7 @@ class Architecture:
 
     def to_hf(self) -> dict[str, object]:
         """config.json again: what transformers needs to build the same model."""
-        from windlass.model.families import FAMILIES
+        from windlass.model.families.family_table import FAMILIES
 
         return FAMILIES[self.family].from_architecture(self)
 

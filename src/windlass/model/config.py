@@ -16,12 +16,12 @@ from typing import Any
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
-from windlass.hub import check_revision, locate
+from windlass.hub.client import check_revision, locate
 from windlass.model.architecture import Architecture
-from windlass.model.families import FAMILIES, NEAREST, Family
-from windlass.model.family import ANSWERS
-from windlass.model.presets import PRESETS
-from windlass.model.scaling import merge_rope
+from windlass.model.families.family import ANSWERS
+from windlass.model.families.family_table import FAMILIES, NEAREST, Family
+from windlass.model.families.presets import PRESETS
+from windlass.model.families.rope_scaling import merge_rope
 from windlass.settings import Settings
 
 

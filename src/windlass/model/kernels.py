@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.model.architecture import Architecture
-from windlass.model.attention import Layout, attend
-from windlass.model.attention_documents import find_documents
+from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.documents import find_documents
 
 KERNELS: Final = {
     "aten::_scaled_dot_product_cudnn_attention": "cuDNN",

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from windlass.model.scaling import RopeScaling
+from windlass.model.families.rope_scaling import RopeScaling
 
 
 def rope_tables(

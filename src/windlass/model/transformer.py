@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from windlass.errors import UserError
 from windlass.model.activation import activate
 from windlass.model.architecture import Architecture
-from windlass.model.attention import Layout, attend
-from windlass.model.attention_context import Context
-from windlass.model.attention_documents import Documents, find_documents
+from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.context import Context
+from windlass.model.attention.documents import Documents, find_documents
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
 from windlass.model.loss import IGNORED, Head

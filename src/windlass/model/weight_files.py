@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.hub import indexed_files
+from windlass.hub.client import indexed_files
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

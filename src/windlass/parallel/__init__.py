@@ -1,29 +1,24 @@
-"""Where the work lies: which rank holds which part of the model and of the batch, and what is sent when.
+"""Where the work lies: which rank holds which part of the model and the batch, and what is sent when.
 
-config      the layout a recipe asks for, and what a world of ranks makes of it (no torch)
-names       what other tools call these settings, answered with ours (no torch)
-mesh        the ranks as a grid with named axes, and the groups that sums run over
-degrees     which sizes of `tp` and `context` a model allows (no torch)
-ddp         replicas with one all-reduce per bucket
-tensor      every matrix cut over `tp` ranks, and the residual stream with it
-expert      experts dealt out over ranks, tokens that travel to them and back
-expert_degrees  what experts allow of a layout and a recipe (no torch)
-routers     what the routers' loss is differentiated by, and what is reported of them
-context     ranks share each row of tokens: where it is cut
-fsdp        ZeRO-1 to 3 and HSDP: parameters, gradients and states cut over ranks
-stages      where a pipeline cuts the model
-schedules   in which order a pipeline's ranks run their micro-batches (no torch)
-pipeline    stages on ranks: micro-batches flow through them
-tie         a tied embedding whose ends are two stages
-recompute   activations thrown away and computed again
-activations how many bytes the blocks keep, and which of them recompute within a budget
-precision   which dtype computes, which reduces, which is stored
-precision_names  what other tools call a precision, answered with our policy (no torch)
-precision_config  what a recipe says of precision: the policies as a table (no torch)
-scaler      the loss scale of fp16
-census      what must hold after the techniques were applied, counted
-check       what a layout takes for granted, looked at while it runs
-records     what optimizer, clip and checkpoint may know of a parameter
-program     the one door: forward and backward of a global batch, whatever the layout
-build       the techniques, applied in their one order
+rules/          which layouts are possible (no torch)
+
+config          the recipe's `parallel` section, and the mesh it makes of a world of ranks (no torch)
+mesh            the ranks as a grid with named axes, and the groups that sums run over
+program         the one door: forward and backward of a global batch, whatever the layout
+records         what optimizer, clip and checkpoint know of a parameter
+build           applies the techniques below, in their one order
+ddp             replicas with one all-reduce per bucket
+fsdp            ZeRO-1 to 3 and HSDP: parameters, gradients and states cut over ranks
+tensor          every matrix cut over `tp` ranks, and the residual stream with it
+context         ranks share each row of tokens
+expert          experts dealt out over ranks; tokens travel to them and back
+pipeline        stages on ranks; micro-batches flow through them
+stages          where a pipeline cuts the model
+schedules       in which order a pipeline's ranks run their micro-batches (no torch)
+tie             a tied embedding whose two ends are on two stages
+recompute       activations dropped and computed again
+activations     how many bytes the blocks keep, and which of them recompute within a budget
+routers         the gradient of the routers' loss, and the figures reported of it
+invariants      what must hold once the techniques are applied, counted
+runtime_checks  what a layout takes for granted, checked while it runs
 """

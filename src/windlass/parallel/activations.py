@@ -36,8 +36,8 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.precision import Precision
 from windlass.parallel.recompute import KINDS, apply_recompute
+from windlass.precision.policy import Precision
 from windlass.units import GIB, format_bytes
 
 

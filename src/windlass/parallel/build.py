@@ -8,21 +8,21 @@ import torch
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.transformer import Decoder
-from windlass.parallel.census import check_dtypes, check_units
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
 from windlass.parallel.ddp import apply_ddp
-from windlass.parallel.degrees import check_degree, check_heads
 from windlass.parallel.expert import apply_expert
 from windlass.parallel.fsdp import apply_fsdp
+from windlass.parallel.invariants import check_dtypes, check_units
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
-from windlass.parallel.precision import Precision
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
+from windlass.parallel.rules.degrees import check_degree, check_heads
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
+from windlass.precision.policy import Precision
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""

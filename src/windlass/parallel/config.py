@@ -16,9 +16,9 @@ from pydantic import Field, model_validator
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.parallel.degrees import check_context, check_degree, check_heads, check_positions, check_tensor
-from windlass.parallel.expert_degrees import check_expert, check_expert_ranks
-from windlass.parallel.names import as_yaml, refuse_other_names, refuse_other_sections
+from windlass.parallel.rules.degrees import check_context, check_degree, check_heads, check_positions, check_tensor
+from windlass.parallel.rules.expert import check_expert, check_expert_ranks
+from windlass.parallel.rules.names_of_layouts import as_yaml, refuse_other_names, refuse_other_sections
 from windlass.parallel.schedules import (
     KINDS,
     Schedule,

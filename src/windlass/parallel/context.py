@@ -7,7 +7,7 @@ three times the earlier one; a slice from the front and its mirror from the back
 
 The row is cut here, once, where a batch enters the program: after targets were shifted and counted, so that neither knows of it.
 Embedding, norms, MLP, head and loss see a rank's own positions with their places in the row; attention alone needs the others'
-keys, and gets them by one of two exchanges (model/attention_context.py, where the picture goes on).
+keys, and gets them by one of two exchanges (model/attention/context.py, where the picture goes on).
 
     kept per rank    of a block's activations 1/N, and attention's output once more, B S H K b; with allgather keys and values
                      are whole rows, n = 2 B T G K b; with recompute selective or full exactly 1/N of what is kept without
@@ -34,7 +34,7 @@ Sources: Llama 3, arXiv 2407.21783 (all-gather, slices from both ends); DeepSpee
 
 import torch
 
-from windlass.model.attention_context import Context
+from windlass.model.attention.context import Context
 from windlass.model.slices import Zigzag
 from windlass.model.transformer import Decoder
 from windlass.parallel.mesh import Mesh

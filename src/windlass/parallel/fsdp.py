@@ -49,7 +49,7 @@ from windlass.model.moe import Experts
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.expert import cut_dim
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.precision import Precision
+from windlass.precision.policy import Precision
 
 
 def apply_fsdp(

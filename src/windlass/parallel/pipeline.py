@@ -37,18 +37,18 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.stage import PipelineStage
 
 from windlass.model.transformer import Decoder
-from windlass.parallel.census import check_gradients
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients
 from windlass.parallel.fsdp import after_evaluation
+from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.precision import Precision
 from windlass.parallel.program import Batch, DecoderProgram
 from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.schedules import KINDS
 from windlass.parallel.stages import Stages
 from windlass.parallel.tie import EMBEDDING, HEAD, Tie
+from windlass.precision.policy import Precision
 
 
 class PipelineProgram(DecoderProgram):

@@ -17,15 +17,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from windlass.model.transformer import Decoder
-from windlass.parallel.census import check_gradients
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients
 from windlass.parallel.fsdp import after_evaluation, before_micro_batch
+from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.precision import Precision
 from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.routers import Routers
-from windlass.parallel.scaler import LossScale
+from windlass.precision.loss_scale import LossScale
+from windlass.precision.policy import Precision
 
 Batch = dict[str, torch.Tensor]
 

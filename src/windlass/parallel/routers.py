@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from windlass.model.transformer import Decoder
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.scaler import LossScale
+from windlass.precision.loss_scale import LossScale
 
 
 class Routers:

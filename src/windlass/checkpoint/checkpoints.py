@@ -1,0 +1,238 @@
+"""What the trainer calls: save, wait, restore.
+
+    checkpoints = Checkpoints(run_directory / "checkpoints", config, run_id=..., rank=..., world=..., group=...)
+    capsule = checkpoints.restore(tensors)                 # None: nothing was ever committed
+    ...
+    if checkpoints.due(step, clock_due): checkpoints.save(step, tensors, capsule, files, metric)
+    for saved in checkpoints.poll(): ...                   # what was committed since: the events of the run
+    ...
+    checkpoints.save(step, tensors, capsule, files, final=True)
+
+A checkpoint is `tensors` (name -> Tensor or DTensor, sharded or replicated: weights, optimizer state, 0-dim
+counters), the `capsule` (JSON: step, data position, schedule, fingerprints; rank 0's is written) and `files`
+(resolved recipe, tokenizer, provenance; rank 0's are written). All of it lies in one directory under one MANIFEST:
+copied elsewhere, it suffices.
+
+Asynchronous: `save` copies every local shard into host buffers that are kept between saves, and returns; a thread
+plans, writes and commits over its own gloo group while training goes on. One save is under way at a time: the next
+one waits for it first.
+
+Who reads what on restore. Rank 0 reads MANIFEST, index.json, capsule.json and lists the directory (names and sizes),
+and hands them to all ranks. Every rank then reads the rows its own shards need, in pieces of at most 4 MiB, and
+verifies each piece before a byte of it reaches a tensor. Every tensor of the checkpoint is asked for by someone, and
+the pieces tile the files, so every byte that is used is verified, once per rank that uses it, and none is read only
+to be verified. Bytes read per rank: its shards, rounded out to pieces, plus what is replicated; in the layout that
+saved, 1/world of the checkpoint. If one rank finds a bad piece, all ranks drop the checkpoint together, rank 0
+quarantines it, and the next older one overwrites every tensor.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.keep import prune, survey
+from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, SCHEMA, step_name
+from windlass.checkpoint.restore import load_newest, load_path
+from windlass.checkpoint.save import write_checkpoint
+from windlass.checkpoint.sealed_json import seal
+from windlass.checkpoint.staging import Staging, local_shard
+from windlass.checkpoint.storage import TensorWriter
+from windlass.checkpoint.store import sweep
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed save. `stall_s`: how long training stood still for it; `elapsed_s`: until it was committed."""
+
+    step: int
+    directory: Path
+    num_bytes: int
+    metric: float | None
+    stall_s: float
+    elapsed_s: float
+
+
+def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
+    """Whether every_minutes has passed since the last save. Ask on rank 0 only, and let it tell the others.
+
+    Clocks differ between ranks, so each asking its own would make some save and some not. The trainer already agrees
+    on a stop flag without waiting for it (posted at one step, read at the next); this flag travels in the same
+    message.
+    """
+    return config.every_minutes is not None and elapsed_s >= 60 * config.every_minutes
+
+
+def _to_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One save, as `save` was called."""
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    capsule: str
+    other_files: dict[str, bytes | Path]
+    metric: float | None
+    start_s: float
+
+    def files(self, token: str) -> dict[str, bytes | Path]:
+        body = {"schema_version": SCHEMA, "step": self.step, "token": token, "capsule": json.loads(self.capsule)}
+        return {**self.other_files, CAPSULE: seal(body)}
+
+
+class Checkpoints:
+    """The checkpoints of one run. All ranks make one, and call save, wait and restore together and in the same order.
+
+    `directory`: `<run>/checkpoints`. `run_id` stays the same over restarts of a run; by it leftovers are known as our
+    own. `group`: a gloo group of all ranks that nobody else uses (None where world is 1). `tell`: gets a sentence for
+    whatever the user should know (a quarantined checkpoint, swept leftovers); on rank 0.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        *,
+        run_id: str,
+        rank: int,
+        world: int,
+        group: dist.ProcessGroup | None,
+        tell: Callable[[str], None] = _to_stderr,
+    ):
+        self._directory, self._config, self._run_id = directory, config, run_id
+        self._exchange, self._rank, self._tell = Exchange(rank, world, group), rank, tell
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
+        self._pending: Future[Saved] | None = None
+        self._saved: list[Saved] = []
+        self._staging = Staging()
+        self._last_step: int | None = None
+        self._last_time_s = time.monotonic()
+        self._swept = False
+
+    def due(self, step: int, clock_due: bool = False) -> bool:
+        """Whether to save after `step` updates. `clock_due`: what all ranks agreed on, see `clock_due`."""
+        config = self._config
+        by_step = config.every_steps is not None and step > 0 and step % config.every_steps == 0
+        return step != self._last_step and (by_step or clock_due or step in config.keep_steps)
+
+    @property
+    def clock_due(self) -> bool:
+        """Whether it is time by this process's clock. Only rank 0's counts: agree on it, then hand it to `due`."""
+        return clock_due(self._config, time.monotonic() - self._last_time_s)
+
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, torch.Tensor],
+        capsule: dict[str, Any],
+        files: dict[str, bytes | Path],
+        metric: float | None = None,
+        final: bool = False,
+    ) -> bool:
+        """Saves; True unless this very step is saved already. Returns when it is committed, or staged if asynchronous.
+
+        `final`: wait for the commit in any case. Raises what the previous asynchronous save failed with, else DiskFull,
+        BadCheckpoint (this step is committed by somebody else) or the error that writing met: on all ranks alike.
+        """
+        self.wait()
+        if step == self._last_step:
+            return False
+        start_s = time.monotonic()
+        assert not {MANIFEST, INDEX, CAPSULE} & set(files), f"{MANIFEST}, {INDEX} and {CAPSULE} are written here"
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        job = _Job(step, dict(tensors), json.dumps(capsule, allow_nan=False), dict(files), metric, start_s)
+        if self._config.async_ and not final:
+            local = self._staging.copy(tensors)
+            self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
+        else:
+            local = {name: local_shard(tensor) for name, tensor in tensors.items()}
+            self._saved.append(self._write(job, local, None))
+        self._last_step, self._last_time_s = step, time.monotonic()
+        return True
+
+    @property
+    def failed(self) -> bool:
+        """Whether the background save has failed on this rank. Local, free, raises nothing.
+
+        Agree on it with the stop flag; once it is up, all ranks call `wait`, which raises the same error on each. (A
+        save ends at another moment on each rank, so a rank that raised by itself would leave the others in a
+        collective.)
+        """
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
+
+    def poll(self) -> list[Saved]:
+        """What was committed and not yet told, each once, for the log. Local and free.
+
+        A failure is not lost: one rank raises it here, several raise it together in the next `save` or `wait`.
+        """
+        if self._pending is not None and self._pending.done() and not (self.failed and self._exchange.world > 1):
+            self.wait()
+        saved, self._saved = self._saved, []
+        return saved
+
+    def wait(self) -> None:
+        """Returns when no save is under way (`poll` tells what was committed). Raises its error, on all ranks alike."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        if pending.exception() is not None:
+            self._last_step = None  # that step is not saved; it may be tried again
+        self._saved.append(pending.result())
+
+    def restore(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+        """Fills `tensors` in place from the newest whole checkpoint -> its capsule; None where none was ever committed.
+
+        The capsule has `step`. Any world size and sharding. Bad checkpoints are quarantined with a sentence, the next
+        older is used. Raises BadCheckpoint when there are checkpoints and none is whole, UserError when names, shapes
+        or dtypes differ.
+        """
+        self._sweep()
+        found = load_newest(self._directory, tensors, self._exchange, self._tell)
+        if found is not None:
+            self._last_step, self._last_time_s = found["step"], time.monotonic()
+        return found
+
+    def restore_from(self, path: Path, tensors: dict[str, torch.Tensor], what: str = "all") -> dict[str, Any]:
+        """As `restore`, from a run directory or one checkpoint anywhere, which stays as it is. `what`: weights or all.
+
+        With "weights" the checkpoint may hold more tensors than are asked for, and a dtype may differ (it is
+        converted). A path that holds no checkpoint is a UserError, never a fresh start.
+        """
+        self._sweep()
+        return load_path(path, tensors, what, self._exchange, self._tell)
+
+    def _sweep(self) -> None:
+        if self._rank == 0 and not self._swept:
+            count = sweep(self._directory, self._run_id)
+            if count:
+                self._tell(f"{self._directory}: removed {count} unfinished save{'s' if count > 1 else ''} of this run")
+        self._swept = True
+
+    def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> Saved:
+        """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
+        writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
+        write_checkpoint(job.tensors, local, writer, self._exchange)
+        num_bytes = self._exchange.from_first(lambda: self._prune(writer))
+        elapsed_s = time.monotonic() - job.start_s
+        directory = self._directory / step_name(job.step)
+        stall_s = elapsed_s if stall_s is None else stall_s
+        return Saved(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
+
+    def _prune(self, writer: TensorWriter) -> int:
+        """Rank 0, after the commit -> bytes of the new checkpoint."""
+        assert writer.manifest is not None
+        prune(self._directory, self._config, survey)
+        return writer.manifest.num_bytes

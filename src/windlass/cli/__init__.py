@@ -1,0 +1,7 @@
+"""The command line: every command parses, then makes one call.
+
+main        the commands, and how errors become exit codes
+arguments   arguments that several commands share
+checkpoint  `windlass checkpoint ...`
+data        `windlass data ...`
+"""

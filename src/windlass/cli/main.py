@@ -1,0 +1,198 @@
+"""The command line: every command parses, then makes one call. Nothing heavy is imported before the call."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from windlass.cli import checkpoint as cli_checkpoint
+from windlass.cli import data as cli_data
+from windlass.cli.arguments import Nproc, Overrides, Recipe, RunDirectory, SavedPath, Step, print_lines
+from windlass.errors import EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR, UserError
+
+app = typer.Typer(
+    name="windlass",
+    help="Pretrain language models on one process or thousands, with proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(cli_checkpoint.app, name="checkpoint")
+app.add_typer(cli_data.app, name="data")
+
+
+@app.command()
+def prepare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    data_only: Annotated[bool, typer.Option("--data-only", help="Do not fetch the weights of model.from.")] = False,
+) -> None:
+    """Tokenise the recipe's data into shards, and fetch what it names of the hub. Skipped when nothing changed."""
+    from windlass.config import load_recipe
+    from windlass.training.preflight import prepare_only
+
+    prepared = prepare_only(load_recipe(recipe, *overrides or ()), with_weights=not data_only)
+    for name, info in prepared.sets.items():
+        print(f"{name}: {info.documents:,} documents, {info.tokens:,} tokens, {info.samples:,} samples")
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nproc: Nproc = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
+    ] = False,
+) -> None:
+    """Train, or resume what stands in the run directory. Ctrl-C and SIGTERM save, then leave with exit code 75."""
+    from windlass.config import load_recipe
+    from windlass.launch import local
+
+    config = load_recipe(recipe, *overrides or ())
+    if local.is_worker():
+        if smoke:
+            raise UserError(
+                "--smoke under a launcher (RANK is set)",
+                "a rehearsal starts, kills and resumes its own ranks",
+                "run it without the launcher: windlass train RECIPE --smoke --nproc N",
+            )
+        local.die_with_agent()
+        from windlass.training.loop import train as run
+
+        result = run(config, is_prepared=local.has_agent())
+        raise typer.Exit(EXIT_STOPPED if result.stopped and not local.is_elastic() else 0)
+    if smoke:
+        from windlass.commands.smoke import rehearse
+        from windlass.training.preflight import prepare_only
+
+        # here, where it is known whether a run has begun with other data; the scratch run finds it done
+        prepare_only(config)
+        raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
+    num_ranks = local.choose_ranks(nproc)
+    from windlass.training.pins import pins
+    from windlass.training.preflight import make_ready
+
+    config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
+    if num_ranks > 1:
+        raise typer.Exit(local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory))
+    from windlass.training.loop import train as run
+
+    raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
+
+
+@app.command()
+def verify(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Processes of this machine at hand. Default: as many as it needs, up to 8.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict there too.")
+    ] = None,
+) -> None:
+    """Prove the recipe's layout equal to one process, on a tiny twin in fp64. Exit code 1 where a number differs."""
+    from windlass.proof.verify import verify as prove
+
+    if not prove(recipe, overrides or [], nproc, json_file):
+        raise typer.Exit(EXIT_NOT_EQUAL)
+
+
+@app.command()
+def evaluate(
+    run: RunDirectory,
+    step: Step = None,
+    sequences: Annotated[int | None, typer.Option(help="Sequences per set, instead of the recipe's number.")] = None,
+    nproc: Nproc = None,
+) -> None:
+    """Validation loss, perplexity and bits per byte of a checkpoint."""
+    from windlass.launch import local
+
+    local.die_with_agent()
+    num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
+    if num_ranks > 1:
+        raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
+    from windlass.commands.evaluate import evaluate as score
+
+    print_lines(score(run, step=step, sequences=sequences))
+
+
+@app.command()
+def generate(
+    path: SavedPath,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What the text begins with; may be given several times.")
+    ] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
+) -> None:
+    """Text from a checkpoint or an exported directory."""
+    from windlass.commands.generate import generate as write
+
+    prompts = prompt or [""]
+    steps: list[int | None] = [*step] if step else [None]
+    for at in steps:
+        texts = write(
+            path,
+            prompts,
+            step=at,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            record=record,
+        )
+        for given, text in zip(prompts, texts):
+            print(f"--- step {at}" if at is not None else "---", given + text, sep="\n", flush=True)
+
+
+@app.command()
+def export(
+    path: SavedPath,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="TARGET", help="Where to. Default: export/ in the run directory.")
+    ] = None,
+    step: Step = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+) -> None:
+    """A Hugging Face directory, loaded back by transformers and compared before it is there."""
+    from windlass.commands.export import export as write
+
+    done = write(path, target, step=step, dtype=dtype)
+    print(
+        f"{done.directory}: {dtype}; loads in transformers, logits within {done.largest_difference:.1e}, same greedy text"
+    )
+
+
+@app.command()
+def report(run: RunDirectory) -> None:
+    """Write report.html: one page, works offline."""
+    from windlass.report.page.write import write_report
+
+    print(write_report(run))
+
+
+def main() -> None:
+    """The entry point: a UserError becomes three lines and exit code 2."""
+    from windlass.launch import local
+
+    try:
+        app()
+    except UserError as error:
+        local.tell(error)
+        raise SystemExit(EXIT_USER_ERROR) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None  # before there was a state to save
+
+
+if __name__ == "__main__":  # `-m windlass.cli.main` would otherwise do nothing, and say so with 0
+    main()

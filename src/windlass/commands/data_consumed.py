@@ -1,0 +1,66 @@
+"""`windlass data consumed`: which samples a run has consumed, proved from its events and the shards themselves.
+
+The order is arithmetic and the shards are known by the hashes of all their bytes, so the places that the events name expand to
+(shard, row), one by one; what was left out with a bad shard is told apart. The digest is that of the list: two runs that print
+the same digest have consumed the same samples in the same order, whatever they ran on.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from windlass.config import load_recipe
+from windlass.data.prepare.manifest import open_prepared
+from windlass.data.stream.ledger import Span, lost, samples, spans
+from windlass.errors import UserError
+from windlass.report.events import read_events
+
+RECIPE_NAME = "resolved.yaml"
+
+
+def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
+    """Lines to print. `list_to`: a file for the list, a line `shard row` per sample. Raises UserError where the run has no events
+    or no recipe, or its data is not what it read."""
+    found = spans(read_events(run_directory / "events.jsonl"))
+    recipe = run_directory / RECIPE_NAME
+    if not recipe.is_file():
+        rule = "a run that has begun has its recipe there, which says where its data lies"
+        raise UserError(f"{recipe} does not exist", rule, "give the directory of a run")
+    config = load_recipe(recipe)
+    shards = open_prepared(config.data, config.evaluate.sets).shards("train", config.data.max_bad_shards).shards
+    for part in found:
+        yield f"places {part.start:,} to {part.end:,} of the stream{_told(part)}"
+    starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
+    times_N = np.zeros(int(starts[-1]), np.int64)
+    digest, num_consumed = xxhash.xxh3_128(), 0
+    with open(list_to or "/dev/null", "w") as file:
+        for shard, row in samples(found, shards):
+            line = f"{shard} {row}\n"
+            digest.update(line.encode())
+            file.write(line)
+            times_N[starts[shard] + row] += 1
+            num_consumed += 1
+    yield f"consumed: {num_consumed:,} samples, xxh3-128 of their list {digest.hexdigest()}"
+    num_lost = 0
+    for shard, row in lost(found, shards):
+        times_N[starts[shard] + row] += 1
+        num_lost += 1
+    if num_lost:
+        yield f"lost: {num_lost:,} samples, whose turn came when their shard was left out"
+    yield f"of {len(times_N):,} samples each had its turn {_times(times_N)}"
+
+
+def _told(part: Span) -> str:
+    names = [f"shard {shard} left out from {since:,} on" for shard, since in part.left_out if since < part.end]
+    return "".join(f", {name}" for name in names)
+
+
+def _times(times_N: np.ndarray) -> str:
+    """How often, and how many of each where that differs."""
+    values, counts = np.unique(times_N, return_counts=True)
+    if len(values) == 1:
+        return f"{values[0]} times"
+    least, most = int(values[0]), int(values[-1])
+    return f"{least} to {most} times ({int(counts[0]):,} the least, {int(counts[-1]):,} the most)"

@@ -1,0 +1,123 @@
+"""`windlass data inspect`: what is in a prepared set, in a table and as a sample to read.
+
+In colour, tokens that are no target are dim and ends of documents are magenta. Without colour they are marked: ⟦no target⟧.
+Control characters of the text are shown as pictures, so that no document can speak to the terminal.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from windlass.commands.data_lint import choose_set, open_place
+from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
+from windlass.data.prepare.manifest import Prepared
+from windlass.units import format_bytes, format_count
+
+MOST_SAMPLES: Final = 4000
+BAR_WIDTH: Final = 40
+TITLES: Final = ("chosen", "rejected")  # the rows of a pair
+STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+C1_CONTROL: Final = re.compile(r"[\x80-\x9f]")
+
+
+def show(place: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
+    """Prints the set `name` of a recipe's or a directory's prepared data. Raises UserError."""
+    prepared, config = open_place(place, overrides)
+    choose_set(prepared, name)
+    is_isolated = config is not None and config.data.isolate
+    found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, sample, is_isolated)
+    console = Console(file=sys.stdout, no_color=is_plain or None, highlight=False, soft_wrap=True)
+    is_marked = is_plain or not console.is_terminal or console.no_color
+    for line in describe(prepared, found):
+        console.print(Text(line))
+    console.print(Text(f"\nsample {sample} ({read.where})", style="bold"))
+    console.print(Text(_legend(is_marked), style="" if is_marked else "italic"))
+    for title, row in zip(TITLES if len(read.rows) > 1 else [""], read.rows):
+        if title:
+            console.print(Text(f"{title}:", style="bold"))
+        console.print(render(row, is_marked))
+
+
+def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
+    info = found.info
+    yield f"{prepared.place}: {found.name} (sets: {', '.join(prepared.sets)})"
+    if found.rows_per_sample > 1:
+        left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
+        yield f"  pairs       {info.documents:,}, a sample each: prompt and chosen answer, prompt and rejected one{left_out}"
+    else:
+        yield f"  documents   {info.documents:,}"
+    yield f"  tokens      {info.tokens:,} ({format_count(info.tokens)}), each document's EOS among them"
+    yield f"  text        {format_bytes(info.bytes)}, {info.bytes / max(1, info.tokens):.2f} bytes per token"
+    rows = f"{found.rows_per_sample} times " if found.rows_per_sample > 1 else ""
+    yield f"  samples     {info.samples:,} of {rows}{found.sequence_length:,} targets"
+    positions = info.samples * found.rows_per_sample * found.sequence_length
+    yield f"  padding     {info.padding:,} positions of {positions:,}"
+    yield from _sources(prepared, found)
+    part = "all" if found.num_looked == info.samples else f"{found.num_looked:,} of {info.samples:,}"
+    yield f"in {part} samples:"
+    yield f"  fill        {found.fill:.2%}"
+    yield f"  in the loss {found.counted:.2%} of what is no padding"
+    yield f"  vocabulary  {found.num_distinct:,} of {found.vocab_size:,} ids occur ({found.num_distinct / found.vocab_size:.0%})"
+    yield "  frequent    " + " ".join(f"{token!r} {share:.1%}" for token, share in found.frequent)
+    yield from _lengths(found)
+
+
+def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
+    """Each source's share of the shards, where they are kept apart for a mixture."""
+    counts = found.info.source_shards
+    if not counts:
+        return
+    samples = iter([shard.num_samples for shard in prepared.shards(found.name).shards])
+    per_source = [sum(next(samples) for _ in range(count)) for count in counts]
+    for number, (source, held) in enumerate(zip(prepared.settings["sources"], per_source, strict=True)):
+        name = source.get("hub") or source.get("builtin") or source.get("path")
+        yield f"  source {number}    {held:,} samples, {held / sum(per_source):.1%} of what lies here: {name}"
+
+
+def _lengths(found: Survey) -> Iterator[str]:
+    pieces = f"; {found.num_pieces:,} more are not whole in these samples" if found.num_pieces else ""
+    yield f"  whole       {len(found.lengths):,} documents{pieces}"
+    if not len(found.lengths):
+        return
+    names = {0: "shortest", 50: "median", 100: "longest"}
+    told = [f"{names.get(percent, f'{percent} %')} {tokens:,}" for percent, tokens in found.percentiles.items()]
+    yield f"  length      {', '.join(told)} tokens"
+    most = max(count for _, count in found.histogram)
+    for shortest, count in found.histogram:
+        bar = "█" * -(-count * BAR_WIDTH // most)
+        yield f"    {shortest:>9,} +  {bar:<{BAR_WIDTH}} {count:,}"
+
+
+def _legend(is_marked: bool) -> str:
+    marks = "⟦no target⟧, plain text is learned" if is_marked else "dim is no target, the rest is learned"
+    return f"{marks}; a document ends at each line -----; the first token is context, and the last target of the sample before\n"
+
+
+def render(segments: list[Segment], is_marked: bool) -> Text:
+    """The text of a sample, or of one row of a pair, with a line between documents."""
+    text = Text()
+    for segment in segments:
+        if segment.kind == "padding":
+            text.append(f"\n[{segment.num_tokens} positions of padding]", STYLES["padding"])
+            continue
+        shown = _marked(segment) if is_marked else visible(segment.text)
+        text.append(shown, STYLES[segment.kind])
+        if segment.kind == "end":
+            text.append("\n-----\n", STYLES["end"])
+    return text
+
+
+def _marked(segment: Segment) -> str:
+    shown = visible(segment.text)
+    return f"⟦{shown}⟧" if segment.kind in ("context", "masked") else shown
+
+
+def visible(text: str) -> str:
+    """`text` without characters that a terminal obeys; tabs and newlines stay."""
+    text = CONTROL.sub(lambda found: chr(0x2400 + ord(found[0])) if found[0] != "\x7f" else "␡", text)
+    return C1_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

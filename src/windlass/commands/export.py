@@ -1,0 +1,175 @@
+"""A checkpoint as a Hugging Face directory that other tools load: config, generation config, safetensors, tokenizer, card.
+
+It is written beside its place, loaded back by transformers, compared, and only then renamed: a directory called export/ is
+one that works. Compared are, on ids that are no text and in fp32 from the weights as they were written (rounded, where a
+smaller dtype was asked for): the logits, within 1e-5 of the largest; the greedy continuation; and the token ids of a probe
+text. One model is in memory at a time, at 4 bytes per parameter.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from windlass.commands.model_card import write_card
+from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_tokenizer
+from windlass.errors import UserError
+from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
+from windlass.training.base_model_files import KEPT_GENERATION, kept_files
+from windlass.training.open_saved import Saved, open_saved
+
+LOGIT_TOLERANCE = 1e-5  # fp32: transformers computes the same formula in another order
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PROBE_TOKENS = GREEDY_TOKENS = 16  # enough positions that a wrong rope or mask shows; a large model answers in seconds
+PROBE_TEXT = "The anchor weighs 1,250 kg.\n\n\tdef pull(x):  # naïve, 船の錨 🚢\r\n    return x['rope'] <= 3   \n"
+
+
+@dataclass(frozen=True)
+class Exported:
+    directory: Path
+    step: int | None
+    largest_difference: float
+    """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
+
+
+def export(
+    path: Path,
+    target: Path | None = None,
+    *,
+    step: int | None = None,
+    dtype: str = "fp32",
+    max_shard_bytes: int = SHARD_BYTES,
+) -> Exported:
+    """Writes `target` (default: export/ in the run directory). Raises UserError; a target that exists is never overwritten
+    unless it is the default one."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
+    if target is not None and target.exists():
+        raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
+    if target is None and not (path / "checkpoints").is_dir():
+        raise UserError(
+            f"{path} is no run directory, and no target is given",
+            "only a run has a place for its export: its own export/",
+            "name the target: windlass export PATH TARGET",
+        )
+    saved = open_saved(path, step)
+    target = target or path / "export"
+    draft = target.parent / f".{target.name}.draft"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
+        write_generation_config(draft, saved)
+        has_tokenizer = export_tokenizer(
+            saved.tokenizer_directory,
+            draft,
+            saved.architecture.max_positions,
+            with_merges=saved.architecture.family == "gpt2",
+        )
+        difference = compare_models(saved, draft, DTYPES[dtype])
+        if has_tokenizer:
+            compare_tokenizers(draft)
+        command = ["windlass", "export", path.name, "--dtype", dtype]
+        command += [] if saved.step is None else ["--step", str(saved.step)]
+        write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer))
+        replace(target, draft)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # what did not compare equal is not left behind
+    return Exported(target, saved.step, difference)
+
+
+def replace(target: Path, draft: Path) -> None:
+    """`draft` takes the place of `target`. A process that is killed in between leaves each of them whole, the old one beside its
+    place, where the next export finds the place free."""
+    old = target.with_name(f".{target.name}.old")
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    draft.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_generation_config(draft: Path, saved: Saved) -> None:
+    """Sampling settings that the base model's authors gave stay, with this model's own token ids."""
+    if saved.step is not None:
+        base = kept_files(saved.directory).get(KEPT_GENERATION)
+    else:
+        file = saved.directory / GENERATION
+        base = file.read_bytes() if file.is_file() else None
+    if base is None:
+        return
+    try:
+        kept = json.loads(base)
+    except ValueError:
+        return  # what save_weights derived from the config stands
+    own = json.loads((draft / GENERATION).read_text("utf-8"))
+    merged = {**kept, **{key: value for key, value in own.items() if key != "_from_model_config"}}
+    (draft / GENERATION).write_text(json.dumps(merged, indent=2) + "\n", "utf-8")
+
+
+@torch.no_grad()
+def compare_models(saved: Saved, directory: Path, dtype: torch.dtype) -> float:
+    """Largest difference of logits between our model, whose weights are given up, and `directory` loaded by transformers.
+    Raises UserError where they disagree."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    ours = saved.model.to(dtype).float()  # as the files have it
+    room = saved.architecture.max_positions
+    length = min(PROBE_TOKENS, max(1, room - GREEDY_TOKENS))
+    generator = torch.Generator().manual_seed(0)
+    ids_BT = torch.randint(0, saved.architecture.vocab_size, (2, length), generator=generator)
+    for _ in range(min(GREEDY_TOKENS, room - length)):
+        ids_BT = torch.cat((ids_BT, ours(ids_BT)[:, -1:].argmax(-1)), 1)
+    our_logits_BTV: Tensor = ours(ids_BT)
+    if not our_logits_BTV.isfinite().all():
+        raise UserError(
+            f"the model of {saved.directory} computes NaN or infinity",
+            "an export holds a model that works",
+            "export an earlier step (--step); the run's events say when its numbers stopped being finite",
+        )
+    saved.model.to("meta")  # its memory goes before the other one comes
+    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    theirs, report = loaded
+    assert not report["missing_keys"] and not report["unexpected_keys"], report
+    their_logits_BTV = theirs(ids_BT).logits
+    difference = (our_logits_BTV - their_logits_BTV).abs().max().item()
+    same = difference <= LOGIT_TOLERANCE * max(1.0, our_logits_BTV.abs().max().item())
+    if not same or not torch.equal(their_logits_BTV[:, length - 1 : -1].argmax(-1), ids_BT[:, length:]):
+        raise UserError(
+            f"transformers computes another model from the exported files (logits differ by {difference:.1e})",
+            f"logits agree within {LOGIT_TOLERANCE:.0e} of the largest, and the greedy text is the same",
+            "nothing was exported; report this with the recipe and the version of transformers",
+        )
+    return difference
+
+
+def compare_tokenizers(directory: Path) -> None:
+    """Raises UserError where transformers reads the tokenizer as another one than training did."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    theirs: Any = AutoTokenizer.from_pretrained(directory)
+    theirs.model_max_length = NO_LIMIT  # the probe is longer than a short context, and no model reads it
+    ours = Tokenizer.from_file(str(directory / TOKENIZER_FILE)).encode(PROBE_TEXT, add_special_tokens=False).ids
+    found = theirs(PROBE_TEXT, add_special_tokens=False)["input_ids"]
+    if found != ours:
+        at = next((at for at, pair in enumerate(zip(found, ours)) if pair[0] != pair[1]), min(len(found), len(ours)))
+        raise UserError(
+            f"transformers reads the exported tokenizer as another one ({type(theirs).__name__}: token {at} of a probe differs)",
+            "a text has the ids that the model was trained on",
+            "nothing was exported; report this with tokenizer_config.json and the version of transformers",
+        )
+
+
+def _sentence(difference: float, has_tokenizer: bool) -> str:
+    ids = ", and the same token ids for a probe text" if has_tokenizer else "; there is no tokenizer here"
+    return (
+        f"Before it was written here, transformers loaded it: logits within {difference:.1e} of the training code's (fp32, "
+        f"{PROBE_TOKENS} tokens), the same greedy continuation{ids}."
+    )

@@ -1,0 +1,129 @@
+"""The model card of an export: README.md with the YAML front matter that the Hugging Face hub reads.
+
+It says where the weights come from: the recipe, the run, the step and its validation loss, code, versions, data, the command.
+Only what is known stands there: a license is never guessed, `base_model` and `datasets` are hub names that the recipe holds.
+The number of hosts is told, their names are not.
+"""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from windlass import __version__
+from windlass.checkpoint.verify import Checkpoint
+from windlass.config import check_recipe, to_yaml
+from windlass.hub.client import NAME
+from windlass.model.flops import count_parameters
+from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
+from windlass.training.open_saved import Saved
+from windlass.units import format_count
+
+TEMPLATE = Path(__file__).with_name("card.md.j2")
+SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
+
+
+def write_card(directory: Path, saved: Saved, dtype: str, command: list[str], compared: str) -> None:
+    """README.md of `directory`. `command`: what exported it; `compared`: a sentence on what was checked."""
+    template = jinja2.Template(
+        TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    architecture = saved.architecture
+    config = saved.capsule.get("config", {})
+    facts = {
+        "front_matter": yaml.safe_dump(front_matter(saved), sort_keys=False, allow_unicode=True),
+        "title": _title(saved),
+        "architecture": f"A {architecture.family} model",
+        "parameters": f"{count_parameters(architecture):,} ({format_count(count_parameters(architecture))})",
+        "training": _training(config),
+        "vocabulary": f"Its vocabulary has {architecture.vocab_size:,} tokens.",
+        "provenance": provenance(saved, dtype, command),
+        "compared": compared,
+        "model": json.dumps(json.loads((directory / "config.json").read_text("utf-8")), indent=2),
+        "recipe": to_yaml(check_recipe(config)) if config else "",
+        "diff_lines": ((_record(saved).get("git") or {}).get("diff") or "").count("\n"),
+    }
+    (directory / "README.md").write_text(template.render(facts), "utf-8")
+
+
+def front_matter(saved: Saved) -> dict[str, Any]:
+    """What the hub shows and searches by."""
+    config = saved.capsule.get("config", {})
+    base = config.get("model", {}).get("from")
+    sources = [source.get("hub") for source in config.get("data", {}).get("sources", ())]
+    found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    kept = kept_files(saved.directory) if saved.step is not None else {}
+    license_name = base_license(kept.get(KEPT_CARD, b""))
+    if license_name is not None:
+        found["license"] = license_name
+    if base is not None and NAME.fullmatch(base):
+        found["base_model"] = base
+    if any(sources):
+        found["datasets"] = [name for name in sources if name]
+    kind = config.get("objective", {}).get("kind")
+    found["tags"] = ["windlass", saved.architecture.family, *([kind] if kind else [])]
+    return found
+
+
+def base_license(card: bytes) -> str | None:
+    """The license that the front matter of a card names."""
+    match = FRONT_MATTER.match(card.decode("utf-8", errors="replace"))
+    try:
+        found = yaml.safe_load(match[1]) if match else None
+    except yaml.YAMLError:
+        return None
+    name = found.get("license") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def provenance(saved: Saved, dtype: str, command: list[str]) -> dict[str, str]:
+    """The rows of the card's table."""
+    rows: dict[str, str] = {}
+    if saved.step is not None:
+        manifest, record = Checkpoint.open(saved.directory).manifest, _record(saved)
+        loss = "not measured at this step" if manifest.metric is None else f"{manifest.metric:.4f} nats per token"
+        git, hosts = record.get("git"), record.get("hosts", [])
+        versions = {name: record.get("packages", {}).get(name) for name in SHOWN_PACKAGES}
+        rows |= {
+            "run": f"`{manifest.run_id}`, step {saved.step} of {saved.capsule['total_steps']}",
+            "validation loss": loss,
+            "data": f"corpus `{saved.capsule['data']['corpus_hash']}`, {saved.capsule['samples_consumed']:,} sequences read",
+            "code": f"commit `{git['commit']}`" if git else "no git repository",
+            "ranks": f"{manifest.world} on {len(set(hosts))} host{'s' if len(set(hosts)) != 1 else ''}",
+            "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+            "trained by": f"`{_command(record.get('argv', []))}`",
+        }
+        base = saved.capsule["config"]["model"]
+        if base.get("from") is not None:
+            rows["base model"] = base["from"] + (f" at commit `{base['commit']}`" if base.get("commit") else "")
+    return rows | {"weights": f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"}
+
+
+def _record(saved: Saved) -> dict[str, Any]:
+    if saved.step is None:
+        return {}
+    record: dict[str, Any] = json.loads(Checkpoint.open(saved.directory).read("provenance.json"))
+    return record
+
+
+def _command(argv: list[str]) -> str:
+    """As it was typed: the program by its name, not by its place on that machine; safe in a table."""
+    shown = [Path(argv[0]).name if argv else "", *argv[1:]]
+    if shown[0] in ("__main__.py", "cli/main.py"):
+        shown[0] = "windlass"
+    return shlex.join(shown).replace("|", "\\|").replace("\n", " ")
+
+
+def _title(saved: Saved) -> str:
+    return saved.directory.parent.parent.name if saved.step is not None else saved.directory.name
+
+
+def _training(config: dict[str, Any]) -> str:
+    if not config:
+        return "converted from a Hugging Face directory"
+    base = config["model"].get("from")
+    begun = f"that began from {base}" if base else "trained from random weights"
+    return f"{begun} by the objective `{config['objective']['kind']}`"

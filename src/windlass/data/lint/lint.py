@@ -1,0 +1,155 @@
+"""What is wrong with prepared data: every check, over all of it or a part that is said.
+
+`lint` reads the shards alone, so what it finds is what training would read. A set of few tokens is read whole; of a larger one
+runs of neighbouring samples. Documents are put together again (`walk`), compared by hash, and decoded until a budget of tokens
+is spent.
+
+    lint_tokenizer   the tokenizer's EOS, and the model's tokenizer
+    lint_ids         masks, borders, vocabulary, copies, one set and between sets
+    lint_pairs       prompts and answers of preferences
+    lint_text        damaged text, special tokens as text, copies but for white space and case
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tokenizers import Tokenizer
+
+from windlass.data.lint.check_ids import BlockChecks, DocumentChecks, Expected, Seen, Vocabulary, overlap
+from windlass.data.lint.check_preferences import PairChecks
+from windlass.data.lint.check_text import Folded, OfTrain, TextChecks
+from windlass.data.lint.check_tokenizer import check_eos, check_model, vocabulary_of
+from windlass.data.lint.documents import NUM_RUNS, Documents, blocks, place, runs_of
+from windlass.data.lint.findings import Finding, Findings
+from windlass.data.prepare.manifest import Prepared
+from windlass.data.shards.mds import Reader
+from windlass.data.tokenize.chat_template import check_template
+from windlass.data.tokenize.preferences import ROWS
+
+
+class Limits(NamedTuple):
+    """How much is looked at, per set."""
+
+    whole_tokens: int
+    """A set of at most so many tokens is read whole."""
+    samples: int
+    """Samples of a larger one."""
+    text_tokens: int
+    """Tokens that are decoded."""
+    runs: int = NUM_RUNS
+    """Places of a larger set that are looked at: each may be a shard to fetch."""
+
+
+FULL: Final = Limits(whole_tokens=50_000_000, samples=20_000, text_tokens=20_000_000)
+BEFORE_TRAINING: Final = Limits(whole_tokens=4_000_000, samples=400, text_tokens=200_000)
+
+
+class Looked(NamedTuple):
+    """A set as far as it was looked at, for the report."""
+
+    name: str
+    samples: int
+    of_samples: int
+    documents: int
+    text_tokens: int
+
+
+class Result(NamedTuple):
+    findings: list[Finding]
+    looked: list[Looked]
+
+
+def lint(prepared: Prepared, limits: Limits = FULL, *, model: Path | None = None, is_isolated: bool = False) -> Result:
+    """Every finding, errors first. `model`: the directory of the weights that training starts from; `is_isolated`: whether
+    documents are to attend to themselves alone.
+
+    Raises BadShard where a shard cannot be read, UserError where the tokenizer cannot be.
+    """
+    general = Findings("tokenizer")
+    tokenizer, vocabulary = vocabulary_of(prepared)
+    check_eos(general, tokenizer, vocabulary)
+    if model is not None:
+        check_model(general, prepared, tokenizer, model)
+    is_chat = any(expected_of(prepared, name, is_isolated).format in ("chat", "mixed") for name in prepared.sets)
+    if is_chat and (wrong := check_template(prepared.tokenizer_directory)) is not None:
+        general.add("template-round-trip", wrong)
+    findings, looked = general.list(), []
+    hashes: dict[str, tuple[Seen, Reader]] = {}
+    of_train: OfTrain | None = None
+    for name in sorted(prepared.sets, key=lambda name: name != "train"):  # the others are compared with it
+        found, reader = Findings(name), Reader(prepared.shards(name))
+        parts = (tokenizer, vocabulary, expected_of(prepared, name, is_isolated))
+        seen, documents, folded = _check_set(
+            found, reader, *parts, prepared.settings["sequence_length"], limits, of_train
+        )
+        if name == "train":
+            of_train = folded, partial(place, reader)
+        looked.append(seen)
+        hashes[name] = (documents, reader)
+        if name != "train":
+            train, train_reader = hashes["train"]
+            overlap(found, train, documents, partial(place, reader), partial(place, train_reader))
+        findings += found.list()
+    return Result(sorted(findings, key=lambda finding: finding.severity), looked)
+
+
+def _check_set(
+    found: Findings,
+    reader: Reader,
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
+    expected: Expected,
+    sequence_length: int,
+    limits: Limits,
+    of_train: OfTrain | None,
+) -> tuple[Looked, Seen, Folded]:
+    """What was looked at, and the documents' hashes: as they are, and folded."""
+    where = partial(place, reader)
+    is_all = expected.tokens <= limits.whole_tokens or reader.num_samples <= limits.samples
+    runs = runs_of(reader.num_samples, reader.num_samples if is_all else limits.samples, limits.runs)
+    by_block = BlockChecks(found, vocabulary, expected, where)
+    by_document = DocumentChecks(found, expected, where, sequence_length)
+    is_plain = expected.format == "text" and expected.bytes_add_up
+    by_text = TextChecks(found, vocabulary, tokenizer, where, limits.text_tokens, is_plain, of_train)
+    by_pair = PairChecks(found, where)
+    documents = Documents(vocabulary.eos_id)
+    is_pairs = expected.format == "preference"
+    for block in blocks(reader, runs, ROWS if is_pairs else 1, expected.format == "text"):
+        by_block.add(block)
+        if is_pairs:
+            by_pair.add(block)
+        for document in documents.add(block):
+            by_document.add(document)
+            by_text.add(document)
+    for document in documents.end():
+        by_document.add(document)
+    by_pair.end()
+    by_document.end()
+    by_block.end(is_all)
+    by_text.end()
+    seen = Looked(found.name, by_block.num_samples, reader.num_samples, by_document.num_documents, by_text.num_tokens)
+    return seen, by_pair.seen if is_pairs else by_document.seen, by_text.folded
+
+
+def expected_of(prepared: Prepared, name: str, is_isolated: bool) -> Expected:
+    """What the settings of the preparation promise of a set."""
+    settings, info = prepared.settings, prepared.sets[name]
+    if name == "train":
+        sources = settings["sources"]
+    elif name == "validation":
+        given = settings["validation"]
+        sources = [given] if isinstance(given, dict) else settings["sources"]
+    else:
+        sources = [settings["sets"][name]]
+    formats = {str(source.get("format", "text")) for source in sources}
+    is_pairs = formats == {"preference"}
+    return Expected(
+        format=formats.pop() if len(formats) == 1 else "mixed",
+        is_isolated=is_isolated,
+        is_packed_whole=settings.get("packing") == "best-fit" or is_pairs,
+        documents=info.documents * (ROWS if is_pairs else 1),
+        tokens=info.tokens,
+        samples=info.samples,
+        bytes_add_up=info.bytes_add_up,
+    )

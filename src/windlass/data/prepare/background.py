@@ -1,0 +1,167 @@
+"""`prepare` in a process of its own, so that training begins while it works.
+
+The process is a fresh interpreter that is told what to prepare over its input, and tells lines and errors over its output, as
+JSON. It ends when its input does: whoever started it may be killed by anything, and leaves no orphan. What it had done is kept
+(`parts`, `journal`), and the next one goes on.
+
+Whoever finds another process preparing waits behind it for the lock, and takes over where that one dies.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.prepare.manifest import load_prepared
+from windlass.data.prepare.prepare import Report, prepare
+from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
+from windlass.errors import BadShard, UserError
+
+POLL_S: Final = 0.1
+START: Final = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from windlass.data.prepare.background import serve; serve()"
+)
+
+
+def serve() -> None:
+    """The process's whole life."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; who started this ends it when it has saved
+    sys.excepthook = _tell_crash
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    config = DataConfig.model_validate(task["config"])
+    sets = {name: SourceConfig.model_validate(source) for name, source in task["sets"].items()}
+    try:
+        prepare(
+            config, sets, lambda line: _tell({"line": line}), task["begun"], lambda found: _tell({"fingerprint": found})
+        )
+    except UserError as error:
+        _tell({"error": [error.given, error.rule, error.change], "is_shard": isinstance(error, BadShard)})
+        os._exit(2)
+    os._exit(0)
+
+
+def _tell(message: Mapping[str, Any]) -> None:
+    try:
+        print(json.dumps(message), flush=True)
+    except BrokenPipeError:  # who started this is gone
+        os._exit(1)
+
+
+def _tell_crash(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, where)
+    _tell({"crash": traceback.format_exception_only(kind, error)[-1].strip()})
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+class Background:
+    """The process, and what it has said. It ends with this process at the latest."""
+
+    def __init__(self, config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, begun: str | None):
+        command = [sys.executable, "-c", START, json.dumps(sys.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._report, self._error = report, list[UserError]()
+        self._directory = Path(config.directory).absolute()
+        self._crash = "what it wrote before says why"
+        self.fingerprint: str | None = None
+        """Of what it prepares, as soon as that is known."""
+        task = {
+            "config": config.model_dump(mode="json", by_alias=True),
+            "sets": {name: source.model_dump(mode="json", by_alias=True) for name, source in sets.items()},
+            "begun": begun,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(task) + "\n")
+        self._process.stdin.flush()
+        # the thread keeps this object, and with it the process's input, for as long as the process works
+        self._thread = threading.Thread(target=self._listen, daemon=True, name="windlass-prepare")
+        self._thread.start()
+
+    def _listen(self) -> None:
+        with self._process as process:  # its pipes are closed with it
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._take(json.loads(line))
+        code = process.returncode
+        if code and not self._error:
+            self._error.append(_died(code, self._crash))
+        if self._error:
+            tell_failure(self._directory, self._error[0])  # to the ranks that wait for shards
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "line" in message:
+            self._report(message["line"])
+        elif "fingerprint" in message:
+            self.fingerprint = message["fingerprint"]
+        elif "crash" in message:
+            self._crash = message["crash"]
+        else:
+            kind = BadShard if message["is_shard"] else UserError
+            self._error.append(kind(*message["error"]))
+
+    def wait_until(self, is_enough: Callable[[], bool]) -> None:
+        """Until `is_enough()` or the preparation is done. Raises UserError where it fails before."""
+        while self._thread.is_alive() and not is_enough():
+            self._thread.join(POLL_S)
+        if self._thread.is_alive():
+            return
+        if self._error:
+            raise self._error[0]
+
+    def stop(self) -> None:
+        """Ends the process, as the end of this one would."""
+        self._process.kill()
+        self._thread.join()
+
+
+def _died(code: int, crash: str) -> UserError:
+    """Why the process ended: by a signal, which may not come again, or by a fault, which will."""
+    given = f"the process that prepares data ended with exit code {code}"
+    rule = "it works until all is prepared"
+    if code < 0:
+        change = "start again: preparation and training go on where they were"
+        return UserError(f"{given} ({signal.strsignal(-code)}, perhaps for memory)", rule, change)
+    change = "this is a fault of windlass or of a library, which comes again with the same data: the traceback above says where"
+    return UserError(f"{given}: {crash}", rule, change)
+
+
+def start(
+    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report = print, begun: str | None = None
+) -> Background:
+    """Prepares in the background; back when a run can begin: all other sets are there and the first shuffle window, or all.
+    Raises UserError, as `prepare` does."""
+    directory = Path(config.directory).absolute()
+    (directory / BEAT_NAME).unlink(missing_ok=True)  # it may say why an earlier preparation failed
+    found = Background(config, sets, report, begun)
+    found.wait_until(
+        lambda: found.fingerprint is not None and _can_begin(directory, found.fingerprint, config.shuffle_window)
+    )
+    return found
+
+
+def _can_begin(directory: Path, fingerprint: str | None, shuffle_window: int) -> bool:
+    """Whether the very preparation has its first window, or all."""
+    if fingerprint is None:
+        return False
+    whole = load_prepared(directory)
+    if whole is not None:
+        return whole.fingerprint == fingerprint
+    journal = open_journal(directory)
+    if journal is None or journal.begin["fingerprint"] != fingerprint:
+        return False
+    return journal.end is not None or len(journal.shards) >= shuffle_window

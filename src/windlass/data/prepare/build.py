@@ -1,0 +1,222 @@
+"""A preparation made: tokenizer, shards, and what a model must beat.
+
+Two ways lead through the same steps. `make` writes all sets into a directory that takes its place when it is whole.
+`make_growing` is for training that begins meanwhile: every set but the training set is made so; then shards of the training
+set are written where they stay, and told one by one (`journal`). Both give the same files.
+
+    make           tokenizer, sets, small first | prepared.json | in place
+    make_growing   tokenizer, other sets | begin | in place | shard, shard, ... | index.json | end | prepared.json
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from windlass.data.prepare import baselines
+from windlass.data.prepare.directory import check_room, replaced
+from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
+from windlass.data.prepare.plan import Plan, Report, choose
+from windlass.data.prepare.write_set import Growing, write_set
+from windlass.data.shards import journal
+from windlass.data.shards.mds import read_index
+from windlass.data.shards.small_files import hashes_of
+from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
+from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.pool import pieces
+from windlass.data.tokenize.preferences import texts_of_pair
+from windlass.data.tokenize.tiktoken_encoder import fast_encoder
+from windlass.errors import BadShard, UserError
+from windlass.units import MIB, format_bytes, format_duration
+
+TOKENIZER_TRAINING_BYTES = 512 * MIB  # of a larger corpus a sample trains the tokenizer; about 2 minutes on 2 cores
+Tokenizer = tuple[Path, int, np.ndarray, bool]
+"""Its directory, EOS id, bytes per token [V], and whether tiktoken encodes."""
+
+
+def _tokenizer(
+    plan: Plan, selections: Mapping[str, Selection], amounts: Mapping[str, list[Amount]], directory: Path, work: Path
+) -> Tokenizer:
+    """The tokenizer, written to `directory`."""
+    if plan.config.tokenizer.train is not None:
+        total = total_of(amounts["train"])
+        _train_tokenizer(plan.config.tokenizer.train, selections["train"], total, directory, work, plan.report)
+    else:
+        tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.report)
+    opened, eos_id = tokenizer.open_tokenizer(directory)
+    is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it comes as it is read, perhaps slowly
+    is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.report)
+    return directory, eos_id, tokenizer.token_bytes(opened), is_fast
+
+
+def _tell_corpus(plan: Plan) -> None:
+    scanned = plan.training_files
+    size = format_bytes(sum(file.num_bytes for file in scanned))
+    plan.report(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
+
+
+def make(plan: Plan, temporary: Path, work: Path) -> Prepared:
+    """Everything but prepared.json, into `temporary`. `work`: what outlives a kill. Raises UserError."""
+    selections, amounts = choose(plan, work)
+    check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
+    _tell_corpus(plan)
+    known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+    infos = {
+        name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.report)
+        for name in sorted(
+            selections, key=lambda name: total_of(amounts[name]).bytes
+        )  # small first: mistakes show early
+    }
+    return _prepared(plan, temporary, selections, infos, known)
+
+
+def make_growing(plan: Plan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:
+    """The same in `directory` itself, whose training set others may read while it is written. What is there of the very same
+    preparation is gone on with, anything else replaced; `begun` is called then. Raises UserError."""
+    beat = journal.Beat()
+    with journal.beating(directory):
+        selections, amounts = choose(plan, work, beat.tick)
+        _tell_corpus(plan)
+        goes_on = _goes_on(plan, directory)
+    if not goes_on:
+        with replaced(directory) as temporary:
+            known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+            others = sorted(selections.keys() - {"train"}, key=lambda name: total_of(amounts[name]).bytes)
+            infos = {
+                name: write_set(
+                    temporary / name, selections[name], amounts[name], plan.config, known, work, plan.report
+                )
+                for name in others
+            }
+            (temporary / "train").mkdir()
+            facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "stream": plan.stream, "settings": plan.settings}
+            facts |= {"corpus_hash": plan.corpus_hash, "vocab_size": len(known[2]), "eos_id": known[1]}
+            facts |= {"commits": plan.commits, "files": hashes_of(temporary), "is_fast": known[3]}
+            facts["sets"] = {name: asdict(info) for name, info in infos.items()}
+            journal.begin(temporary, facts)
+    begun()
+    told = journal.Journal(directory)
+    told.read()
+    opened, eos_id = tokenizer.open_tokenizer(directory / TOKENIZER_NAME)
+    known = (directory / TOKENIZER_NAME, eos_id, tokenizer.token_bytes(opened), told.begin["is_fast"])
+    beat.begin(directory)
+    try:
+        growing = Growing(told, beat)
+        train = directory / "train"
+        info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.report, growing)
+        infos = {name: SetInfo(**facts) for name, facts in told.begin["sets"].items()} | {"train": info}
+        _check_enough(plan, info)
+        if told.end is None:
+            told.add({"kind": "end", "train": asdict(info)})
+        _prepared(plan, directory, selections, infos, known).save(directory)
+    except UserError as error:
+        journal.tell_failure(directory, error)
+        raise
+
+
+def _goes_on(plan: Plan, directory: Path) -> bool:
+    """Whether what lies there is a growing preparation of this plan, whole as far as it was told."""
+    try:
+        told = journal.open_journal(directory)
+        if (
+            told is None
+            or told.begin["fingerprint"] != plan.fingerprint
+            or hashes_of(directory, told.begin["sets"]) != told.begin["files"]
+        ):
+            return False
+        finished = load_prepared(directory)
+        if finished is not None and plan.what_changed(finished.arrived) is not None:
+            return False
+        for name in told.begin["sets"]:
+            read_index(directory / name)
+    except BadShard as error:
+        plan.report(f"prepared from the begin again: {error.given}")
+        return False
+    plan.report(f"{len(told.shards)} shards of the training set are there: going on behind them")
+    return True
+
+
+def _check_enough(plan: Plan, info: SetInfo) -> None:
+    length = plan.config.sequence_length
+    if info.tokens < length:
+        given = f"sequence_length {length}, but the training text has {info.tokens} tokens"
+        raise UserError(given, "the training text fills at least one sequence", "shorten it, or give more text")
+
+
+def _prepared(
+    plan: Plan, directory: Path, selections: Mapping[str, Selection], infos: Mapping[str, SetInfo], known: Tokenizer
+) -> Prepared:
+    _check_enough(plan, infos["train"])
+    scored = _baselines(selections, infos, directory, known)
+    return Prepared(
+        directory=directory,
+        fingerprint=plan.fingerprint,
+        stream=plan.stream,
+        settings=plan.settings,
+        corpus_hash=plan.corpus_hash,
+        vocab_size=len(known[2]),
+        eos_id=known[1],
+        sets={name: infos[name] for name in selections},
+        baselines=scored[0],
+        isolated_baselines=scored[1],
+        commits=plan.commits,
+        arrived=plan.arrived,
+    )
+
+
+def _baselines(
+    selections: Mapping[str, Selection],
+    infos: Mapping[str, SetInfo],
+    directory: Path,
+    known: tuple[Path, int, np.ndarray, bool],
+) -> tuple[baselines.Scores, baselines.Scores]:
+    """On all targets, and on those of isolated documents. Empty where a corpus is too large for them, and for chat and pairs."""
+    if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
+        return {}, {}  # what is learned of a conversation is not its text
+    if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):
+        return {}, {}
+    is_here = all(
+        source.stream is None for source in selections["train"].sources
+    )  # else there may be more than was asked for
+    primes = is_here and infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
+    train = "".join(selections["train"].texts()).encode() if primes else b""
+    validation = "".join(selections["validation"].texts()).encode()
+    places = (directory / "train", directory / "validation")
+    fitted, isolated = baselines.fit_and_score(*places, known[1], known[2], len(validation))
+    return fitted | baselines.compress(train, validation), isolated
+
+
+def _train_tokenizer(
+    vocab_size: int, train: Selection, amount: Amount, directory: Path, work: Path, report: Report
+) -> None:
+    kept = work / TOKENIZER_NAME
+    if kept.is_dir():
+        report("tokenizer: trained before the preparation was interrupted")
+        shutil.copytree(kept, directory)
+        return
+    border = int(min(1.0, TOKENIZER_TRAINING_BYTES / amount.bytes) * HASHES)
+
+    is_pairs = train.sources[0].format == "preference"  # of all or none
+
+    def sampled() -> Iterator[str]:
+        texts = (part for text in train.texts() for part in (texts_of_pair(text) if is_pairs else [text]))
+        for text in texts:
+            for piece, _ in pieces(text):
+                if xxhash.xxh64_intdigest(piece.encode(), seed=1) < border:
+                    yield piece
+
+    start_s = time.monotonic()
+    trained = tokenizer.train(sampled(), vocab_size)
+    tokenizer.save_trained(trained, directory)
+    shutil.copytree(directory, kept.with_suffix(".tmp"), dirs_exist_ok=True)
+    kept.with_suffix(".tmp").rename(kept)
+    found = tokenizer.vocab_size_of(trained)
+    fewer = "" if found == vocab_size else f" (asked for {vocab_size}: the text has no more pairs to merge)"
+    size = format_bytes(min(amount.bytes, TOKENIZER_TRAINING_BYTES))
+    took = format_duration(time.monotonic() - start_s)
+    report(f"tokenizer: byte-level BPE of {found} tokens{fewer}, trained on {size} in {took}")

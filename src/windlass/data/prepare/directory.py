@@ -1,0 +1,175 @@
+"""The directory of a preparation as a place that changes hands whole: never half-written, never written by two at once.
+
+Everything is written into a hidden sibling `.NAME.preparing` and renamed into place at the end; what a killed
+preparation leaves there is swept up by the next. A lock file `.NAME.lock` lies beside it (flock, so the kernel frees
+it however its holder dies). A directory that holds anything besides a preparation is never replaced.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+from windlass.data.config import DataConfig
+from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
+from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
+from windlass.data.shards.mds import sync_directory
+from windlass.data.shards.store import is_url
+from windlass.errors import UserError
+from windlass.units import format_bytes
+
+
+def local_place(config: DataConfig) -> Path:
+    """Where shards are written: `data.directory` itself, or beside the cache a place for what goes to a URL from there."""
+    if not is_url(config.directory):
+        return Path(config.directory).absolute()
+    assert config.cache is not None
+    cache = Path(config.cache.directory).absolute()
+    return cache.with_name(f"{cache.name}.prepare-{xxhash.xxh3_64_hexdigest(config.directory.encode())[:8]}")
+
+
+def check_place(directory: Path) -> None:
+    """Raises UserError where data can never lie. Makes nothing: the sources may still be wrong."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
+    nearest = next(parent for parent in directory.parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        reason = "cannot be written" if nearest.is_dir() else "is a file"
+        given = f"data.directory {directory} cannot be made: {nearest} {reason}"
+        raise UserError(given, "prepared data needs a directory to write", "give another data.directory")
+
+
+def check_apart(directory: Path, paths: Iterable[str]) -> None:
+    """Raises UserError where the preparation would lie among its own sources, and be read as one of them the next time."""
+    for path in paths:
+        source = Path(path).resolve()
+        if is_url(path) or not source.is_dir() or not directory.resolve().is_relative_to(source):
+            continue
+        inside = directory.resolve().relative_to(source)
+        if not any(part.startswith(".") for part in inside.parts):  # what is hidden is no source
+            raise UserError(
+                f"data.directory {directory} lies inside of the source {path}",
+                "a directory stands for every text file below it, and the next time the prepared files would be some of them",
+                f"give a data.directory elsewhere, or name the files of the source, such as {path}/*.jsonl",
+            )
+
+
+@contextlib.contextmanager
+def alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock, and first sweeps up what a killed preparation left. Raises UserError where it cannot write."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(_sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
+    except OSError as error:
+        given = f"{directory.parent} cannot be written: {error.strerror}"
+        raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
+    with lock:
+        _lock(lock, directory, report)
+        old = _sibling(directory, "old")
+        if old.exists() and not directory.exists():  # killed between the two renames of replaced()
+            os.rename(old, directory)
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(_sibling(directory, "preparing"), ignore_errors=True)
+        yield
+
+
+def _lock(file: IO[str], directory: Path, report: Callable[[str], None]) -> None:
+    """Raises UserError where the file system has no locks: NFS without its lock daemon says ENOLCK, others ENOTSUP."""
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"another process is preparing {directory}: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        given = f"{file.name} cannot be locked: {error.strerror}"
+        rule = "one process prepares a directory at a time, and holds a lock (flock) meanwhile"
+        change = "give a data.directory on a file system with locks: a local disk, or NFS with its lock service running"
+        raise UserError(given, rule, change) from None
+
+
+@contextlib.contextmanager
+def replaced(directory: Path) -> Iterator[Path]:
+    """Gives an empty directory to write into; it takes `directory`'s place when the block ends without an error."""
+    _check_ours(directory)
+    temporary, old = _sibling(directory, "preparing"), _sibling(directory, "old")
+    temporary.mkdir()
+    try:
+        with told_if_full(directory, temporary):
+            yield temporary
+            sync_directory(temporary)
+            if directory.exists():
+                os.rename(directory, old)
+            os.rename(temporary, directory)
+            sync_directory(directory.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if directory.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def check_room(directory: Path, text_bytes: int) -> None:
+    """Raises UserError where the disk of `directory` cannot hold what becomes of so much text: 8 bytes per token of shards, and 4
+    of ids until the end, for at most 8 bytes of text per token (the demo's Python has 3.1)."""
+    needed, free = text_bytes * 3 // 2, shutil.disk_usage(directory).free
+    if needed > free:
+        text = f"{format_bytes(text_bytes)} of text are to be prepared"
+        given = f"{format_bytes(free)} are free on the disk of {directory}, and {text}"
+        rule = f"shards take 8 bytes per token, and 4 more until they are written: at least {format_bytes(needed)} here"
+        raise UserError(
+            given, rule, "free space, give another data.directory (or data.cache.directory), or limit the sources"
+        )
+
+
+@contextlib.contextmanager
+def told_if_full(directory: Path, written_to: Path) -> Iterator[None]:
+    """Raises UserError where the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        written = sum(path.stat().st_size for path in written_to.rglob("*") if path.is_file())
+        given = f"the disk of {directory} is full after {format_bytes(written)} of prepared data"
+        raise UserError(given, "8 bytes per token are needed", "free space, or give another data.directory") from None
+
+
+@contextlib.contextmanager
+def kept_work(directory: Path) -> Iterator[Path]:
+    """A sibling for work that outlives a kill, and is gone when the block ends, well or with the user's mistake; but where a run
+    may be reading what is half done, it is kept for when that is mended."""
+    work = _sibling(directory, "work")
+    try:
+        yield work
+    except UserError:
+        if not (directory / JOURNAL_NAME).exists() or (directory / PREPARED_NAME).exists():
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def has_leftovers(directory: Path) -> bool:
+    """Whether a preparation was killed here, or is under way."""
+    return any(_sibling(directory, what).exists() for what in ("preparing", "old", "work"))
+
+
+def _sibling(directory: Path, what: str) -> Path:
+    return directory.with_name(f".{directory.name}.{what}")
+
+
+def _check_ours(directory: Path) -> None:
+    found = sorted(os.listdir(directory)) if directory.exists() else []
+    old, begun = load_prepared(directory), open_journal(directory) if directory.exists() else None
+    ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME} if old is not None else set()
+    if begun is not None:
+        ours |= {*begun.begin["sets"], "train", TOKENIZER_NAME, PREPARED_NAME, f"{PREPARED_NAME}.tmp", *JOURNAL_FILES}
+    foreign = [name for name in found if name not in ours]
+    if foreign:
+        given = f"data.directory {directory} holds what windlass did not prepare: {', '.join(foreign[:5])}"
+        raise UserError(given, "it is replaced as a whole when data is prepared", "give a directory of its own")

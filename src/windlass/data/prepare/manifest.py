@@ -1,0 +1,292 @@
+"""What a preparation leaves on disk, and how a recipe recognises its own.
+
+    directory/prepared.json    written last: settings, fingerprint, counts, baselines
+    directory/tokenizer/       what transformers' AutoTokenizer loads
+    directory/<set>/           MDS shards: train, validation, and every set of `evaluate.sets`
+
+Two questions are asked of it. `open_prepared`: do the recipe's settings equal those of the preparation, and is every
+shard there? It reads no source, so ranks and other machines can ask. `fingerprint`: are also the sources' bytes, the
+tokenizer's files and the algorithm the same? `prepare` asks that, and prepares again when they are not.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.packing import Borders
+from windlass.data.shards.cache import Cache
+from windlass.data.shards.growing import open_growing
+from windlass.data.shards.journal import Journal, open_journal
+from windlass.data.shards.mds import Folder, ShardSource, read_index, write_durably
+from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
+from windlass.data.shards.small_files import check_small_files, hashes_of
+from windlass.data.shards.store import Store, is_url
+from windlass.data.sources.scan import SourceFile
+from windlass.data.stream.mixture import Shares
+from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
+from windlass.errors import BadShard, UserError
+from windlass.units import MIB
+
+UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
+ALGORITHM_VERSION = 2  # raised when the same sources and settings give other shards than before; a golden test pins it
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """A set in numbers. `tokens` are targets: those of all documents and one EOS each. `bytes`: UTF-8 of the text."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    samples: int
+    padding: int
+    """Positions that stand for nothing and are not counted; with concatenation less than one sequence, the last one's."""
+    bytes_add_up: bool
+    """Whether the bytes of the tokens add up to `bytes`; not so where the tokenizer rewrites text."""
+    max_documents: int
+    """Documents, whole or cut, in the sample that has the most."""
+    source_shards: list[int]
+    """Of a mixture: shards of each source, one source behind the other. Empty otherwise."""
+    left_out: int = 0
+    """Pairs that are longer than a sequence, where such are dropped."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    directory: Path
+    fingerprint: str
+    stream: str
+    """The part of the fingerprint that decides the training stream and the tokenizer: a checkpoint remembers it."""
+    settings: dict[str, Any]
+    corpus_hash: str
+    """xxh3-128 of the names and contents of all files of `data.sources`."""
+    vocab_size: int
+    eos_id: int
+    sets: dict[str, SetInfo]
+    baselines: dict[str, dict[str, float]]
+    """What a model must beat on the whole validation set: name -> bits_per_byte, and loss in nats per token."""
+    isolated_baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same on what counts where documents are isolated: all but their first tokens. Compressors have no such figure."""
+    commits: dict[str, str] = field(default_factory=dict)
+    """Commits of the datasets of the hub that were read, by name@revision."""
+    files: dict[str, str] = field(default_factory=dict)
+    """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
+    arrived: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each source that grew, by the name of what it is for: the files that were taken -> xxh3-128."""
+    remote: Remote | None = None
+    """Where it lies at a URL; `directory` then holds its small files alone."""
+    is_whole: bool = True
+    """Not so while the training set is written; `sets` then tells what is there of it."""
+    deadline_s: float | None = None
+    """Where the training set may grow: how long a sign of life of the preparation is waited for."""
+
+    @property
+    def place(self) -> str:
+        """The directory or URL, for messages."""
+        return str(self.directory) if self.remote is None else self.remote.store.url
+
+    @property
+    def tokenizer_directory(self) -> Path:
+        return self.directory / TOKENIZER_NAME
+
+    def shards(self, name: str, may_lack: int = 0) -> ShardSource:
+        """The shards of a set, wherever they lie: what a reader and a loader take. `may_lack`: so many files may not be there,
+        and are met when they are read. Raises BadShard."""
+        assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
+        if self.remote is not None:
+            return self.remote.shards(name)
+        may_grow = name == "train" and self.deadline_s is not None
+        growing = open_growing(self.directory, name, self.deadline_s or 0.0) if may_grow else None
+        return growing or Folder(self.directory / name, may_lack)
+
+    def borders(self, name: str) -> Borders:
+        """What isolating the documents of a set takes."""
+        return Borders(self.eos_id, self.sets[name].max_documents)
+
+    def shares(self, weights: list[float] | None) -> Shares | None:
+        """The training set as a mixture by `weights`, where there are some."""
+        counts = self.sets["train"].source_shards
+        return None if weights is None else Shares([k for k, n in enumerate(counts) for _ in range(n)], weights)
+
+    def token_bytes(self, name: str) -> np.ndarray | None:
+        """Bytes per token id [V], or None where they do not add up to the text of this set (see SetInfo)."""
+        return token_bytes(open_tokenizer(self.tokenizer_directory)[0]) if self.sets[name].bytes_add_up else None
+
+    def save(self, directory: Path) -> None:
+        """Writes prepared.json beside the tokenizer and the shards, which must be complete."""
+        content = {key: value for key, value in asdict(self).items() if key not in UNSAVED}
+        content["files"] = hashes_of(directory)
+        write_durably(directory / PREPARED_NAME, json.dumps(content, indent=2).encode())
+
+
+def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
+    """The settings that decide what lies on disk; `directory`, `cache`, `shuffle_window` and `isolate` do not, nor do weights but
+    that there are some, nor a revision of the tokenizer, whose files are hashed."""
+    unread: dict[str, bool | set[str]] = {
+        "directory": True,
+        "cache": True,
+        "shuffle_window": True,
+        "isolate": True,
+        "max_bad_shards": True,
+        "order": True,
+        "tokenizer": {"revision", "commit", "trust_remote_code"},
+    }
+    settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
+    if config.tokenizer.eos_token is None:  # as before there was this setting
+        del settings["tokenizer"]["eos_token"]
+    if config.order.held_out_of is not None:
+        settings["held_out_of"] = config.order.held_out_of
+    for source in settings["sources"]:
+        source["weight"] = config.weights is not None
+    further = {name: source.model_dump(mode="json") for name, source in sets.items()}
+    for source in (*settings["sources"], settings["validation"], *further.values()):
+        for new in ("too_long", "grows_until") if isinstance(source, dict) else ():
+            if source[new] is None:  # as before there was this setting
+                del source[new]
+    return {**settings, "sets": further}
+
+
+def fingerprint(
+    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
+) -> str:
+    """Hash of all that decides the shards: settings, source files' names, sizes, contents, tokenizer, algorithm."""
+    parts = {
+        "algorithm": ALGORITHM_VERSION,
+        "settings": settings,
+        "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
+        "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
+    }
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def stream_fingerprint(
+    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
+) -> str:
+    """The same without the further validation sets, which may come and go."""
+    kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
+    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files)
+
+
+def corpus_hash(files: Sequence[SourceFile]) -> str:
+    return xxhash.xxh3_128_hexdigest("".join(f"{f.name}\0{f.xxh3}\n" for f in files).encode())
+
+
+def load_prepared(directory: Path) -> Prepared | None:
+    """What prepared.json says, or None if there is none. Raises UserError when it is damaged."""
+    path = directory / PREPARED_NAME
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _parse(data, directory, str(path), f"delete {directory} and prepare again")
+
+
+def find_prepared(config: DataConfig) -> Prepared | None:
+    """What lies at `data.directory`, whatever it was made from. For a URL its small files are brought into the cache.
+
+    Raises UserError, BadShard.
+    """
+    if not is_url(config.directory):
+        return load_prepared(Path(config.directory).absolute())
+    assert config.cache is not None
+    store = Store(config.directory, config.cache.deadline_s)
+    cache = Cache(Path(config.cache.directory).absolute(), config.cache.limit_mib * MIB)
+    try:
+        data = store.read(PREPARED_NAME)
+    except FileNotFoundError:
+        return None
+    where = f"{store.url}/{PREPARED_NAME}"
+    prepared = _parse(data, Path(), where, "prepare again to this URL, with this version of windlass")
+    remote = Remote(store, cache, data, prepared.files)
+    return replace(prepared, directory=remote.directory, remote=remote)
+
+
+def find_growing(config: DataConfig) -> Prepared | None:
+    """What lies there of a preparation that is still written, or was left off. Raises BadShard."""
+    directory = Path(config.directory).absolute()
+    journal = open_journal(directory)
+    if journal is None:
+        return None
+    facts = {key: value for key, value in journal.begin.items() if key not in ("kind", "is_fast")}
+    sets = {name: SetInfo(**info) for name, info in facts.pop("sets").items()}
+    sets["train"] = _so_far(journal, config.sequence_length) if journal.end is None else SetInfo(**journal.end["train"])
+    return Prepared(directory=directory, **facts, sets=sets, baselines={}, is_whole=False)
+
+
+def _so_far(journal: Journal, sequence_length: int) -> SetInfo:
+    """The training set as far as it is written. What is not known of it before its end is 0."""
+    samples, most = sum(shard.num_samples for shard in journal.shards), max([1, *journal.most_documents])
+    return SetInfo(
+        0, samples * sequence_length, 0, samples, 0, bytes_add_up=False, max_documents=most, source_shards=[]
+    )
+
+
+def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
+    rule = f"{PREPARED_NAME} is as this version of windlass writes it"
+    try:
+        content = json.loads(data)
+        sets = content["sets"]
+        other = _other_keys(Prepared, content) + [told for info in sets.values() for told in _other_keys(SetInfo, info)]
+        if other:
+            told = ", ".join(dict.fromkeys(other))
+            raise UserError(f"{where} was written by another version of windlass: {told}", rule, change)
+        return Prepared(directory=directory, **{**content, "sets": {name: SetInfo(**sets[name]) for name in sets}})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{where} cannot be read: {error}", rule, change) from None
+
+
+def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
+    """How the keys of `content` are not those that this version writes, each in words."""
+    known = {entry.name: entry for entry in fields(kind) if entry.name not in UNSAVED}
+    needed = [name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING]
+    lacking = [f"it has no `{name}`" for name in needed if name not in content]
+    return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
+
+
+def check_shards(prepared: Prepared, may_lack: int = 0) -> None:
+    """Every set's shards are there, of the right size and number; of the training set's `may_lack` may not. The tokenizer and
+    each index.json are those that were written. Raises BadShard."""
+    for name, info in prepared.sets.items():
+        lacking = may_lack if name == "train" else 0
+        shards = (
+            read_index(prepared.directory / name, lacking)
+            if prepared.remote is None
+            else prepared.remote.shards(name).shards
+        )
+        found = sum(shard.num_samples for shard in shards)
+        if found != info.samples:
+            given = f"{prepared.place}/{name} holds {found} samples"
+            raise BadShard(given, f"{PREPARED_NAME} promises {info.samples}", "delete the directory and prepare again")
+    if prepared.remote is None:
+        check_small_files(prepared.directory, prepared.files)
+    elif not prepared.remote.store.is_read_only:
+        prepared.remote.check_sizes({name: may_lack if name == "train" else 0 for name in prepared.sets})
+
+
+def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:
+    """The preparation of these settings. Raises UserError if there is none or it is of others, BadShard if damaged."""
+    directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
+    prepared = find_prepared(config) or (find_growing(config) if config.may_grow else None)
+    if prepared is None:
+        raise UserError(f"{directory} holds no prepared data", "data is prepared before it is read", "windlass prepare")
+    wanted = json.loads(json.dumps(settings_of(config, sets)))
+    for key, value in wanted.items():
+        if prepared.settings.get(key) != value:
+            given = f"{directory} was prepared with {key} {prepared.settings.get(key)!r}, the recipe has {value!r}"
+            rule = "prepared data is used with the settings it was made with"
+            raise UserError(given, rule, "run windlass prepare on this recipe, or give data.directory another name")
+    if config.may_grow:
+        prepared = replace(prepared, deadline_s=config.order.deadline_s)
+    if not prepared.is_whole:
+        return prepared
+    if prepared.remote is None:
+        check_shards(prepared, config.max_bad_shards)
+    else:
+        prepared.remote.check_window("train", config.shuffle_window, len(config.weights or [1]))
+    return prepared

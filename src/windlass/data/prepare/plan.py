@@ -1,0 +1,162 @@
+"""What is to be prepared: every source looked at, and the documents of every set chosen.
+
+Documents are read more than once (hash, count, tokenizer, ids); reading costs a hundredth of encoding. So what is not on this
+host, rows of a dataset of the hub or files at a URL, is fetched once, beside the preparation. Only for a training set that is
+read while it grows do documents come as they are read, and are kept then (`fetch.Stream`). Nothing that needs all of them can be
+asked for there: a share for validation is of the first documents, duplicates stay, a tokenizer is given.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.prepare.manifest import corpus_hash, fingerprint, settings_of, stream_fingerprint
+from windlass.data.sources.config import DEFAULT_SPLIT
+from windlass.data.sources.fetch import Stream, fetch, is_remote
+from windlass.data.sources.growing import Patience, what_changed
+from windlass.data.sources.hub import commit_of, split_names
+from windlass.data.sources.scan import Source, SourceFile, scan, source_of
+from windlass.data.sources.select import Amount, Selection, measure, select
+from windlass.data.tokenize import tokenizer
+from windlass.errors import UserError
+
+DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
+Report = Callable[[str], None]
+
+
+class Plan(NamedTuple):
+    """What is to be prepared, and from what."""
+
+    config: DataConfig
+    sets: Mapping[str, SourceConfig]
+    files: Mapping[str, list[SourceFile]]
+    """Of every source, by the name of what it is for."""
+    loaded: list[Path]
+    """The tokenizer's files, where it is given."""
+    report: Report
+    arrived: dict[str, dict[str, str]]
+    """Files and hashes that were taken of each source that grows, by the name of what it is for; filled as they are."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return settings_of(self.config, self.sets)
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.settings, self.files, self.loaded)
+
+    @property
+    def stream(self) -> str:
+        return stream_fingerprint(self.settings, self.files, self.loaded)
+
+    @property
+    def named(self) -> dict[str, SourceConfig]:
+        return _named(self.config, self.sets)
+
+    @property
+    def corpus_hash(self) -> str:
+        return corpus_hash(self.training_files)
+
+    @property
+    def training_files(self) -> list[SourceFile]:
+        return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
+
+    def what_changed(self, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+        """Which file of a source that grew is not as it was taken, if one is."""
+        found = (what_changed(self.named[name], taken) for name, taken in arrived.items())
+        return next(filter(None, found), None)
+
+    @property
+    def commits(self) -> dict[str, str]:
+        found = {_pin(source): commit_of(self.files[name][0]) for name, source in self.named.items() if source.hub}
+        return {pin: commit for pin, commit in found.items() if commit is not None}
+
+
+def look(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, commits: Mapping[str, str]) -> Plan:
+    """Every source looked at. `commits`: those that datasets of the hub are to have. Raises UserError."""
+    files = {name: scan(source, report, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
+    loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
+    return Plan(config, sets, files, loaded, report, {})
+
+
+def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
+    """Every source by the name of what it is for."""
+    named = {f"sources.{number}": source for number, source in enumerate(config.sources)}
+    if isinstance(config.validation, SourceConfig):
+        named["validation"] = config.validation
+    return named | {f"sets.{name}": source for name, source in sets.items()}
+
+
+def _pin(source: SourceConfig) -> str:
+    return f"{source.hub}@{source.revision or 'main'}"
+
+
+def choose(
+    plan: Plan, work: Path, tick: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Selection], dict[str, list[Amount]]]:
+    """The documents of every set, and how many. What is not local is fetched, or, of a growing set, comes as it is read; `tick`
+    is called while it is waited for. Raises UserError."""
+    config, files, report = plan.config, plan.files, plan.report
+    named = plan.named
+    share = config.validation if isinstance(config.validation, float) else None
+    if isinstance(config.validation, SourceConfig) and _lacks_split(config, files["validation"]):
+        share = DEFAULT_SHARE
+        given = f"{config.validation.label} has no split `{config.validation.split}`"
+        report(f"{given}: {share:g} of the training documents are held out for validation, by the hash of their text")
+        del named["validation"]
+    streamed = [n for n in named if n.startswith("sources.") and config.may_grow and any(map(is_remote, files[n]))]
+    if streamed:
+        _check_streamed(config, named[streamed[0]], share)
+    sources: dict[str, Source] = {}
+    for name, source in named.items():
+        if not any(map(is_remote, files[name])):
+            sources[name] = source_of(source, files[name])
+            continue
+        taken: dict[str, str] = {}
+        if source.grows_until is not None:
+            plan.arrived[name] = taken
+        kept, patience = work / "fetched" / name, Patience(config.order.deadline_s, tick, taken.__setitem__)
+        sources[name] = Source([], num_tokens=source.tokens, format=source.format, too_long=source.too_long)
+        if name in streamed:
+            stream = Stream(source, files[name], kept, report, patience)
+            sources[name] = sources[name]._replace(stream=stream.texts)
+        else:
+            sources[name] = sources[name]._replace(files=fetch(source, files[name], kept, report, patience))
+    selections, num_dropped = select(
+        [source for name, source in sources.items() if name.startswith("sources.")],
+        sources["validation"] if share is None else share,
+        {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
+        config.deduplicate,
+        config.order.held_out_of,
+    )
+    if config.deduplicate:
+        report(f"deduplicate: {num_dropped} documents are left out, whose text came before")
+    if config.order.held_out_of is not None:
+        held_out = (
+            f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
+        )
+        report(f"{held_out}; those behind are trained on, but for copies of what is held out")
+    return selections, measure(selections, share, ["train"] if streamed else [])
+
+
+def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
+    """Raises UserError where something needs all documents before the first is trained on."""
+    rule = f"data.order.first_epoch: arrival, and {source.label} comes as it is read"
+    if share is not None and config.order.held_out_of is None:
+        change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
+        raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)
+    if config.tokenizer.train is not None:
+        change = "give data.tokenizer.from; `windlass prepare` with first_epoch: shuffled trains one on all text"
+        raise UserError(f"data.tokenizer.train: {config.tokenizer.train}, on all training text", rule, change)
+    if config.deduplicate:
+        raise UserError("data.deduplicate: true compares all documents first", rule, "leave it out")
+
+
+def _lacks_split(config: DataConfig, files: list[SourceFile]) -> bool:
+    """Whether `validation` is a split, of a dataset that is trained on, that is not there."""
+    asked = config.validation
+    assert isinstance(asked, SourceConfig)
+    if asked.hub is None or (asked.hub, asked.subset) not in [(s.hub, s.subset) for s in config.sources]:
+        return False
+    return (asked.split or DEFAULT_SPLIT) not in split_names(asked, files[0])

@@ -1,0 +1,139 @@
+"""From sources to shards, once: documents -> split by hash -> tokenizer -> ids -> samples of T+1 -> MDS shards.
+
+Unchanged sources and settings (`prepared.fingerprint`) are recognised and skipped; changed ones are prepared again,
+never reused; the new preparation takes the old one's place only when it is complete (`place`).
+A preparation that was killed goes on where it was (`parts`). Where training may begin meanwhile, its training set grows in place
+(`making.make_growing`), and whoever prepares second waits until the first is done or dead, and goes on.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.prepare.build import make, make_growing
+from windlass.data.prepare.directory import (
+    alone,
+    check_apart,
+    check_place,
+    has_leftovers,
+    kept_work,
+    local_place,
+    replaced,
+    told_if_full,
+)
+from windlass.data.prepare.manifest import Prepared, check_shards, find_prepared, load_prepared, open_prepared
+from windlass.data.prepare.plan import Plan, Report, look
+from windlass.data.shards.journal import beating, open_journal
+from windlass.data.shards.remote import claim, publish
+from windlass.data.shards.store import Store, is_url
+from windlass.data.tokenize.resume import open_parts
+from windlass.errors import BadShard, UserError
+
+__all__ = ["Prepared", "open_prepared", "prepare"]
+
+
+def prepare(
+    config: DataConfig,
+    sets: Mapping[str, SourceConfig],
+    report: Report = print,
+    begun: str | None = None,
+    looked: Callable[[str], None] = lambda _fingerprint: None,
+) -> Prepared:
+    """The preparation of `config` with the further `sets`: found if unchanged, else made. `report` takes lines of text.
+
+    `begun`: the stream (Prepared.stream) that a run has begun to read. Another one is refused, and nothing is replaced. `looked`
+    is told the fingerprint, when all sources have been looked at.
+    Raises UserError for what is wrong with sources, tokenizer, split or directory; nothing half-made is left then.
+    """
+    directory = local_place(config)
+    place = config.directory if is_url(config.directory) else str(directory)
+    check_place(directory)
+    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
+    check_apart(directory, [path for source in named for path in source.paths])
+    with beating(directory) if config.may_grow else contextlib.nullcontext():
+        plan = look(config, sets, report, _known_commits(config, sets))
+        is_stale = _is_stale(plan, directory)
+    wanted = plan.fingerprint
+    if begun is not None and (plan.stream != begun or is_stale):
+        raise other_stream(place)
+    if not is_stale:  # else only when the old one is gone, which has the same fingerprint
+        looked(wanted)
+    may_lack = config.max_bad_shards  # what a run may leave out is no reason to prepare all of it again
+    if _what_is_wrong(lambda: find_prepared(config), plan, may_lack) is None and not has_leftovers(directory):
+        prepared = open_prepared(config, sets)
+        report(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
+        return prepared
+    with alone(directory, report):
+        wrong = _what_is_wrong(lambda: find_prepared(config), plan, may_lack)
+        if wrong is not None:  # else another process has made it while this one waited
+            report(f"preparing {place}: {wrong}")
+            if is_url(config.directory):
+                report(f"shards are written to {directory} first, and copied when all are whole")
+            store = Store(config.directory, config.cache.deadline_s) if config.cache is not None else None
+            token = claim(store) if store is not None else b""
+            if _what_is_wrong(lambda: load_prepared(directory), plan) is not None:  # else made, but not published
+                _make(plan, directory, lambda: looked(wanted))
+            if store is not None:
+                publish(directory, store, token, report)
+                shutil.rmtree(directory)
+    looked(wanted)
+    return open_prepared(config, sets)
+
+
+def _make(plan: Plan, directory: Path, begun: Callable[[], None]) -> None:
+    if plan.config.may_grow:
+        with told_if_full(directory, directory), kept_work(directory) as work:
+            make_growing(plan, directory, open_parts(work, plan.fingerprint), begun)
+        return
+    with replaced(directory) as temporary, kept_work(directory) as work:
+        make(plan, temporary, open_parts(work, plan.fingerprint)).save(temporary)
+
+
+def other_stream(place: str) -> UserError:
+    return UserError(
+        f"the files of data.sources, or the tokenizer's, are not those that the run's checkpoint has read ({place})",
+        "a resumed run goes on in the stream it began, with the tokenizer it began",
+        "put the old files back; or take another run.directory and data.directory, with run.start_from for the weights; "
+        "or accept another stream with run.accept_drift=[data]",
+    )
+
+
+def _is_stale(plan: Plan, directory: Path) -> bool:
+    """Whether a preparation of this plan is finished there, and a source that grew has other files since."""
+    found = load_prepared(directory)
+    return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
+
+
+def _what_is_wrong(find: Callable[[], Prepared | None], plan: Plan, may_lack: int = 0) -> str | None:
+    """Why what `find` finds is not the preparation of this plan; None if it is, but for so many shards."""
+    try:
+        found = find()
+        if found is None:
+            return "nothing is there yet"
+        if found.fingerprint != plan.fingerprint:
+            return "the sources or settings have changed since it was prepared"
+        changed = plan.what_changed(found.arrived)
+        if changed is not None:
+            return changed
+        check_shards(found, may_lack)
+    except BadShard as error:
+        return error.given
+    return None
+
+
+def _known_commits(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, str]:
+    """The commits that the datasets were when what lies there was prepared: they stay, whatever a branch does meanwhile."""
+    named = [*config.sources, *sets.values(), config.validation]
+    if not any(isinstance(source, SourceConfig) and source.hub for source in named):
+        return {}
+    try:
+        found = find_prepared(config)
+        growing = open_journal(local_place(config)) if found is None else None
+    except (BadShard, UserError):  # which is said when it is prepared again
+        return {}
+    if growing is not None:
+        commits: dict[str, str] = growing.begin["commits"]
+        return commits
+    return found.commits if found is not None else {}

@@ -1,0 +1,193 @@
+"""One set written: documents -> ids, in parts that survive a kill -> samples of T+1 -> MDS shards, with progress told.
+
+The sources of a set are one stream, so that no sample is short but the last one. Only where they are mixed by weight has each
+its own samples and its own shards, since then a shard must not hold two.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windlass.data import packing
+from windlass.data.config import DataConfig
+from windlass.data.prepare.manifest import SetInfo
+from windlass.data.shards.journal import Beat, Journal, JournaledWriter
+from windlass.data.shards.mds import Writer
+from windlass.data.sources.fetch import checked_limit
+from windlass.data.sources.scan import Source
+from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
+from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
+from windlass.data.tokenize.pool import encode
+from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
+from windlass.data.tokenize.resume import Part, encode_in_parts, limited
+from windlass.errors import UserError
+from windlass.units import format_bytes, format_count, format_duration
+
+REPORT_EVERY_S = 10.0
+BYTES_PER_ID = 8  # of a shard: an id and its label
+Report = Callable[[str], None]
+
+
+class Growing(NamedTuple):
+    """Where the shards of a set are told while it is written, and that it is."""
+
+    journal: Journal
+    beat: Beat
+
+
+def write_set(
+    directory: Path,
+    selection: Selection,
+    amounts: Sequence[Amount],
+    config: DataConfig,
+    tokenizer: tuple[Path, int, np.ndarray, bool],
+    parts: Path,
+    report: Report,
+    growing: Growing | None = None,
+) -> SetInfo:
+    """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
+    and whether tiktoken encodes it. `parts`: where ids are kept that a killed preparation has made."""
+    place, eos_id, bytes_V, is_fast = tokenizer
+    T = config.sequence_length
+    is_mixed = config.weights is not None and directory.name == "train"
+    width = ROWS if selection.is_pairs else 1  # sequences of a sample
+    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), report)
+    # somebody may wait for a shard of a set that grows: nothing larger is encoded at once
+    at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
+
+    def stream(number: int) -> Iterator[np.ndarray]:
+        def ids_of(texts: Any) -> Iterator[np.ndarray]:
+            known = (place, is_fast, at_once)
+            ids = _encode(texts, selection.sources[number], amounts[number], known, directory.name)
+            return ids if growing is None else growing.beat.through(ids)
+
+        texts = selection.texts_of(number)
+        texts = texts if growing is None else growing.beat.through(texts)
+        found = encode_in_parts(texts, ids_of, eos_id, parts / directory.name / f"{number:03}", at_once)
+        return counted.through(found, selection.sources[number])
+
+    streams = map(stream, range(len(selection.sources)))
+    size = (directory, width * (T + 1), config.shard_bytes)
+    writer = Writer(*size) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1)
+    num_samples = max_documents = 0
+    shards: list[int] = []
+    for ids in streams if is_mixed else [chain.from_iterable(streams)]:
+        for input_ids_NL, labels_NL in _packed(ids, eos_id, config, selection.is_pairs):
+            writer.write(input_ids_NL, labels_NL)
+            num_samples += len(input_ids_NL)
+            ids_RL, labels_RL = input_ids_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
+            max_documents = max(max_documents, packing.most_documents(ids_RL, labels_RL, eos_id))
+        shards.append(writer.end_shard() - sum(shards))
+        if not shards[-1]:
+            given = f"data.sources[{len(shards) - 1}] has a weight, and no text for training"
+            raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
+    writer.close()
+    return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
+
+
+def _packed(
+    ids: Iterator[np.ndarray], eos_id: int, config: DataConfig, is_pairs: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    pack = packing.pack if config.packing == "concatenate" else packing.pack_best_fit
+    pack = pack_pairs if is_pairs else pack
+    for input_ids_NL, labels_NL in pack(ids, eos_id, config.sequence_length):
+        if config.isolate and (input_ids_NL & INNER).any() and not is_pairs:
+            raise UserError(
+                "data.isolate=true with `format: chat`, and the chat template ends turns by EOS",
+                "documents are told apart by EOS, so that every turn would be a document of its own",
+                "set data.tokenizer.eos_token to a special token that the template does not write, such as <|endoftext|>; or "
+                "set data.isolate=false",
+            )
+        yield labelled(input_ids_NL, labels_NL)
+
+
+def _encode(
+    texts: Iterable[str], source: Source, amount: Amount, known: tuple[Path, bool, int | None], name: str
+) -> Iterator[np.ndarray]:
+    """known: the tokenizer's directory, whether tiktoken encodes, and at most about how many letters at once."""
+    tokenizer, is_fast, at_once = known
+    if source.format == "chat":
+        return encode_chat(texts, tokenizer, name)
+    if source.format == "preference":
+        return encode_pairs(texts, tokenizer, name)
+    return encode(texts, amount.bytes, tokenizer, os.cpu_count() or 1, is_fast, at_once)
+
+
+class _Counted:
+    """Counts documents, tokens, and the bytes they stand for, as they pass; tells how far the set is every ten seconds."""
+
+    def __init__(
+        self, name: str, selection: Selection, num_bytes: int, known: tuple[np.ndarray, int, int], report: Report
+    ):
+        """known: bytes per token [V], EOS id, targets per sequence."""
+        self._name, self._num_bytes, self._report = name, num_bytes, report
+        self._bytes_V, self._eos_id, self._length = known
+        self.is_masked = any(source.format != "text" for source in selection.sources)
+        self._is_pairs = any(source.format == "preference" for source in selection.sources)
+        self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
+        self._start_s = self._reported_s = time.monotonic()
+
+    def through(self, parts: Iterator[Part], source: Source) -> Iterator[np.ndarray]:
+        """The ids of one source: of pairs those that fit, and no more than its limit in tokens."""
+        whole = checked_limit(source, parts)
+        fitting = Fitting(self._eos_id, self._length, source.too_long)
+        fit = fitting.through(whole, self._name) if source.format == "preference" else whole
+        for part in limited(fit, self._eos_id, source.num_tokens):
+            self.documents += len(part.sizes)
+            self.tokens += len(part.ids)
+            self.text_bytes += int(part.sizes.sum())
+            self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
+            now_s = time.monotonic()
+            if now_s - self._reported_s > REPORT_EVERY_S:
+                self._reported_s = now_s
+                rate = self.text_bytes / (now_s - self._start_s)
+                done = f"{format_bytes(self.text_bytes)} of {format_bytes(self._num_bytes)}"
+                left = format_duration(max(0, self._num_bytes - self.text_bytes) / rate) if rate else "?"
+                left = f", {left} left"
+                if self._num_bytes >= UNKNOWN_BYTES:
+                    done, left = format_bytes(self.text_bytes), ""
+                self._report(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
+            yield part.ids
+        self.left_out += fitting.num_dropped
+
+    def end(self, num_samples: int, num_targets: int, max_documents: int, shards: list[int]) -> SetInfo:
+        """The set in numbers, which are told. `num_targets`: places for them in a sample."""
+        info = SetInfo(
+            documents=self.documents,
+            tokens=self.tokens,
+            bytes=self.text_bytes,
+            samples=num_samples,
+            padding=num_samples * num_targets - self.tokens,
+            bytes_add_up=self.bytes == self.text_bytes and not self.is_masked,
+            max_documents=max_documents,
+            source_shards=shards,
+            left_out=self.left_out,
+        )
+        self._tell(info, num_targets)
+        return info
+
+    def _tell(self, info: SetInfo, num_targets: int) -> None:
+        took = format_duration(time.monotonic() - self._start_s)
+        amount = f"{info.documents} documents, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
+        fill = 100 * info.tokens / (info.samples * num_targets)
+        self._report(
+            f"{self._name}: {amount}, {info.samples} samples ({fill:.2f} % full, {info.padding} positions are empty), {took}"
+        )
+        if info.left_out:
+            self._report(
+                f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
+            )
+        if self.is_masked:
+            learned = (
+                "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"
+            )
+            self._report(f"{self._name}: {learned}: there are no bits per byte")
+        elif not info.bytes_add_up:
+            difference = self.bytes - info.bytes
+            rewrites = f"this tokenizer rewrites text (its tokens stand for {difference:+d} bytes)"
+            self._report(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")

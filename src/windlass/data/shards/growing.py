@@ -1,0 +1,98 @@
+"""The shards of a preparation that is still being written, as a reader sees them: more as time goes, each as good as in a
+finished one. Whoever needs one that is not there waits, for as long as the preparation works.
+
+What counts as working: its journal grows, or its beat changes, which it does with every second in which documents are read or
+encoded. Clocks of two hosts are never compared; only change is seen. No change within the deadline is an error that names the
+preparation, and so is one that says itself why it has failed. So a wait ends: in shards, in the end of the set, or in an error,
+never in a short epoch.
+
+Ranks wait alike: each asks for the whole global batch, not for its own part, so all find it there at nearly the same moment, and
+no collective is under way while they wait. The deadline is far below the time after which a collective fails.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from windlass.data.shards.index import Shard
+from windlass.data.shards.journal import Journal, open_journal, read_beat
+from windlass.data.shards.mds import Folder
+from windlass.errors import UserError
+from windlass.units import format_duration
+
+POLL_S: Final = 0.2
+MAPPED: Final = 1 << 30  # files of a disk: as many as the reader wants
+
+
+class GrowingFolder(Folder):
+    """Shards of a local directory as its journal tells them. `shards` becomes longer with `read`; sizes and hashes are checked
+    when a file is first loaded."""
+
+    def __init__(self, directory: Path, journal: Journal, deadline_s: float):
+        self.directory, self.where = directory, str(directory)
+        self.max_mapped = MAPPED
+        self.journal, self._deadline_s = journal, deadline_s
+        self._verified = set()
+        self._closed = threading.Event()
+
+    @property
+    def shards(self) -> list[Shard]:  # type: ignore[override]
+        return self.journal.shards
+
+    @property
+    def is_complete(self) -> bool:
+        return self.journal.end is not None
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._closed.set()
+
+    def wait_for(self, is_enough: Callable[[], bool]) -> None:
+        """Until `is_enough()`, which is asked anew when there is more, or the set is complete. Raises UserError, BadShard."""
+        sign, since_s = "", time.monotonic()
+        while True:
+            self.read()
+            if self.is_complete or is_enough():
+                return
+            beat, failure = read_beat(self.directory.parent)
+            now_s = time.monotonic()
+            if (found := f"{self.journal.num_bytes} {beat}") != sign:
+                sign, since_s = found, now_s
+            if failure is not None:
+                raise self._failed(failure)
+            if now_s - since_s > self._deadline_s:
+                raise self._silent(now_s - since_s)
+            if self._closed.wait(POLL_S):
+                raise RuntimeError("the loader was closed while it waited")
+
+    def read(self) -> None:
+        """Takes in what is new. Raises UserError where the preparation is gone, BadShard where it is another one."""
+        try:
+            self.journal.read()
+        except FileNotFoundError:
+            given = f"{self.journal.path} is gone; {len(self.shards)} shards were read or could be"
+            rule = "prepared data stays while a run reads it"
+            raise UserError(
+                given, rule, "see who removed it; then start this run again, which prepares and goes on"
+            ) from None
+
+    def _failed(self, failure: UserError) -> UserError:
+        given = f"the preparation of {self.directory.parent} failed behind shard {len(self.shards)}: {failure.given}"
+        change = f"{failure.change}; then start this run again: both go on where they were"
+        return UserError(given, failure.rule, change)
+
+    def _silent(self, waited_s: float) -> UserError:
+        return UserError(
+            f"{self.directory.parent} holds {len(self.shards)} shards of an unfinished preparation, which gave no sign of life "
+            f"for {format_duration(waited_s)}",
+            f"a preparation that is being read works on; data.order.deadline_s={self._deadline_s:g}",
+            "start this run again: it goes on with the preparation too; or raise data.order.deadline_s, where its host is slow",
+        )
+
+
+def open_growing(directory: Path, name: str, deadline_s: float) -> GrowingFolder | None:
+    """The training set below `directory` by its journal, finished or not; None where it has none. Raises BadShard."""
+    journal = open_journal(directory)
+    return None if journal is None else GrowingFolder(directory / name, journal, deadline_s)

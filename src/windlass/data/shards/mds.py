@@ -1,0 +1,295 @@
+"""Shards of samples on disk: MosaicML's MDS format, our own writer and reader.
+
+A shard file holds, little-endian: u32 number of samples n; u32 offsets[n+1] from the start of the file; a JSON text
+(the columns again); then the samples. A sample holds one u32 size per column, then per column one byte (ndim << 2 |
+w), the shape in unsigned integers of 2**w bytes, and the values. We keep the part of the format that we need: two
+columns, `input_ids` and `labels`, both `ndarray:int32` of one dimension and equal length, written uncompressed, always
+with an xxh64 in index.json. (Format: github.com/mosaicml/streaming, format version 2.)
+
+Writing: a shard is written under a temporary name, fsynced, renamed; index.json comes last, so that a directory
+without it is no dataset. Reading: every file's size is compared when the dataset is opened, every file's hash when it
+is first mapped. What does not fit raises `BadShard`; nothing is skipped. A shard whose bytes are one bit off is never
+read as data. Where shards come from is the reader's `ShardSource`.
+"""
+
+import json
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from windlass.data.shards.index import (
+    COLUMNS,
+    ENCODING,
+    INDEX_NAME,
+    REPAIR,
+    File,
+    Shard,
+    check_size,
+    parse_index,
+    unpack,
+    verify_file,
+)
+from windlass.errors import BadShard
+
+
+def _layout(num_ids: int) -> tuple[bytes, bytes]:
+    """The bytes before the values of a sample's first and second column; they depend on the length alone."""
+    width = 0 if num_ids < 1 << 8 else 1 if num_ids < 1 << 16 else 2
+    head = bytes([1 << 2 | width]) + num_ids.to_bytes(1 << width, "little")
+    sizes = np.full(len(COLUMNS), len(head) + 4 * num_ids, "<u4").tobytes()
+    return sizes + head, head
+
+
+def write_durably(path: Path, *chunks: bytes | memoryview) -> None:
+    """The file exists whole under its name, or not at all, whatever kills the machine."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Writer:
+    """Writes rows of `num_ids` ids into shards of at most `shard_bytes` each. `close()` makes them a dataset."""
+
+    def __init__(self, directory: Path, num_ids: int, shard_bytes: int, may_exist: bool = False):
+        self.directory, self.num_ids, self.shard_bytes = directory, num_ids, shard_bytes
+        directory.mkdir(parents=True, exist_ok=may_exist)
+        self._heads = _layout(num_ids)
+        self._record_bytes = sum(map(len, self._heads)) + 2 * 4 * num_ids
+        self._config = {
+            "column_encodings": [ENCODING, ENCODING],
+            "column_names": list(COLUMNS),
+            "column_sizes": [None, None],
+            "compression": None,
+            "format": "mds",
+            "hashes": ["xxh64"],
+            "size_limit": shard_bytes,
+            "version": 2,
+        }
+        self._config_data = json.dumps(self._config, sort_keys=True).encode()
+        room_bytes = shard_bytes - len(self._config_data) - 8
+        self.samples_per_shard = max(1, room_bytes // (self._record_bytes + 4))
+        self._records = np.empty((self.samples_per_shard, self._record_bytes), np.uint8)  # paged in as it is filled
+        self._num_pending = 0
+        self._entries: list[dict[str, Any]] = []
+
+    def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> None:
+        """Appends N samples of L = `num_ids` ids each."""
+        first, second = (np.frombuffer(head, np.uint8) for head in self._heads)
+        cut = len(first) + 4 * self.num_ids
+        at = 0
+        while at < len(input_ids_NL):
+            count = min(self.samples_per_shard - self._num_pending, len(input_ids_NL) - at)
+            records = self._records[self._num_pending : self._num_pending + count]
+            records[:, : len(first)] = first
+            records[:, len(first) : cut] = np.ascontiguousarray(input_ids_NL[at : at + count], "<i4").view(np.uint8)
+            records[:, cut : cut + len(second)] = second
+            records[:, cut + len(second) :] = np.ascontiguousarray(labels_NL[at : at + count], "<i4").view(np.uint8)
+            self._num_pending, at = self._num_pending + count, at + count
+            if self._num_pending == self.samples_per_shard:
+                self._flush()
+
+    def _flush(self) -> None:
+        num_samples, self._num_pending = self._num_pending, 0
+        start = 4 + 4 * (num_samples + 1) + len(self._config_data)
+        offsets = start + self._record_bytes * np.arange(num_samples + 1, dtype=np.uint64)
+        header = np.uint32(num_samples).tobytes() + offsets.astype("<u4").tobytes() + self._config_data
+        body = self._records[:num_samples].reshape(-1).data
+        basename = f"shard.{len(self._entries):05}.mds"
+        digest = xxhash.xxh64(header)
+        digest.update(body)
+        raw_data = {
+            "basename": basename,
+            "bytes": len(header) + len(body),
+            "hashes": {"xxh64": digest.hexdigest()},
+        }
+        entry = {**self._config, "raw_data": raw_data, "samples": num_samples, "zip_data": None}
+        self.put(entry, header, body)
+        self._entries.append(entry)
+
+    def put(self, entry: dict[str, Any], header: bytes, body: memoryview) -> None:
+        """Writes the file of a shard."""
+        write_durably(self.directory / entry["raw_data"]["basename"], header, body)
+
+    def columns(self, body: memoryview) -> tuple[np.ndarray, np.ndarray]:
+        """(input_ids, labels) of the samples of `body`, [N, num_ids] int32 each."""
+        records = np.frombuffer(body, np.uint8).reshape(-1, self._record_bytes)
+        first, second = map(len, self._heads)
+        cut = first + 4 * self.num_ids
+        parts = records[:, first:cut], records[:, cut + second :]
+        ids_NL, labels_NL = (np.ascontiguousarray(part).view("<i4") for part in parts)
+        return ids_NL, labels_NL
+
+    def end_shard(self) -> int:
+        """What comes next goes into another shard. -> shards so far."""
+        if self._num_pending:
+            self._flush()
+        return len(self._entries)
+
+    def close(self) -> None:
+        self.end_shard()
+        index = json.dumps({"shards": self._entries, "version": 2}, sort_keys=True)
+        write_durably(self.directory / INDEX_NAME, index.encode())
+
+
+class ShardSource(Protocol):
+    """Where a reader gets shards from: a local `Folder`, or a store through a cache (windlass.data.shards.cache)."""
+
+    @property
+    def where(self) -> str:
+        """The dataset's directory or URL, for messages."""
+
+    @property
+    def shards(self) -> Sequence[Shard]: ...
+    @property
+    def max_mapped(self) -> int:
+        """Most shards that may be in use at once."""
+
+    def load(self, number: int) -> np.ndarray:
+        """The verified bytes of shard `number`, [num_bytes] uint8. Raises BadShard."""
+
+
+class Folder:
+    """Shards in a local directory. Index, presence and sizes are checked when it is opened, a file's hash when it is first
+    loaded. A compressed shard is unpacked into memory for as long as it is used. `may_lack`: so many files may be missing or of
+    another size; they are met when they are loaded."""
+
+    def __init__(self, directory: Path, may_lack: int = 0):
+        self.directory, self.where = directory, str(directory)
+        self.shards = read_index(directory, may_lack)
+        self.max_mapped = len(self.shards)
+        self._verified: set[int] = set()
+
+    def load(self, number: int) -> np.ndarray:
+        shard = self.shards[number]
+        path = self.directory / shard.stored.name
+        _check_file(shard.stored, self.directory, INDEX_NAME)
+        try:
+            with open(path, "rb", buffering=0) as opened:
+                if shard.compression is not None:
+                    return np.frombuffer(unpack(shard, opened.readall(), str(path)), np.uint8)
+                if number not in self._verified:
+                    verify_file(shard.raw, opened, str(path))
+                    self._verified.add(number)
+                return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        except (OSError, ValueError) as error:  # no permission, a bad block; emptied between two looks
+            rule = f"index.json promises {shard.stored.num_bytes} bytes"
+            raise BadShard(f"{path} cannot be read: {error}", rule, REPAIR) from None
+
+
+def read_index(directory: Path, may_lack: int = 0) -> list[Shard]:
+    """index.json, strictly validated, and every file's presence and size compared with it; `may_lack` files may not fit. Raises
+    BadShard."""
+    path = directory / INDEX_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise BadShard(f"{path} does not exist", "index.json is written last and makes a dataset", REPAIR) from None
+    shards = parse_index(data, str(path))
+    for shard in shards:
+        try:
+            _check_file(shard.stored, directory, str(path))
+        except BadShard:
+            may_lack -= 1
+            if may_lack < 0:
+                raise
+    return shards
+
+
+def _check_file(file: File, directory: Path, index: str) -> None:
+    try:
+        found_bytes = (directory / file.name).stat().st_size
+    except FileNotFoundError:
+        given = f"{directory / file.name} is missing"
+        raise BadShard(given, f"{index} promises {file.num_bytes} bytes", REPAIR) from None
+    check_size(file, found_bytes, str(directory / file.name))
+
+
+class Reader:
+    """Random access to the samples of a dataset. Keeps at most `max_mapped` shards mapped, the last used ones.
+
+    Raises BadShard when opened (index; of a folder also presence and sizes) and when a shard is mapped (hash, header).
+    """
+
+    def __init__(self, source: Path | ShardSource, max_mapped: int = 64):
+        self.source: ShardSource = Folder(source) if isinstance(source, Path) else source
+        self.max_mapped = min(max_mapped, self.source.max_mapped)
+        self.shards = self.source.shards
+        self.shard_samples = [shard.num_samples for shard in self.shards]
+        self.num_samples = sum(self.shard_samples)
+        self._mapped: OrderedDict[int, tuple[np.ndarray, list[int]]] = OrderedDict()
+
+    def name(self, number: int) -> str:
+        """Where shard `number` lies, for messages."""
+        return f"{self.source.where}/{self.shards[number].stored.name}"
+
+    def _map(self, number: int) -> tuple[np.ndarray, list[int]]:
+        while len(self._mapped) >= self.max_mapped:
+            self._mapped.popitem(last=False)
+        data = self.source.load(number)
+        self._mapped[number] = (data, _offsets(self.shards[number], data, self.name(number)).tolist())
+        return self._mapped[number]
+
+    def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32 views into the mapped file."""
+        mapped = self._mapped.get(number)
+        if mapped is None:
+            mapped = self._map(number)
+        else:
+            self._mapped.move_to_end(number)
+        data, offsets = mapped
+        sample = data[offsets[row] : offsets[row + 1]]
+        head_bytes = 1 + (1 << (int(sample[8]) & 3))
+        column_bytes = (len(sample) - 8) // 2
+        ids = sample[8 + head_bytes : 8 + column_bytes].view("<i4")
+        return ids, sample[8 + column_bytes + head_bytes :].view("<i4")
+
+    def grow(self) -> None:
+        """The source has more shards than when it was opened."""
+        self.shard_samples += [shard.num_samples for shard in self.shards[len(self.shard_samples) :]]
+        self.num_samples = sum(self.shard_samples)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for number, num_samples in enumerate(self.shard_samples):
+            for row in range(num_samples):
+                yield self.read(number, row)
+
+
+def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
+    """Where the samples lie in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
+    sample is not two rows of equally many ids: a right hash says only that the bytes are the writer's."""
+    num_samples = int(data[:4].view("<u4")[0])
+    offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
+    if num_samples != shard.num_samples or len(offsets) != num_samples + 1 or int(offsets[-1]) != shard.num_bytes:
+        given = f"{where} holds {num_samples} samples up to byte {int(offsets[-1])}"
+        raise BadShard(given, f"index.json promises {shard.num_samples} in {shard.num_bytes} bytes", REPAIR)
+    sizes_N = np.diff(offsets)
+    if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < 8 + 2 * 2:
+        raise BadShard(f"{where} has samples that overlap or are empty", "samples lie one behind the other", REPAIR)
+    sizes_N2 = data[offsets[:-1, None] + np.arange(8)].view("<u4").astype(np.int64)
+    heads_N = 1 + (1 << (data[offsets[:-1] + 8].astype(np.int64) & 3))
+    if (
+        (sizes_N2[:, 0] != sizes_N2[:, 1]).any()
+        or (8 + sizes_N2.sum(1) != sizes_N).any()
+        or ((sizes_N2[:, 0] - heads_N) % 4 != 0).any()
+    ):
+        raise BadShard(f"{where} has samples with labels of another length", "each id has one label", REPAIR)
+    return offsets

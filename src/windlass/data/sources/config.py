@@ -1,0 +1,138 @@
+"""What a recipe may say about one source of documents. Checked when it is made, without touching a file. No torch."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from windlass.hub.client import NAME, check_revision
+from windlass.settings import Settings
+
+SLICE = re.compile(r"(\d*):(\d*)")
+DEFAULT_SPLIT = "train"
+Format = Literal["text", "chat", "preference"]
+CONVERSATION = "messages, or prompt and completion"
+PAIR = "chosen and rejected"
+MOST_ROWS = 10**18  # what counts rows and tokens holds 63 bits
+HELD = {"chat": CONVERSATION, "preference": PAIR}  # what the rows hold that are no plain text
+
+
+class SourceConfig(Settings):
+    """Where documents come from: exactly one of `path`, `hub` and `builtin`."""
+
+    path: str | list[str] | None = None
+    """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
+    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
+    is one, any other text file is one; JSON lines and text also as `.gz` or `.zst`. A directory stands for every text file
+    below it, sorted. What lies at a URL is brought here once, when it is prepared."""
+    grows_until: str | None = None
+    """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
+    until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
+    hub: str | None = None
+    """A dataset of the Hugging Face hub by name (org/name), streamed once, when it is prepared; or a local directory that the
+    library `datasets` knows: what `save_to_disk` wrote, or data files."""
+    subset: str | None = None
+    """With `hub`: the dataset's configuration, such as wikitext-103-raw-v1; the only one, or `default`, if not given."""
+    split: str | None = None
+    """With `hub`: the split; train if not given."""
+    revision: str | None = None
+    """With a hub name: the branch, tag or full commit to take; main if not given. The commit that it was is kept in
+    prepared.json, and stays until the preparation is deleted or another revision is named."""
+    builtin: Literal["python-stdlib"] | None = None
+    """`python-stdlib`: the sources of the running Python's own standard library, without its tests."""
+    format: Format = "text"
+    """What a row is. text: a document. chat: a conversation, as `messages` (a list of role and content) or as `prompt` and
+    `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned. preference: two answers to
+    one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
+    begin with. Pairs are prepared, inspected and linted; no objective of this version trains on them."""
+    too_long: Literal["drop"] | None = None
+    """With `format: preference`: `drop` leaves out pairs of which an answer with its prompt is longer than a sequence, and says
+    how many. Without it such a pair is an error: nothing of an answer is ever cut."""
+    text: str | None = None
+    """The key of a line of JSON, or the column of Parquet or of a dataset, that holds the document; `text` if not given."""
+    rows: str | None = None
+    """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
+    "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
+    documents: int | None = Field(default=None, ge=1, le=MOST_ROWS)
+    """At most so many documents (rows that hold text), the first ones."""
+    tokens: int | None = Field(default=None, ge=1, le=MOST_ROWS)
+    """At most about so many tokens for training: this source's training text ends behind the document that reaches them."""
+    weight: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,
+    sources are read one behind the other."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "none is" if not given else " and ".join(f"`{name}`" for name in given) + " are"
+            raise ValueError(f"a source has exactly one of `path`, `hub` and `builtin`; {found} given")
+        if not all(self.paths) or (self.path is not None and not self.paths) or self.hub == "":
+            raise ValueError(f"`{given[0]}` is empty; give a file, a directory, a glob or a name")
+        for path in self.paths:
+            rest = path.partition("://")[2]
+            if "@" in rest.partition("/")[0] and not path.startswith("hf://"):
+                raise ValueError(
+                    "`path` is a URL with a user or password, which the run directory would keep: "
+                    "give the bare URL, and credentials in the environment"
+                )
+        if self.builtin is not None and self.text is not None:
+            raise ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
+        if self.format != "text" and (self.text is not None or self.builtin is not None):
+            what = f"`text: {self.text}`" if self.text is not None else f"`builtin: {self.builtin}`"
+            rows = f"`format: {self.format}`, whose rows hold {HELD[self.format]}"
+            raise ValueError(f"{what} has no effect with {rows}: leave one of them out")
+        if self.too_long is not None and self.format != "preference":
+            raise ValueError(
+                f"`too_long: {self.too_long}` has no effect with `format: {self.format}`, whose documents may be cut; it is for "
+                "`format: preference`: leave it out"
+            )
+        self._check_hub()
+        if self.grows_until is not None:
+            if len(self.paths) != 1 or "://" in self.paths[0] or any(letter in self.paths[0] for letter in "*?["):
+                raise ValueError("`grows_until` is for `path`, one local directory; give that")
+            if not self.grows_until or "/" in self.grows_until:
+                raise ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
+        if self.rows is not None:
+            self._check_slice(self.rows)
+        return self
+
+    def _check_hub(self) -> None:
+        named = [name for name in ("subset", "split", "revision") if getattr(self, name) is not None]
+        if self.hub is None and named:
+            raise ValueError(f"`{named[0]}` has no effect without `hub`: leave it out")
+        if self.hub is not None and self.revision is not None and not NAME.fullmatch(self.hub):
+            check_revision("data.sources", self.hub, self.revision, None)
+        if self.hub is not None and "://" in self.hub:
+            raise ValueError(f"`hub: {self.hub}` is a URL; `hub` is a dataset's name (org/name): give a URL as `path`")
+
+    def _check_slice(self, rows: str) -> None:
+        found = SLICE.fullmatch(rows)
+        numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
+        if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
+            raise ValueError(f"`rows: {rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it")
+        if found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
+            raise ValueError(f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000")
+
+    @property
+    def text_key(self) -> str:
+        """The key or column of a row that holds the document; CONVERSATION or PAIR where several do."""
+        return HELD.get(self.format) or self.text or "text"
+
+    @property
+    def paths(self) -> list[str]:
+        if self.path is None:
+            return []
+        return [self.path] if isinstance(self.path, str) else self.path
+
+    @property
+    def slice(self) -> tuple[int, int | None]:
+        """`rows` as numbers: first row, and the row behind the last."""
+        first, _, end = (self.rows or "0:").partition(":")
+        return int(first or 0), int(end) if end else None
+
+    @property
+    def label(self) -> str:
+        """The source in a sentence."""
+        name = self.hub or self.builtin or ", ".join(self.paths)
+        return name if self.subset is None else f"{name} ({self.subset})"

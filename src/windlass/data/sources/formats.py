@@ -1,0 +1,239 @@
+"""The file formats of a source: bytes in, texts out, one row at a time.
+
+    *.jsonl, *.ndjson    a line is a row: an object whose key `text` (or another) holds the document
+    *.parquet            a row is a row: the column `text` (or another), read row group by row group
+    everything else      the file is one row: plain text
+
+Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (`messages.conversation_of`,
+`pairs.pair_of`).
+
+Each but Parquet may be compressed, as `.gz` or `.zst` behind the name says. Memory: a line, a batch of 256 rows of
+Parquet beside its pages, or a whole plain file. A text is exact: its UTF-8 bytes are what the file holds.
+
+Empty documents are rows too, and come out as "": whoever counts rows counts them. Blank lines of JSON lines are none, nor is a
+byte order mark before the first. A .json, .csv or .tsv holds rows, most likely, and would be read as one text: it is refused, but
+where it is named outright among other files.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import traceback
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final, Literal, cast
+
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
+from windlass.data.sources.config import CONVERSATION, PAIR
+from windlass.data.tokenize.preferences import PAIR_COLUMNS, pair_of
+from windlass.errors import UserError, nearest
+
+Kind = Literal["text", "jsonl", "parquet"]
+COMPRESSED: Final = (".gz", ".zst")
+ROWS_AT_ONCE: Final = 256  # of Parquet
+OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
+COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
+ZSTANDARD_AT_ONCE: Final = 32 << 10  # compressed bytes; text unpacks to 3 to 20 times as many
+LARGEST_WINDOW_BYTES: Final = 1 << 31  # `zstd --long=31`, the most there is; memory is taken as the frame asks for it
+
+
+def kind_of(name: str) -> Kind:
+    """The format, by the end of a file's name or URL."""
+    name = _name_in(name)
+    is_lines = without_compression(name).endswith((".jsonl", ".ndjson"))
+    return "jsonl" if is_lines else "parquet" if name.endswith(".parquet") else "text"
+
+
+def _name_in(where: str) -> str:
+    """In small letters, and without the query of a URL, such as a signature."""
+    return (where.partition("?")[0] if "://" in where else where).lower()
+
+
+def holds_rows(name: str) -> bool:
+    """Whether a file that is read as one text is of a kind that holds rows."""
+    return without_compression(_name_in(name)).endswith((".json", ".csv", ".tsv"))
+
+
+def names_rows(name: str) -> bool:
+    """Whether the name says that the file holds rows as text: bytes that are no text mean that it is damaged."""
+    return kind_of(name) == "jsonl" or holds_rows(name)
+
+
+def without_compression(name: str) -> str:
+    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
+
+
+def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
+    """The stream's bytes without the compression that the end of `name` tells; reading them may raise BROKEN."""
+    name = _name_in(name)
+    if name.endswith(".gz"):
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    if name.endswith(".zst"):
+        return io.BufferedReader(_Zstandard(stream))
+    return stream
+
+
+class _Zstandard(io.RawIOBase):
+    """Frames one behind the other, unpacked. The library's own reader takes a frame that breaks off for the end of the file."""
+
+    def __init__(self, stream: IO[bytes]):
+        self._stream, self._frame, self._left = stream, _new_frame(), b""
+        self._is_inside = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._is_inside = _new_frame(), False
+            data = data or self._stream.read(ZSTANDARD_AT_ONCE)
+            if not data and self._is_inside:
+                raise EOFError("it ends before the end of a frame")
+            if not data:
+                return 0
+            self._left, self._is_inside = self._frame.decompress(data), True
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
+def _new_frame() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES).decompressobj()
+
+
+def read_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
+    """Every row's text of the file `where`, whose bytes `stream` gives. Raises UserError naming the row that is wrong."""
+    kind = kind_of(where)
+    if kind == "parquet":
+        yield from _parquet_rows(stream, where, text_key)
+        return
+    try:
+        data = unpacked(stream, where)
+        if kind == "jsonl":
+            yield from _lines(data, where, text_key)
+        else:
+            yield decode(data.read(), where, 0)
+    except broken() as error:
+        raise damaged(where, error) from None
+
+
+def broken() -> tuple[type[Exception], ...]:
+    """What damaged compressed data raises when it is read."""
+    import zstandard
+
+    return (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError)
+
+
+def damaged(where: str, error: Exception) -> UserError:
+    format_name = "gzip" if _name_in(where).endswith(".gz") else "zstandard"
+    rule = "a file whose name ends in .gz or .zst is compressed so, and whole"
+    return UserError(
+        f"{where} cannot be unpacked as {format_name}: {error}", rule, "bring the file again, or rename it"
+    )
+
+
+def _lines(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
+    offset = 0
+    for number, line in enumerate(stream, 1):
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        text = _text_of_line(decode(line, f"{where}:{number}", offset), f"{where}:{number}", text_key)
+        if text is not None:
+            yield text
+        offset += len(line)
+
+
+def _text_of_line(line: str, where: str, text_key: str) -> str | None:
+    if not line.strip():
+        return None
+    rule = f"a line of a .jsonl file is an object whose key `{text_key}` holds the text"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where} is {type(value).__name__}, not an object", rule, "mend or remove the line")
+    return text_of(value, where, "key", text_key, rule)
+
+
+def text_of(row: Mapping[str, Any], where: str, what: str, text_key: str, rule: str) -> str:
+    """The document of a row. `what`: a key or a column, for messages. Raises UserError."""
+    if text_key in OF_ROWS:
+        return checked(OF_ROWS[text_key](row, where), where, text_key, rule)
+    if text_key not in row:
+        raise no_column(where, what, text_key, list(map(str, row)), rule)
+    return checked(row[text_key], where, text_key, rule)
+
+
+def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> UserError:
+    if "messages" in names or {"prompt", "completion"} <= set(names):
+        held = "messages" if "messages" in names else "prompt and completion"
+        return UserError(
+            f"{where} has no {what} `{text_key}`", rule, f"it holds {held}: set `format: chat` of the source"
+        )
+    if {"chosen", "rejected"} <= set(names):
+        change = f"it holds {PAIR}: set `format: preference` of the source"
+        return UserError(f"{where} has no {what} `{text_key}`", rule, change)
+    change = f"{nearest(text_key, names)}set `text` of the source to one of its {what}s: {', '.join(names) or 'none'}"
+    return UserError(f"{where} has no {what} `{text_key}`", rule, change)
+
+
+def checked(text: Any, where: str, text_key: str, rule: str) -> str:
+    """`text`, if it is valid Unicode. Raises UserError."""
+    if not isinstance(text, str):
+        found = "nothing" if text is None else type(text).__name__
+        raise UserError(f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} holds half of a surrogate pair", "text must be valid Unicode", "mend it") from None
+    return text
+
+
+def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    rule = f"the column `{text_key}` of a Parquet file holds one text per row"
+    try:
+        file = pyarrow.parquet.ParquetFile(stream)
+        names = list(file.schema_arrow.names)
+        held = COLUMNS_OF.get(text_key, (text_key,))
+        if text_key not in OF_ROWS and text_key not in names:
+            raise no_column(where, "column", text_key, names, rule)
+        wanted = [name for name in names if name in held] or names[:1]
+        if len(set(wanted)) < len(wanted):
+            given = f"{where} has several columns of one name: {', '.join(wanted)}"
+            raise UserError(given, rule, "write the file again with each name once")
+        number = 0
+        for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
+            for row in batch.to_pylist():
+                number += 1
+                yield text_of(row, f"{where}, row {number},", "column", text_key, rule)
+    except (pyarrow.ArrowException, OSError) as error:
+        if not isinstance(error, pyarrow.ArrowException) and not _is_of_arrow(error):
+            raise
+        said = str(error).splitlines()[0]
+        raise UserError(f"{where} cannot be read as Parquet: {said}", rule, "bring the file again") from None
+    except UnicodeDecodeError as error:
+        given = f"{where} holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
+        raise UserError(given, "text is read as UTF-8", "write the file again with a text column") from None
+
+
+def _is_of_arrow(error: OSError) -> bool:
+    """Whether Arrow raised it, which says OSError of damaged pages too, and not the file or store that it reads."""
+    origin = traceback.extract_tb(error.__traceback__)[-1].filename
+    return error.errno is None and origin.startswith("pyarrow/")
+
+
+def decode(data: bytes, where: str, offset: int) -> str:
+    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises UserError."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
+        raise UserError(given, "text is read as UTF-8", f"convert it: iconv -f LATIN1 -t UTF-8 {where}") from None

@@ -1,0 +1,129 @@
+"""A local directory that is still being filled: its files as they come, until a file says that no more will.
+
+The order of documents must not depend on when somebody looks. So files are taken in the order of their names, and one that
+comes with a name before those that were taken is an error: a preparation of the whole directory would have read it earlier. A
+file has its name when it is whole (it is renamed from a name that begins with a dot); it is hashed, and one that changes while it
+is read is an error as well.
+
+Nobody knows beforehand what will come. So such a source is known by its place alone, and what was read of it by the rows that are
+kept beside the preparation and the hashes of the shards. At the end prepared.json keeps the hashes of the files that were taken:
+where they are others later, it is prepared again.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import xxhash
+
+from windlass.data.sources.config import SourceConfig
+from windlass.data.sources.formats import kind_of
+from windlass.data.sources.scan import SourceFile, all_rows, file_at, names_below
+from windlass.errors import UserError
+from windlass.units import format_duration
+
+POLL_S: Final = 0.5
+
+
+class Patience(NamedTuple):
+    """How long the next file is waited for, what is called meanwhile, and what is told each file and its hash as it is taken;
+    last the one that ends it, without a hash."""
+
+    deadline_s: float = math.inf
+    tick: Callable[[], None] = lambda: None
+    take: Callable[[str, str], None] = lambda _name, _hash: None
+
+
+def scan_arriving(config: SourceConfig) -> SourceFile:
+    """The directory as one file, known by its name. Raises UserError."""
+    directory, text_key = _directory(config), config.text_key
+    if not directory.is_dir():
+        change = "make it, or mend `path`"
+        raise UserError(
+            f"{directory} is no directory", "a source with `grows_until` is a directory that is filled", change
+        )
+    names = [name for name in names_below(directory) if name != config.grows_until]
+    for name in names:
+        _check_kind(config, name)
+    if (directory / str(config.grows_until)).exists():
+        _check_key(config, names)
+    identity = xxhash.xxh3_128_hexdigest(f"{directory.name}\0{config.grows_until}".encode())
+    return SourceFile(str(directory), directory.name, 0, identity, text_key)
+
+
+def arriving_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
+    """Every row, empty ones too, in the order of the files' names. Waits for files. Raises UserError."""
+    directory = _directory(config)
+    assert config.grows_until is not None
+    last, num_files, since_s = "", 0, time.monotonic()
+    while True:
+        is_whole = (directory / config.grows_until).exists()  # asked first: what comes later is not looked for
+        names = [name for name in names_below(directory) if name != config.grows_until]
+        if sum(name <= last for name in names) != num_files:
+            _raise_late(directory, names, last)
+        for name in names[num_files:]:
+            _check_kind(config, name)
+            file = file_at(directory / name, name, config.text_key)
+            patience.take(name, file.xxh3)
+            yield from all_rows([file])
+            last, num_files, since_s = name, num_files + 1, time.monotonic()
+        if is_whole:
+            _check_key(config, names)
+            patience.take(config.grows_until, "")
+            return
+        if time.monotonic() - since_s > patience.deadline_s:
+            waited = format_duration(time.monotonic() - since_s)
+            raise UserError(
+                f"{directory} holds {num_files} files, no further one came within {waited}, and no {config.grows_until}",
+                f"a source with `grows_until` grows, or ends with that file; data.order.deadline_s={patience.deadline_s:g}",
+                f"see what fills it, or make {config.grows_until}; or raise data.order.deadline_s",
+            )
+        patience.tick()
+        time.sleep(POLL_S)
+
+
+def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
+    """Which file is not as it was taken, if one is. Of a source that was not read to its end those behind do not matter."""
+    directory = _directory(config)
+    names = [name for name in names_below(directory) if name != config.grows_until]
+    before = [name for name in taken if name != config.grows_until]
+    is_whole = config.grows_until in taken
+    for name in sorted({*names, *before}):
+        if name not in taken and (is_whole or name < max(before, default="")):
+            return f"{directory / name} has come since it was prepared"
+        if name in taken and name not in names:
+            return f"{directory / name} is gone since it was prepared"
+        if name in taken and file_at(directory / name, name, config.text_key).xxh3 != taken[name]:
+            return f"{directory / name} has changed since it was prepared"
+    return None
+
+
+def _check_kind(config: SourceConfig, name: str) -> None:
+    """Raises UserError where a file is not of the kind that the source's format speaks of."""
+    if config.format != "text" and kind_of(name) == "text":
+        what = "conversations" if config.format == "chat" else "pairs"
+        given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
+        change = "take it out, or give it a name that begins with a dot; then begin again"
+        raise UserError(given, f"{what} are lines of .jsonl or rows of .parquet, and so is every file", change)
+
+
+def _check_key(config: SourceConfig, names: list[str]) -> None:
+    """Raises UserError where none of all files holds what `text` names."""
+    if config.text is not None and all(kind_of(name) == "text" for name in names):
+        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
+        raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
+
+
+def _directory(config: SourceConfig) -> Path:
+    return Path(config.paths[0]).expanduser()
+
+
+def _raise_late(directory: Path, names: list[str], last: str) -> None:
+    earlier = [name for name in names if name <= last]
+    raise UserError(
+        f"{directory} was taken up to {last}, and now holds other files up to that name: {', '.join(earlier[-3:])}",
+        "files of a source that grows come in the order of their names, and stay",
+        "give later files later names; then delete the preparation, and begin again",
+    )

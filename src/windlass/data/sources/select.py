@@ -1,0 +1,133 @@
+"""Which documents a set holds: of each source those whose hash falls into the set's share, without duplicates where asked.
+
+A document's set follows from the hash of its text alone, so growing a corpus moves no document, and two copies of a
+document never lie on both sides.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from windlass.data.sources.scan import Source
+from windlass.errors import UserError
+
+HASHES = 1 << 64
+UNKNOWN_BYTES = 1 << 50
+
+
+class Amount(NamedTuple):
+    documents: int
+    bytes: int
+
+
+UNKNOWN = Amount(0, UNKNOWN_BYTES)
+"""Of what comes as it is read."""
+
+
+class Selection(NamedTuple):
+    """The documents of `sources` whose text hashes into low..high of 2**64, but those that `dropped` names by their number in
+    their source."""
+
+    sources: Sequence[Source]
+    low: int
+    high: int
+    dropped: Sequence[np.ndarray] | None = None
+    """Per source, [documents] bool."""
+    held_out: frozenset[int] = frozenset()
+    """Hashes of texts that are another set's."""
+
+    @property
+    def is_pairs(self) -> bool:
+        """Of preferences; all sources of a set are then."""
+        return self.sources[0].format == "preference"
+
+    def texts_of(self, number: int) -> Iterator[str]:
+        """Of one source."""
+        dropped = None if self.dropped is None else self.dropped[number]
+        for at, text in enumerate(self.sources[number].documents()):
+            digest = xxhash.xxh64_intdigest(text.encode())
+            is_chosen = self.low <= digest < self.high and digest not in self.held_out
+            if is_chosen and not (dropped is not None and dropped[at]):
+                yield text
+
+    def texts(self) -> Iterator[str]:
+        return chain.from_iterable(map(self.texts_of, range(len(self.sources))))
+
+
+def select(
+    training: Sequence[Source],
+    validation: Source | float,
+    sets: Mapping[str, Source],
+    deduplicate: bool,
+    held_out_of: int | None = None,
+) -> tuple[dict[str, Selection], int]:
+    """(every set's documents, how many duplicates were dropped). `validation`: a share, or a source of its own. `held_out_of`:
+    a share of so many documents of each source."""
+    dropped = duplicates(training) if deduplicate else None
+    if isinstance(validation, Source):
+        chosen = {
+            "train": Selection(training, 0, HASHES, dropped),
+            "validation": Selection([validation], 0, HASHES),
+        }
+    else:
+        border = int(validation * HASHES)
+        first = [source._replace(num_tokens=None, first_documents=held_out_of) for source in training]
+        held_out, rest = Selection(first, 0, border, dropped), Selection(training, border, HASHES, dropped)
+        if held_out_of is not None:
+            hashes = frozenset(xxhash.xxh64_intdigest(text.encode()) for text in held_out.texts())
+            rest = Selection(training, 0, HASHES, dropped, hashes)
+        chosen = {"train": rest, "validation": held_out}
+    further = {name: Selection([source], 0, HASHES) for name, source in sets.items()}
+    return chosen | further, 0 if dropped is None else sum(int(flags.sum()) for flags in dropped)
+
+
+def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
+    """Per source, [documents] bool: whether the text came before, in this source or an earlier one. By xxh3-128: among 10^9
+    documents two different texts are taken for one with a probability of 10^-21."""
+    digests = bytearray()
+    counts = []
+    for source in sources:
+        before = len(digests)
+        for text in source.documents():
+            digests += xxhash.xxh3_128_digest(text.encode())
+        counts.append((len(digests) - before) // 16)
+    halves_N2 = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    order_N = np.lexsort((halves_N2[:, 0], halves_N2[:, 1]))  # stable: of equal texts the first comes first
+    sorted_N2 = halves_N2[order_N]
+    came_before_N = np.zeros(len(halves_N2), bool)
+    came_before_N[order_N[1:]] = (sorted_N2[1:] == sorted_N2[:-1]).all(1)
+    return np.split(came_before_N, np.cumsum(counts)[:-1])
+
+
+def measure(
+    selections: Mapping[str, Selection], share: float | None, unknown: Sequence[str] = ()
+) -> dict[str, list[Amount]]:
+    """Documents and bytes of every set, per source, so that an empty one is refused before anything slow. `share`: what is held
+    out for validation, if something is; `unknown`: sets that are not read before they are written. Raises UserError."""
+    amounts: dict[str, list[Amount]] = {}
+    for name, selection in selections.items():
+        amounts[name] = [UNKNOWN] * len(selection.sources) if name in unknown else []
+        if name in unknown:
+            continue
+        for number in range(len(selection.sources)):
+            num_documents = num_bytes = 0
+            for text in selection.texts_of(number):
+                num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
+            amounts[name].append(Amount(num_documents, num_bytes))
+    total = total_of(amounts["train"]).documents + total_of(amounts["validation"]).documents
+    for name, found in amounts.items():
+        if total_of(found).documents or name in unknown:
+            continue
+        if name in ("train", "validation") and share is not None and total:
+            given = f"validation: {share:g} of {total} documents leaves none for {name}"
+            rule = "a share of whole documents is taken by hash (a text file is one document); both sides need one"
+            raise UserError(given, rule, "give another share, or a source of its own: validation: {path: ...}")
+        raise UserError(f"the source of {name} holds no text", "a set has at least one document", "give another source")
+    return amounts
+
+
+def total_of(amounts: Sequence[Amount]) -> Amount:
+    return Amount(sum(amount.documents for amount in amounts), sum(amount.bytes for amount in amounts))

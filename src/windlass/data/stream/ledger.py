@@ -1,0 +1,195 @@
+"""Which samples a run has consumed, from its events and the index of its data: a proof by arithmetic.
+
+The order of samples is a function of (seed, place in the stream), so a run need not write down samples. Each start and
+resume writes one entry: the stream and its shards as a fingerprint, seed, shuffle window, the shares of a mixture, the
+place where it begins, and how many samples a step takes. Lines that a resume made void are left out before
+(`report.events.read_events`), since what a killed process did behind its checkpoint is in no weights. Then the run is a
+list of spans of the stream, and a span expands to (shard, row), if the shards at hand have the fingerprint: theirs are the
+hashes of all bytes.
+
+What was left out (`skip`) is in the events too: which shard from which place on, and global batches that were passed over
+whole. So a place of a span is consumed or lost, and both are proved.
+
+The last span ends at the last line written. A process killed between two lines has done at most `report.every_steps`
+steps more, which no checkpoint can have missed: a resumed run's next entry says where it really was.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from windlass.data.shards.index import Shard
+from windlass.data.stream.mixture import Mixture, Shares
+from windlass.data.stream.order import Order
+from windlass.errors import UserError
+
+RESTARTS = ("start", "resume")
+
+
+class Span(NamedTuple):
+    """Places start..end of the stream, in samples."""
+
+    start: int
+    end: int
+    shards: str
+    """`fingerprint` of the shards."""
+    seed: int
+    shuffle_window: int
+    source_shards: tuple[int, ...] = ()
+    """Of a mixture: shards of each source, one source behind the other."""
+    weights: tuple[float, ...] = ()
+    left_out: tuple[tuple[int, int], ...] = ()
+    """(shard, place): from that place on its samples counted for nothing."""
+    arrival: bool = False
+    """Whether the first epoch is the order of arrival."""
+    num_shards: int | None = None
+    """By arrival, where `shards` is the `chain` of the first so many shards."""
+    is_complete: bool = True
+    """Whether these are all that there are."""
+
+
+def fingerprint(shards: Iterable[Shard]) -> str:
+    """xxh3-128 of the hashes and sample counts of all shards, in their order."""
+    facts = [(shard.raw.algorithm, shard.raw.digest, shard.num_samples) for shard in shards]
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode())
+
+
+def chain(shards: Iterable[Shard], before: str = "") -> str:
+    """The same, one shard behind the other, each with the hash of those `before`: what vouches for shards that become more."""
+    for shard in shards:
+        before = xxhash.xxh3_128_hexdigest(before.encode() + fingerprint([shard]).encode())
+    return before
+
+
+def entry(
+    shards: Iterable[Shard],
+    *,
+    stream: str,
+    seed: int,
+    shuffle_window: int,
+    consumed: int,
+    samples_per_step: int,
+    shares: Shares | None = None,
+    skipped: Sequence[Sequence[int]] = (),
+    arrival: bool = False,
+    known: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a start or resume writes under `data`. `known`: shards that may become more (`Loader.new_shards`)."""
+    sources = [] if shares is None else np.bincount(shares.shard_sources).tolist()
+    mixture = {} if shares is None else {"source_shards": sources, "weights": list(shares.weights)}
+    return {
+        **mixture,
+        **({"left_out": [list(item) for item in skipped]} if skipped else {}),
+        "stream": stream,
+        **({"shards": fingerprint(shards)} if known is None else {}),
+        "seed": seed,
+        "shuffle_window": shuffle_window,
+        "samples_consumed": consumed,
+        "samples_per_step": samples_per_step,
+        **({"first_epoch": "arrival"} if arrival else {}),
+        **(known or {}),
+    }
+
+
+def waited_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds that the run has waited for data that was still being prepared."""
+    return sum(event.get("waited_s", 0.0) for event in events)
+
+
+def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """The parts of the stream that a run consumed, in order; `events` are the lines that still count.
+
+    Raises UserError for a run whose events have no entry, or where a resume does not go on where the part before ended.
+    """
+    found: list[Span] = []
+    current: Mapping[str, Any] | None = None
+    begun_step = last_step = passed = 0
+    left_out: dict[int, int] = {}
+    for event in (*events, {"kind": "resume", "step": None}):
+        if event["kind"] in RESTARTS:
+            if current is not None:
+                step = last_step if event["step"] is None else event["step"]
+                end = current["samples_consumed"] + (step - begun_step) * current["samples_per_step"] + passed
+                found.append(_span(current, end, left_out))
+                _check_joint(event.get("data"), end, step)
+            current, begun_step, passed = event.get("data"), event["step"], 0
+            left_out = dict((current or {}).get("left_out", ()))
+            if current is None and event["step"] is not None:
+                rule = "each start and resume writes which data it reads from where"
+                raise UserError(
+                    f"the {event['kind']} at step {event['step']} has no `data`", rule, "train with this version"
+                )
+        if (lost := event.get("left_out")) is not None:
+            left_out[lost["shard"]] = lost["from_sample"]
+        passed += event.get("passed", {}).get("samples", 0)
+        if event["kind"] == "data" and current is not None:
+            current = {**current, **{key: event[key] for key in ("num_shards", "shards", "is_complete")}}
+        last_step = event["step"]
+    return [span for span in found if span.end > span.start]
+
+
+def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> Span:
+    mixture = tuple(current.get("source_shards", ())), tuple(current.get("weights", ()))
+    facts = current["shards"], current["seed"], current["shuffle_window"]
+    return Span(
+        current["samples_consumed"],
+        end,
+        *facts,
+        *mixture,
+        tuple(left_out.items()),
+        arrival=current.get("first_epoch") == "arrival",
+        num_shards=current.get("num_shards"),
+        is_complete=current.get("is_complete", True),
+    )
+
+
+def _check_joint(following: Mapping[str, Any] | None, end: int, step: int) -> None:
+    if following is not None and following["samples_consumed"] != end:
+        given = (
+            f"the resume at step {step} begins at sample {following['samples_consumed']}, the part before ends at {end}"
+        )
+        raise UserError(
+            given, "a run goes on where its checkpoint ended", "see whether events.jsonl was changed by hand"
+        )
+
+
+def samples(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    """(shard, row) of every sample consumed, in order. Raises UserError when `shards` are not those of the run."""
+    return (place for place, is_lost in _places(found, shards) if not is_lost)
+
+
+def lost(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[int, int]]:
+    """(shard, row) of every sample whose turn came while its shard was left out, in order. Raises as `samples`."""
+    return (place for place, is_lost in _places(found, shards) if is_lost)
+
+
+def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tuple[int, int], bool]]:
+    for span in found:
+        own = shards if span.num_shards is None else shards[: span.num_shards]
+        counts = [shard.num_samples for shard in own]
+        here = fingerprint(own) if span.num_shards is None else chain(own)
+        if span.shards != here:
+            given = f"the run consumed samples {span.start} to {span.end} from shards {span.shards}, these are {here}"
+            raise UserError(given, "samples are proved with the very shards that were read", "give the run's own data")
+        order = _order(span, counts)
+        since_S = np.full(len(counts), np.iinfo(np.int64).max)
+        for shard, since in span.left_out:
+            since_S[shard] = since
+        for start in range(span.start, span.end, 1 << 16):
+            places_N2 = order.take(start, min(1 << 16, span.end - start))
+            is_lost_N = start + np.arange(len(places_N2)) >= since_S[places_N2[:, 0]]
+            yield from zip(map(tuple, places_N2.tolist()), is_lost_N.tolist())
+
+
+def _order(span: Span, counts: list[int]) -> Order | Mixture:
+    if span.weights:
+        sources = [source for source, number in enumerate(span.source_shards) for _ in range(number)]
+        return Mixture(counts, sources, span.weights, span.seed, span.shuffle_window, arrival=span.arrival)
+    order = Order(counts, span.seed, span.shuffle_window, arrival=span.arrival, is_complete=span.is_complete)
+    if order.end is not None and span.end > order.end:
+        given = f"the run consumed samples up to {span.end}, and says which shards there were up to {order.end}"
+        raise UserError(given, "each logged step says which shards there are", "see whether events.jsonl was changed")
+    return order

@@ -1,0 +1,266 @@
+"""Conversations -> token ids, and which of them are learned: the assistant's, found by the tokenizer's own chat template.
+
+The template writes the messages of a row (`messages`) as one text with its marks of turns. What of that text the assistant
+says is found in one of two ways:
+
+  * the template marks it itself (`{% generation %}`): transformers gives the mask;
+  * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be the begin
+    of the whole text: there the answer begins. It ends where the text of the messages up to it ends; or, where a template writes
+    last answers differently (Qwen3), behind its words. A template that fits neither is refused by name.
+
+An answer counts up to its last special token, the end of the turn; what the template writes behind that, nobody says. Turns
+after the last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any
+field of a message are refused, for a template may write it; and so are messages that the template leaves out.
+
+**One number per token.** A document travels through preparation as one array of ids that ends with EOS, and with no other. Here
+an id may carry flags: MASKED, it is no target; INNER, it is an EOS that ends a turn and no document; CHOSEN_END, it is the EOS
+between the two answers of a pair (`pairs`). `labelled` takes them off when samples are made. Ids are below 2^24.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.sources.chat_rows import ASSISTANT, said_by, texts_in
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, open_tokenizer
+from windlass.errors import UserError
+
+CHOSEN_END: Final = 1 << 28
+MASKED: Final = 1 << 29
+INNER: Final = 1 << 30
+ID_BITS: Final = CHOSEN_END - 1
+CONVERSATIONS_AT_ONCE: Final = 64
+WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
+PROBE: Final = [
+    {"role": "user", "content": "Which rope?"},
+    {"role": ASSISTANT, "content": "The red one."},
+    {"role": "user", "content": "And then?"},
+    {"role": ASSISTANT, "content": "Pull it in slowly."},
+]
+
+
+class Template:
+    """The chat template of a prepared tokenizer."""
+
+    def __init__(self, tokenizer_directory: Path):
+        """Raises UserError where there is none."""
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
+        if not isinstance(self._tokenizer.chat_template, str):
+            raise UserError(
+                f"the tokenizer in {tokenizer_directory} has no chat template",
+                "conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in "
+                f"{CONFIG_FILE}",
+                "take the tokenizer of a chat model, or add its template to yours",
+            )
+        self._eos_id = open_tokenizer(tokenizer_directory)[1]
+        added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self._specials = {number: token.content for number, token in added.items() if token.special}
+        self._marks_answers = "{% generation" in self._tokenizer.chat_template or "{%- generation" in (
+            self._tokenizer.chat_template
+        )
+
+    def encode(self, messages: list[dict[str, Any]], where: str, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """(ids [n] int32, whether each is learned [n] bool); the last id is EOS. `where`: the conversation, for messages;
+        `first`: the message from which on answers are learned.
+
+        Raises UserError: no answer is learned, or everything is; the template changes answers, or cannot be followed.
+        """
+        self._check_words(messages, where)
+        text = self._render(messages, where)
+        if self._marks_answers:
+            ids, is_answer = self._marked(messages, where, first)
+        else:
+            ids, is_answer = self._followed(text, messages, where, first)
+        ids_N, is_learned_N = np.array(ids, np.int32), _up_to_turn_ends(ids, is_answer, set(self._specials))
+        ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
+        if not is_learned_N[:-1].any() or is_learned_N.all():
+            share = "nothing" if not is_learned_N[:-1].any() else "everything"
+            rule = "answers are learned, and what they answer is not"
+            raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
+        said = self._tokenizer.decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
+        self._check_answers(said, messages[first:], where)
+        self._check_kept(text, messages, where)
+        return ids_N, is_learned_N
+
+    def _check_words(self, messages: list[dict[str, Any]], where: str) -> None:
+        """Of every field, for a template may write any: tool calls, names, reasoning, the role itself."""
+        for message in messages:
+            words = "\0".join(texts_in(message))
+            found = next((text for text in self._specials.values() if text in words), None)
+            if found is not None:
+                key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
+                place = "the words" if key == "content" else f"`{key}`"
+                raise UserError(
+                    f"{where} holds {found} in {place} of the {message['role']}",
+                    "in a conversation the special tokens are the template's: words cannot be told from them",
+                    "take it out of the text, or leave the conversation out",
+                )
+
+    def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
+        """Some templates leave out the system's words, or those of roles that they do not know.
+
+        What system and user say stands in the text as it is. What others say may be short, and stand there by chance (a tool's
+        "4"), or be written otherwise (as JSON, by Llama 3.1): of theirs, a mark at the end must come through the template.
+        """
+        others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
+        marks = {number: f"zq{number}qz" for number in others}
+        marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
+        written = self._render(marked, where).lower() if marks else ""
+        for number, message in enumerate(messages):
+            is_kept = marks[number] in written if number in marks else message["content"].strip() in text
+            if message["role"] != ASSISTANT and not is_kept:
+                raise UserError(
+                    f"{where}: the chat template leaves out what the {message['role']} says: "
+                    f"{message['content'].strip()[:60]!r}",
+                    "an answer is learned behind all that was said before it",
+                    "take the tokenizer of a model that knows that role, or leave the message out",
+                )
+
+    def _check_answers(self, said: str, messages: list[dict[str, Any]], where: str) -> None:
+        at = 0
+        for message in messages:
+            for words in said_by(message) if message["role"] == ASSISTANT else []:
+                found = said.find(words, at)
+                if found < 0:
+                    raise UserError(
+                        f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
+                        "an answer comes out of template and tokenizer as it went in",
+                        "mend the chat template of the tokenizer, or take another",
+                    )
+                at = found + len(words)
+
+    def _marked(self, messages: list[dict[str, Any]], where: str, first: int) -> tuple[list[int], list[bool]]:
+        found = self._tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        is_answer_N = np.array(found["assistant_masks"], bool)
+        before = sum(message["role"] == ASSISTANT for message in messages[:first])
+        if before:
+            starts = np.flatnonzero(np.diff(is_answer_N, prepend=False) & is_answer_N)
+            if len(starts) != sum(message["role"] == ASSISTANT for message in messages):
+                given = (
+                    f"{where}: {len(starts)} answers are marked in what the template writes of {len(messages)} messages"
+                )
+                rule = "what is learned of a pair begins behind its prompt, whose answers are told apart by their marks"
+                raise UserError(given, rule, "mend the chat template, or leave the pair out")
+            is_answer_N[: starts[before]] = False
+        return list(found["input_ids"]), is_answer_N.tolist()
+
+    def _render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # a template's own code
+            rule = "conversations are written by the tokenizer's own chat template"
+            raise UserError(
+                f"{where}: the chat template refuses it: {error}", rule, "leave it out, or mend it"
+            ) from None
+        return text
+
+    def _followed(
+        self, text: str, messages: list[dict[str, Any]], where: str, first: int
+    ) -> tuple[list[int], list[bool]]:
+        answers = [k for k, message in enumerate(messages) if message["role"] == ASSISTANT and k >= first]
+        spans = [self._span(text, messages, k, where) for k in answers]
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        is_answer = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
+        return list(found["input_ids"]), is_answer
+
+    def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
+        """First character of answer `number` in `text`, and the one behind its end of turn."""
+        before = self._render(messages[:number], where, cue=True) if number else self._opening(where)
+        upto = self._render(messages[: number + 1], where)
+        if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
+            return len(before), len(upto)
+        words = messages[number]["content"].strip()
+        at = text.find(words, len(before)) if text.startswith(before) and words else -1
+        if at < 0:
+            raise UserError(
+                f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
+                "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
+                "mark answers in the template with {% generation %} ... {% endgeneration %}",
+            )
+        ends = [text.find(special, at + len(words)) + len(special) for special in self._specials.values()]
+        behind = [end for special, end in zip(self._specials.values(), ends) if end >= at + len(words) + len(special)]
+        return len(before), min(behind, default=at + len(words))
+
+    def _opening(self, where: str) -> str:
+        """What is written before an answer that no message precedes: the template's own words, if any, and the cue.
+
+        Many templates look at the first message, and cannot write none; so the cue is looked for in a lone answer, as it is
+        written behind a question. Where a template has no cue, an answer begins where it differs from a question.
+        """
+        asked, cued = (self._render(PROBE[:1], where, cue=has_cue) for has_cue in (False, True))
+        lone = self._render(PROBE[1:2], where)
+        cue = cued[len(_common_begin(asked, cued)) :].lstrip()  # without a cue, Phi-3 writes EOS in its place
+        return lone.rpartition(cue)[0] + cue if cue else _common_begin(asked, lone)
+
+    def _ended(self, ids_N: np.ndarray, is_learned_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """With one EOS at the end, which is learned: the template's own, without white space behind it, or one more."""
+        own = np.flatnonzero(ids_N == self._eos_id)
+        if len(own) and not self._tokenizer.decode(ids_N[own[-1] + 1 :].tolist()).strip():
+            return ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
+        return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
+
+
+def _common_begin(one: str, other: str) -> str:
+    return "".join(letter for letter, _ in takewhile(lambda both: both[0] == both[1], zip(one, other)))
+
+
+def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) -> np.ndarray:
+    """The mask without what stands behind the last special token of each answer: the template's, not the assistant's."""
+    is_learned_N = np.array(is_answer, bool)
+    borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]])))
+    for start, end in borders.reshape(-1, 2).tolist():
+        ends = [at for at in range(start, end) if ids[at] in specials]
+        if ends:
+            is_learned_N[ends[-1] + 1 : end] = False
+    return is_learned_N
+
+
+def flagged(ids_N: np.ndarray, is_learned_N: np.ndarray, eos_id: int) -> np.ndarray:
+    """One number per token; the last one is EOS itself, and no other is equal to it."""
+    is_inner_N = ids_N == eos_id
+    is_inner_N[-1] = False
+    marked: np.ndarray = ids_N | np.where(is_learned_N, 0, MASKED) | np.where(is_inner_N, INNER, 0)
+    return marked.astype(np.int32)
+
+
+def labelled(input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Samples without flags: (ids, labels), what was MASKED is -100 now."""
+    is_masked_NL = ((input_ids_NL & MASKED) != 0) | (labels_NL == NOT_COUNTED)
+    ids_NL = input_ids_NL & ID_BITS
+    return ids_NL, np.where(is_masked_NL, np.int32(NOT_COUNTED), ids_NL)
+
+
+def encode_chat(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
+    """Ids with flags of all conversations (see `conversation_of`), in order, some at a time. Raises UserError."""
+    template = Template(tokenizer_directory)
+    eos_id = open_tokenizer(tokenizer_directory)[1]
+    held: list[np.ndarray] = []
+    for number, text in enumerate(texts):
+        messages = json.loads(text)
+        where = f"conversation {number} of {name}, which begins {messages[0]['content'][:40]!r},"
+        held.append(flagged(*template.encode(messages, where), eos_id))
+        if len(held) == CONVERSATIONS_AT_ONCE:
+            yield np.concatenate(held)
+            held = []
+    if held:
+        yield np.concatenate(held)
+
+
+def check_template(tokenizer_directory: Path) -> str | None:
+    """What is wrong with the template on a conversation of four messages, in a sentence; None if nothing is."""
+    try:
+        Template(tokenizer_directory).encode(PROBE, "a conversation of four messages")
+    except UserError as error:
+        return error.given
+    return None

@@ -1,0 +1,205 @@
+"""Documents -> token ids in a pool of processes, in order, with bounded memory.
+
+The idea: the parent only moves bytes. Long documents are cut into pieces of at most 1 MiB behind a newline that
+stands between two other characters than spaces (there, GPT-2's and Llama-3's pre-tokenisation cut too, so the ids are
+the same), and pieces are gathered into batches of about 256 KiB; at most three batches per worker are under way. So
+memory per process is a constant (interpreter, tokenizer, some batches) whatever the corpus; the parent holds one
+document besides.
+
+Workers are fresh interpreters that speak pickle over their pipes. They are started as programs, not by
+multiprocessing: a fork after the tokenizer's threads have started can hang, and multiprocessing's spawn runs the
+user's script again in every child unless it has a `__main__` guard. A worker ends when its input does, so none
+outlives a killed parent. A worker that dies (the kernel's out-of-memory killer) is an error with its exit code, never
+a hang.
+"""
+
+import json
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from windlass.errors import UserError
+
+PIECE_CHARS = 1 << 20
+BATCH_CHARS = 256 << 10
+BATCHES_AHEAD = 3  # per worker: one at work, one waiting, one on its way back
+IN_PROCESS_BYTES = 1 << 20  # below this a worker's start (0.2 s) costs more than it gives (2.5 MB/s)
+BYTES_PER_WORKER = 4 << 20  # a worker is started for every so many bytes, up to the number of cores
+COMPARED_EVERY = 8  # batches, of which the shortest piece is encoded by the tokenizer too
+MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, has no more to give them
+SEAM = re.compile(r"(?<=\S\n)(?=\S)")
+Piece = tuple[str, bool]  # text, and whether the document ends behind it
+START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from windlass.data.tokenize.pool import serve; serve()"
+)
+
+
+def pieces(text: str) -> Iterator[Piece]:
+    """Cuts a document into pieces of at most PIECE_CHARS; together they are the document."""
+    start = 0
+    while len(text) - start > PIECE_CHARS:
+        window = text[start : start + PIECE_CHARS + 1]
+        seam = max((match.start() for match in SEAM.finditer(window, len(window) // 2)), default=0)
+        cut = seam or window.rfind("\n", 1, PIECE_CHARS) + 1 or PIECE_CHARS
+        yield text[start : start + cut], False
+        start += cut
+    yield text[start:], True
+
+
+def batches(texts: Iterable[str], batch_chars: int | None = None) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    num_chars = 0
+    for text in texts:
+        for piece in pieces(text):
+            batch.append(piece)
+            num_chars += len(piece[0])
+            if num_chars >= min(BATCH_CHARS, batch_chars or BATCH_CHARS):
+                yield batch
+                batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+class Encoder:
+    """Encodes batches in this process: ids of all pieces in order, EOS behind the last piece of each document."""
+
+    def __init__(self, tokenizer_directory: Path, is_fast: bool = False):
+        from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe
+        from windlass.data.tokenize.tokenizer import open_tokenizer
+
+        self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
+        found = compile_bpe(tokenizer_directory) if is_fast else None
+        assert not isinstance(found, Unfit), found
+        self._fast, self._num_batches = found, 0
+
+    def __call__(self, batch: list[Piece]) -> np.ndarray:
+        if self._fast is not None:
+            if self._num_batches % COMPARED_EVERY == 0:
+                self._compare(min(batch, key=lambda piece: len(piece[0]))[0])
+            self._num_batches += 1
+            end = np.array([self._eos_id], np.int32)
+            return np.concatenate([ids for text, ends in batch for ids in (self._fast(text), end[: int(ends)])])
+        encodings = self._tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        ends = [[self._eos_id] if ends else [] for _, ends in batch]
+        return np.concatenate([np.array(e.ids + end, np.int32) for e, end in zip(encodings, ends, strict=True)])
+
+    def _compare(self, text: str) -> None:
+        from windlass.data.tokenize.tiktoken_encoder import first_difference
+
+        assert self._fast is not None
+        where = first_difference(self._tokenizer, self._fast, text)
+        if where is not None:
+            raise UserError(
+                f"tiktoken and the tokenizer give other ids for {where}",
+                "tiktoken is used where it gives the tokenizer's own ids; a sample had shown no difference",
+                "uninstall tiktoken, and prepare again: then the tokenizer itself encodes",
+            )
+
+
+def serve() -> None:
+    """A worker's whole life: the tokenizer's directory comes first, then batches; ids go back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    encoder = Encoder(*pickle.load(source))
+    while True:
+        try:
+            batch = pickle.load(source)
+        except EOFError:
+            return
+        try:
+            result: np.ndarray | UserError = encoder(batch)
+        except UserError as error:  # the parent raises it
+            result = error
+        pickle.dump(result, sink, protocol=pickle.HIGHEST_PROTOCOL)
+        sink.flush()
+
+
+class Workers:
+    """Worker processes, each driven by one thread of this process. Use as a context."""
+
+    def __init__(self, tokenizer_directory: Path, num_workers: int, is_fast: bool = False):
+        command = ["env", "TOKENIZERS_PARALLELISM=false", sys.executable, "-c", START, json.dumps(sys.path)]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num_workers)
+        ]
+        self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
+        for process in self._processes:
+            self._send(process, (tokenizer_directory, is_fast))
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(num_workers)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()  # a thread that waits for it then sees the end of its output
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for process in self._processes:
+            process.communicate()
+
+    def _send(self, process: "subprocess.Popen[bytes]", item: object) -> None:
+        assert process.stdin is not None
+        pickle.dump(item, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+        process.stdin.flush()
+
+    def _encode(self, batch: list[Piece]) -> np.ndarray:
+        process = self._idle.get()
+        assert process.stdout is not None
+        try:
+            self._send(process, batch)
+            ids: np.ndarray | UserError = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            raise RuntimeError(f"a tokenising process died, exit code {process.wait()} (-9: out of memory?)") from error
+        finally:
+            self._idle.put(process)
+        if isinstance(ids, UserError):
+            raise ids
+        return ids
+
+    def map(self, todo: Iterable[list[Piece]]) -> Iterator[np.ndarray]:
+        """Results in the order of `todo`, which is read only as far ahead as workers need."""
+        pending: deque[Future[np.ndarray]] = deque()
+        for batch in todo:
+            pending.append(self._threads.submit(self._encode, batch))
+            while pending and (pending[0].done() or len(pending) >= BATCHES_AHEAD * len(self._processes)):
+                yield pending.popleft().result()  # what is done is not held back while a slow source is waited for
+        while pending:
+            yield pending.popleft().result()
+
+
+def num_workers(num_bytes: int, num_cores: int) -> int:
+    """How many workers are worth their start; 0: encode in this process."""
+    if num_bytes <= IN_PROCESS_BYTES:
+        return 0
+    return min(num_cores, MAX_WORKERS, -(-num_bytes // BYTES_PER_WORKER))
+
+
+def encode(
+    texts: Iterable[str],
+    num_bytes: int,
+    tokenizer_directory: Path,
+    num_cores: int,
+    is_fast: bool = False,
+    batch_chars: int | None = None,
+) -> Iterator[np.ndarray]:
+    """Ids of all documents, in order, as int32 arrays; EOS stands behind every document.
+
+    num_bytes: about how much text there is; it decides how many workers are worth their start. is_fast: by tiktoken. batch_chars:
+    about how much text is encoded at once, where less than BATCH_CHARS is to be.
+    """
+    count = num_workers(num_bytes, num_cores)
+    if count == 0:
+        yield from map(Encoder(tokenizer_directory, is_fast), batches(texts, batch_chars))
+        return
+    with Workers(tokenizer_directory, count, is_fast) as workers:
+        yield from workers.map(batches(texts, batch_chars))

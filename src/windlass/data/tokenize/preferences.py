@@ -1,0 +1,243 @@
+"""Preference pairs -> ids: two answers to one prompt, kept together, with a mask of what each answer is.
+
+A row holds `chosen` and `rejected`, and perhaps `prompt`; texts, or lists of messages:
+
+    texts with a prompt       the prompt, and two texts that go on with it
+    texts without one         what both begin with, in tokens, is the prompt
+    messages                  two conversations; the messages that both begin with are the prompt. Where `prompt` holds them, or
+                              is a text and the answers are messages of the assistant, the conversations are put together
+
+A pair is a document, hashed, counted and split as JSON. It travels through preparation as one array of ids: the prompt with the
+chosen answer, an EOS that carries the flag CHOSEN_END (see `chat`), the prompt with the rejected answer, EOS.
+
+**A sample of pairs** holds 2 (T + 1) ids: two rows as best-fit would write them, each of one document,
+
+    EOS prompt chosen EOS . . .     EOS prompt rejected EOS . .      "." is EOS that counts nothing
+
+and labels of -100 but for the answers and their EOS. So the order of samples, their hashes, the cache and the ledger hold for
+pairs as for all else, and the two answers are never apart. Prompts are equal id by id, so that where the prompt of two texts
+ends makes no difference to an objective of their difference (Rafailov et al., arXiv 2305.18290). Nothing of a pair is ever
+cut: what is too long is refused, or left out whole and counted.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools, up_to_last_answer
+from windlass.data.tokenize.chat_template import CHOSEN_END, CONVERSATIONS_AT_ONCE, Template, flagged
+from windlass.data.tokenize.resume import Part
+from windlass.data.tokenize.tokenizer import open_tokenizer
+from windlass.errors import UserError
+
+PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools")
+RULE: Final = (
+    "a row of preferences holds `chosen` and `rejected`, and perhaps `prompt`: texts, or lists of {role, content}"
+)
+ROWS: Final = 2  # of a sample: chosen and rejected
+ROWS_AT_ONCE: Final = 256
+
+
+def pair_of(row: Mapping[str, Any], where: str) -> str:
+    """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises UserError."""
+    check_tools(row, where)
+    if "chosen" not in row or "rejected" not in row:
+        raise UserError(
+            f"{where} has the keys {', '.join(row) or 'none'}", RULE, "rename its keys, or use another `format`"
+        )
+    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
+    if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
+        pair = _texts(prompt, chosen, rejected, where)
+    else:
+        pair = _conversations(prompt, chosen, rejected, where)
+    if pair["chosen"] == pair["rejected"]:
+        rule = "of a pair one answer is preferred to another"
+        raise UserError(f"{where} holds the same answer as chosen and as rejected", rule, "leave the row out")
+    return json.dumps(pair, ensure_ascii=False)
+
+
+def _texts(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, Any]:
+    if prompt is not None and not isinstance(prompt, str):
+        raise UserError(f"{where} has {type(prompt).__name__} under `prompt`", RULE, "mend the row")
+    for key, answer in (("chosen", chosen), ("rejected", rejected)):
+        if not answer.strip():
+            raise UserError(f"{where} has an empty text under `{key}`", "an answer says something", "leave the row out")
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[str, Any]:
+    answers = [
+        up_to_last_answer(as_messages(value, where, key, ASSISTANT, RULE), f"{where} under `{key}`,")
+        for key, value in (("chosen", chosen), ("rejected", rejected))
+    ]
+    before: list[dict[str, Any]] = []
+    if isinstance(prompt, str) and answers[0][0]["role"] != ASSISTANT:
+        _check_said(prompt, answers, where)  # the prompt once more, as a text beside whole conversations
+    elif prompt is not None:
+        before = as_messages(prompt, where, "prompt", "user", RULE)
+    if before and all(answer[: len(before)] == before for answer in answers):
+        answers = [answer[len(before) :] for answer in answers]
+    if not before:
+        before = _common(*answers)
+        answers = [answer[len(before) :] for answer in answers]
+    if not before:
+        rule = "both answers of a pair go on with one prompt"
+        raise UserError(f"{where} holds two conversations that begin differently", rule, "leave the row out")
+    for key, answer in zip(("chosen", "rejected"), answers):
+        if not answer or answer[0]["role"] != ASSISTANT:
+            found = f"goes on with the role {answer[0]['role']}" if answer else "holds no answer of its own"
+            rule = f"behind the messages that both have, the {ASSISTANT} speaks, and says different things"
+            raise UserError(f"{where} {found} under `{key}`", rule, "leave the row out, or mend it")
+    return {"prompt": before, "chosen": answers[0], "rejected": answers[1]}
+
+
+def texts_of_pair(pair: str) -> list[str]:
+    """The texts of a pair (see `pair_of`), for training a tokenizer. Raises UserError for conversations."""
+    found = json.loads(pair)
+    if not isinstance(found["chosen"], str):
+        raise UserError(
+            "`format: preference` with `tokenizer: {train: ...}`, and a pair is of conversations",
+            "a tokenizer's chat template writes conversations, and a trained tokenizer has none",
+            "give `tokenizer: {from: ...}` of a chat model; or give the pairs as plain texts",
+        )
+    return [text for text in (found["prompt"], found["chosen"], found["rejected"]) if text]
+
+
+def _common(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    same = [one == other for one, other in zip(first, second)]
+    return first[: same.index(False) if False in same else len(same)]
+
+
+def _check_said(prompt: str, answers: list[list[dict[str, Any]]], where: str) -> None:
+    if not any(message["content"].strip() == prompt.strip() for message in _common(*answers)):
+        rule = "a text as `prompt` beside whole conversations is a message of both"
+        raise UserError(f"{where} has a `prompt` that no message is: {prompt[:60]!r}", rule, "leave `prompt` out")
+
+
+def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
+    """Ids with flags of all pairs (see `pair_of`), in order, some at a time. Raises UserError."""
+    encoder = _Encoder(tokenizer_directory)
+    held: list[np.ndarray] = []
+    for number, text in enumerate(texts):
+        held += encoder.rows(json.loads(text), f"pair {number} of {name}")
+        if len(held) >= CONVERSATIONS_AT_ONCE:
+            yield np.concatenate(held)
+            held = []
+    if held:
+        yield np.concatenate(held)
+
+
+class _Encoder:
+    def __init__(self, tokenizer_directory: Path):
+        self._directory = tokenizer_directory
+        self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
+        self._template: Template | None = None
+
+    def rows(self, pair: dict[str, Any], where: str) -> list[np.ndarray]:
+        """Chosen and rejected, each with its prompt, and with flags."""
+        encoded = self._texts(pair) if isinstance(pair["chosen"], str) else self._conversations(pair, where)
+        (chosen, is_learned), (rejected, is_learned_too) = encoded
+        first = flagged(chosen, is_learned, self._eos_id)
+        first[-1] |= CHOSEN_END
+        return [first, flagged(rejected, is_learned_too, self._eos_id)]
+
+    def _texts(self, pair: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """A prompt is encoded by itself, as it is when an answer to it is to be generated."""
+        prompt, *answers = [
+            self._tokenizer.encode(pair[key] or "", add_special_tokens=False).ids
+            for key in ("prompt", "chosen", "rejected")
+        ]
+        rows = [np.array([*prompt, *answer, self._eos_id], np.int32) for answer in answers]
+        num_prompt = len(prompt) if pair["prompt"] is not None else _num_common(*rows)
+        return [(row, np.arange(len(row)) >= num_prompt) for row in rows]
+
+    def _conversations(self, pair: dict[str, Any], where: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        if self._template is None:
+            self._template = Template(self._directory)
+        prompt = pair["prompt"]
+        where = f"{where}, which begins {prompt[0]['content'][:40]!r},"
+        rows = [
+            self._template.encode(prompt + pair[key], f"{where} {key}", len(prompt)) for key in ("chosen", "rejected")
+        ]
+        starts = [int(is_learned.argmax()) for _, is_learned in rows]
+        if rows[0][0][: starts[0]].tolist() != rows[1][0][: starts[1]].tolist():
+            rule = "the template writes the prompt of both answers alike"
+            raise UserError(
+                f"{where} has a prompt that is written in two ways",
+                rule,
+                "mend the chat template, or leave the pair out",
+            )
+        return rows
+
+
+def _num_common(first: np.ndarray, second: np.ndarray) -> int:
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+class Fitting:
+    """The pairs whose rows fit a sequence. `num_dropped`: those left out so far; `longest`: tokens of the longest row of all."""
+
+    def __init__(self, eos_id: int, sequence_length: int, too_long: Literal["drop"] | None):
+        self._eos_id, self._length, self._too_long = eos_id, sequence_length, too_long
+        self.num_dropped = self.num_pairs = self.longest = 0
+
+    def through(self, parts: Iterable[Part], name: str) -> Iterator[Part]:
+        """Raises UserError, at the end, where pairs are too long and are not to be dropped."""
+        for part in parts:
+            pairs = np.split(part.ids, np.flatnonzero(part.ids == self._eos_id)[:-1] + 1)
+            longest = [max(map(len, rows_of(pair))) for pair in pairs]
+            fits_N = np.array(longest) <= self._length
+            self.num_pairs += len(pairs)
+            self.num_dropped += int((~fits_N).sum())
+            self.longest = max(self.longest, *longest)
+            if fits_N.all():
+                yield part
+            elif fits_N.any():
+                kept = [pair for pair, fits in zip(pairs, fits_N) if fits]
+                yield Part(np.concatenate(kept), part.sizes[fits_N])
+        if self.num_dropped and (self._too_long is None or self.num_dropped == self.num_pairs):
+            raise UserError(
+                f"{self.num_dropped} of {self.num_pairs} pairs of {name} are longer than data.sequence_length="
+                f"{self._length}; the longest answer has {self.longest} tokens with its prompt and EOS",
+                "nothing of a pair is cut: both answers stand whole in a sequence",
+                f"set data.sequence_length={self.longest}"
+                + ("" if self._too_long else ", or `too_long: drop` of the source, which leaves them out"),
+            )
+
+
+def rows_of(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Chosen and rejected of one pair's ids with flags."""
+    border = int(np.flatnonzero(pair & CHOSEN_END)[0]) + 1
+    return pair[:border], pair[border:]
+
+
+def pack_pairs(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields (input_ids, labels), [n, 2 (T + 1)] int32 with flags: a sample is a pair. All pairs fit (see `Fitting`)."""
+    rows: list[np.ndarray] = []
+    held = np.empty(0, np.int32)
+    for part in ids:
+        held = np.concatenate([held, part])
+        ends = np.flatnonzero(held == eos_id) + 1
+        for pair in np.split(held, ends)[:-1]:
+            rows += rows_of(pair)
+            if len(rows) >= ROWS_AT_ONCE:
+                yield _samples(rows, eos_id, sequence_length)
+                rows = []
+        held = held[ends[-1] :] if len(ends) else held
+    if rows:
+        yield _samples(rows, eos_id, sequence_length)
+
+
+def _samples(rows: list[np.ndarray], eos_id: int, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
+    input_ids = np.full((len(rows), sequence_length + 1), eos_id, np.int32)
+    labels = np.full((len(rows), sequence_length + 1), NOT_COUNTED, np.int32)
+    for number, row in enumerate(rows):
+        input_ids[number, 1 : 1 + len(row)] = labels[number, 1 : 1 + len(row)] = row
+    width = ROWS * (sequence_length + 1)
+    return input_ids.reshape(-1, width), labels.reshape(-1, width)

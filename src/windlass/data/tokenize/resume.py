@@ -1,0 +1,116 @@
+"""What tokenisation has done so far, kept on disk: a killed preparation goes on where it was.
+
+The ids of a source are gathered into parts of about a million tokens, whole documents each, and every part is written
+durably under a name that holds its hash. After a kill, the parts that are whole are read again instead of encoded, and
+reading the source skips their documents: encoding is a hundred times the work of reading. What comes out is the same, since
+a part is a function of the documents. Parts lie beside the preparation, under the fingerprint of all that decides them;
+another fingerprint finds nothing, and sweeps up. They take 4 bytes per token for the time of the preparation.
+"""
+
+import io
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import xxhash
+
+from windlass.data.shards.mds import write_durably
+
+PART_TOKENS: Final = 1 << 20
+FINGERPRINT: Final = "fingerprint"
+Encode = Callable[[Iterable[str]], Iterator[np.ndarray]]
+
+
+class Part(NamedTuple):
+    """Whole documents: their ids, each with its EOS, and the bytes of each one's text, [documents]."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+
+
+def open_parts(directory: Path, fingerprint: str) -> Path:
+    """`directory` with what was kept for `fingerprint`; emptied if it was kept for another."""
+    mark = directory / FINGERPRINT
+    if not mark.is_file() or mark.read_text() != fingerprint:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        write_durably(mark, fingerprint.encode())
+    return directory
+
+
+def kept(directory: Path) -> Iterator[Part]:
+    """The parts that are whole, up to the first that is not; that and what follows is removed."""
+    paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
+    for at, path in enumerate(paths):
+        data = path.read_bytes()
+        if path.name != _name(at, data):
+            for damaged in paths[at:]:
+                damaged.unlink()
+            return
+        stream = io.BytesIO(data)
+        yield Part(np.load(stream), np.load(stream))
+
+
+def _name(number: int, data: bytes) -> str:
+    return f"{number:06}-{xxhash.xxh3_64_hexdigest(data)}.part"
+
+
+def encode_in_parts(
+    texts: Iterable[str], encode: Encode, eos_id: int, directory: Path, part_tokens: int | None = None
+) -> Iterator[Part]:
+    """The documents as parts: first what was kept, then what `encode` makes of the rest, kept before it is yielded.
+
+    encode: texts -> arrays of ids in order, EOS behind each document and nowhere else. part_tokens: the size of a part,
+    where less than PART_TOKENS is to be."""
+    number = num_documents = 0
+    for part in kept(directory):
+        number, num_documents = number + 1, num_documents + len(part.sizes)
+        yield part
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes: deque[int] = deque()
+
+    def counted() -> Iterator[str]:
+        for text in islice(texts, num_documents, None):
+            sizes.append(len(text.encode()))
+            yield text
+
+    held: list[np.ndarray] = []
+    for ids in encode(counted()):
+        held.append(ids)
+        if sum(map(len, held)) >= min(PART_TOKENS, part_tokens or PART_TOKENS):
+            joined = np.concatenate(held)
+            ends = np.flatnonzero(joined == eos_id) + 1
+            if len(ends):
+                yield _keep(directory, number, joined[: ends[-1]], sizes, len(ends))
+                number, joined = number + 1, joined[ends[-1] :]
+            held = [joined]
+    rest = np.concatenate([np.empty(0, np.int32), *held])
+    if len(rest):
+        yield _keep(directory, number, rest, sizes, int((rest == eos_id).sum()))
+
+
+def _keep(directory: Path, number: int, ids: np.ndarray, sizes: deque[int], num_documents: int) -> Part:
+    part = Part(ids, np.array([sizes.popleft() for _ in range(num_documents)], np.int64))
+    stream = io.BytesIO()
+    np.save(stream, part.ids)
+    np.save(stream, part.sizes)
+    data = stream.getvalue()
+    write_durably(directory / _name(number, data), data)
+    return part
+
+
+def limited(parts: Iterable[Part], eos_id: int, num_tokens: int | None) -> Iterator[Part]:
+    """The parts up to the document that reaches `num_tokens`."""
+    left = num_tokens
+    for part in parts:
+        if left is not None and len(part.ids) >= left:
+            ends = np.flatnonzero(part.ids == eos_id) + 1
+            last = int(np.searchsorted(ends, left))  # the first document that ends at or behind the limit
+            yield Part(part.ids[: ends[last]], part.sizes[: last + 1])
+            return
+        left = None if left is None else left - len(part.ids)
+        yield part

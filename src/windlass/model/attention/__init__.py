@@ -1,0 +1,8 @@
+"""Attention behind one function, `attend(q, k, v, layout)`.
+
+attend     chooses the kernel: fused, by document, across ranks or unfused
+causal     the causal mask and torch's fused kernel
+documents  several documents in a row, each attending to itself alone
+context    keys and values of a row that several ranks share
+unfused    an explicit softmax, where dropout or dtype needs it
+"""

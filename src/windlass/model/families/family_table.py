@@ -1,0 +1,205 @@
+"""The families by name, each with what it has beyond the shared fields of rotary.py; gpt2 and qwen3_moe have files. No torch.
+
+How to add one: docs/howto/add-a-family.md.
+"""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Literal
+
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.model.families.family import INFERENCE, Family, Size
+from windlass.model.families.gpt2 import GPT2Fields
+from windlass.model.families.llama_like import RotaryFields, WindowedFields, Windows
+from windlass.model.families.qwen3_moe import Qwen3MoeFields
+
+
+class LlamaFields(RotaryFields):
+    """`model_type: llama`: Llama 1 to 3, and what has their shape. Source: arXiv 2302.13971, 2307.09288, 2407.21783."""
+
+    family: ClassVar[str] = "llama"
+    architecture_class: ClassVar[str] = "LlamaForCausalLM"
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **RotaryFields.fixed,
+        "sliding_window": (None,),
+        "rope_interleaved": (False, None),  # this and the next stand in SmolLM2's config.json
+        "is_llama_config": (True, None),
+    }
+
+    attention_bias: bool = False
+    """Biases in the four attention projections."""
+    mlp_bias: bool = False
+    """Biases in the three MLP projections."""
+
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": self.attention_bias, "out_bias": self.attention_bias, "mlp_bias": self.mlp_bias}
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {**super().from_architecture(arch), "attention_bias": arch.qkv_bias, "mlp_bias": arch.mlp_bias}
+
+
+class MistralFields(RotaryFields):
+    """`model_type: mistral`: Llama's shape, with one sliding window in every layer. Source: arXiv 2310.06825."""
+
+    family: ClassVar[str] = "mistral"
+    architecture_class: ClassVar[str] = "MistralForCausalLM"
+
+    num_key_value_heads: Size = 8
+    """Key and value heads; 8 when left out."""
+    max_position_embeddings: Size = 131072
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    sliding_window: Size | None = 4096
+    """Tokens that a query sees, itself included; all of them when null."""
+
+    def windows(self) -> Windows:
+        return self.sliding_window, tuple(range(self.num_hidden_layers))
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {**super().from_architecture(arch), "sliding_window": arch.window}
+
+
+class Qwen2Fields(WindowedFields):
+    """`model_type: qwen2`: Qwen2 and Qwen2.5; biases in query, key and value. Source: arXiv 2407.10671, 2412.15115."""
+
+    family: ClassVar[str] = "qwen2"
+    architecture_class: ClassVar[str] = "Qwen2ForCausalLM"
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "use_mrope": (False, None)}
+
+    num_key_value_heads: Size | None = 32
+    """Key and value heads; 32 when left out, as many as query heads when null."""
+    max_position_embeddings: Size = 32768
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    sliding_window: Size | None = 4096
+    """Tokens that a query sees in the windowed layers, itself included; without effect unless use_sliding_window."""
+    max_window_layers: int = 28
+    """With use_sliding_window: the first so many layers have full attention, the others the window."""
+
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": True}
+
+    def windowed_by_rule(self) -> Iterable[int]:
+        return range(max(0, self.max_window_layers), self.num_hidden_layers)
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        fields = super().from_architecture(arch)
+        return fields if arch.window is None else {**fields, "max_window_layers": min(arch.window_layers)}
+
+
+class Qwen3Fields(Qwen2Fields):
+    """`model_type: qwen3`: RMSNorm on each query and key head, head_dim of its own. Source: arXiv 2505.09388."""
+
+    family: ClassVar[str] = "qwen3"
+    qk_norm: ClassVar[bool] = True
+    architecture_class: ClassVar[str] = "Qwen3ForCausalLM"
+    fixed: ClassVar[dict[str, tuple[Any, ...]]] = {**RotaryFields.fixed, "mlp_bias": (False, None)}
+
+    head_dim: Size | None = 128
+    """Channels per head; 128 when left out."""
+    attention_bias: bool = False
+    """Biases in the four attention projections."""
+
+    def extras(self) -> dict[str, Any]:
+        return {"qkv_bias": self.attention_bias, "out_bias": self.attention_bias}
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {**super().from_architecture(arch), "attention_bias": arch.qkv_bias}
+
+
+class SmolLM3Fields(WindowedFields):
+    """`model_type: smollm3`: Llama's shape, with layers without positions. Source: the model card of SmolLM3-3B."""
+
+    family: ClassVar[str] = "smollm3"
+    default_theta: ClassVar[float] = 2000000.0
+    architecture_class: ClassVar[str] = "SmolLM3ForCausalLM"
+    harmless: ClassVar[frozenset[str]] = INFERENCE | {"max_window_layers"}  # transformers reads it nowhere
+
+    num_key_value_heads: Size | None = 4
+    """Key and value heads; 4 when left out, as many as query heads when null."""
+    max_position_embeddings: Size = 32768
+    """Longest sequence the model is meant for, in tokens; written to the export."""
+    pad_token_id: int | None = 128004
+    """Token id, written to the export. As in transformers, its embedding gets no gradient where it is read."""
+    no_rope_layers: list[Literal[0, 1]] | None = None
+    """Per block: 1 with rotary positions, 0 without any."""
+    no_rope_layer_interval: Size = 4
+    """Without no_rope_layers: every so many-th block has no positions."""
+    attention_bias: bool = False
+    """Biases in the four attention projections."""
+    mlp_bias: bool = False
+    """Biases in the three MLP projections."""
+    tie_word_embeddings: bool = True
+    """Embedding and head are one matrix."""
+
+    def extras(self) -> dict[str, Any]:
+        bias = self.attention_bias
+        return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": self.mlp_bias, "unrotated_layers": self._unrotated()}
+
+    def windowed_by_rule(self) -> Iterable[int]:
+        return self._unrotated()
+
+    def _unrotated(self) -> tuple[int, ...]:
+        count, every = self.num_hidden_layers, self.no_rope_layer_interval
+        if self.no_rope_layers is None:
+            return tuple(range(every - 1, count, every))
+        if len(self.no_rope_layers) < count:
+            raise UserError(
+                f"model: {len(self.no_rope_layers)} no_rope_layers and num_hidden_layers {count}",
+                "no_rope_layers says of every layer whether it has rotary positions",
+                f"give {count} of them, or model.no_rope_layers=null for one in no_rope_layer_interval",
+            )
+        return tuple(layer for layer in range(count) if not self.no_rope_layers[layer])
+
+    @classmethod
+    def from_architecture(cls, arch: Architecture) -> dict[str, object]:
+        return {
+            **super().from_architecture(arch),
+            "attention_bias": arch.qkv_bias,
+            "mlp_bias": arch.mlp_bias,
+            "no_rope_layers": [int(layer not in arch.unrotated_layers) for layer in range(arch.num_layers)],
+            "no_rope_layer_interval": min(arch.unrotated_layers, default=arch.num_layers) + 1,  # the list rules
+        }
+
+
+FAMILIES: Final[dict[str, type[Family]]] = {
+    "qwen3": Qwen3Fields,
+    "llama": LlamaFields,
+    "gpt2": GPT2Fields,
+    "mistral": MistralFields,
+    "qwen2": Qwen2Fields,
+    "smollm3": SmolLM3Fields,
+    "qwen3_moe": Qwen3MoeFields,
+}
+# the first letters of a model_type that is not here -> the nearest one that is, and what it lacks
+NEAREST: Final[dict[str, tuple[str, str]]] = {
+    "gemma": ("llama", "norms scale by 1 + weight, and the embedding by sqrt(hidden_size)"),
+    "phi": ("gpt2", "attention and MLP run side by side, with partly rotated heads"),
+    "phi3": ("llama", "fused projections, and a rope of its own"),
+    "phimoe": ("llama", "mixtures of experts"),
+    "mixtral": ("mistral", "the MLPs are mixtures of experts"),
+    "ministral": ("mistral", "windows that differ by layer"),
+    "qwen2_moe": ("qwen3_moe", "a shared expert beside the others, and no norms in attention"),
+    "qwen3_next": ("qwen3", "gated linear attention and experts"),
+    "qwen2_vl": ("qwen2", "images, and rotary positions in three directions"),
+    "deepseek": ("llama", "latent attention and mixtures of experts"),
+    "llama4": ("llama", "mixtures of experts, and attention in pieces"),
+    "gpt_oss": ("qwen3", "mixtures of experts, and attention sinks"),
+    "gpt_neox": ("gpt2", "attention and MLP run side by side, with rotary positions"),
+    "gptj": ("gpt2", "attention and MLP run side by side, with rotary positions"),
+    "gpt_neo": ("gpt2", "local attention, unscaled"),
+    "gpt_bigcode": ("gpt2", "one key and value head"),
+    "opt": ("gpt2", "positions that begin at 2"),
+    "bloom": ("gpt2", "distances in the scores in place of positions"),
+    "falcon": ("llama", "attention and MLP run side by side"),
+    "olmo": ("llama", "norms of another kind or place"),
+    "olmoe": ("llama", "mixtures of experts"),
+    "granite": ("llama", "multipliers on embedding, residual stream, scores and logits"),
+    "cohere": ("llama", "LayerNorm, and attention and MLP side by side"),
+    "starcoder2": ("gpt2", "rotary positions and grouped heads"),
+    "stablelm": ("llama", "LayerNorm, and partly rotated heads"),
+    "glm": ("llama", "partly rotated heads"),
+    "mamba": ("llama", "state spaces in place of attention"),
+}

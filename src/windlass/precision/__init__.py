@@ -1,0 +1,7 @@
+"""What is stored, multiplied and reduced in which dtype.
+
+config             the recipe's `precision` section
+policy             the dtypes of a policy, as torch names
+loss_scale         fp16's loss scale, on the device
+names_of_policies  other tools' names of policies, answered with ours
+"""

@@ -1,0 +1,11 @@
+"""`windlass verify`: the recipe's layout, proved equal to one process on a tiny proxy model.
+
+verify         folds, trains both, compares, prints
+fold_layout    a layout folded to the ranks at hand
+proxy          a small model and data set with everything that can make a layout wrong
+watch          the real training on the pool's ranks, watched
+reference_run  rows, model and training of one process
+reference      the same training in torch and transformers alone; shares no code with the layouts
+compare        a layout's numbers against those of one process
+pool           a pool of gloo ranks that serves many small cases per start
+"""

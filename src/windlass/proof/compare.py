@@ -1,0 +1,232 @@
+"""A layout's training against that of one process, number by number: what agrees, what does not, and the first that differs.
+
+    gradients, weights    |a - b| <= tolerance x max(largest of the tensor, 1e-3 x largest of the model), every element
+    loss, norm            |a - b| <= tolerance x max(1, |b|), every step, and the same number on every rank
+
+A mistake of a layout is 1e-6 and more; rounding in fp64 is 1e-13 (findings of many layouts: losses within 2e-15). What is a
+part of an average, or of a sum over ranks, shows in the first step's gradients; what the optimizer keeps, in the weights.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from windlass.model.architecture import Architecture
+from windlass.model.names import names_of
+from windlass.proof.reference_run import Expected, Truth, trimmed
+from windlass.proof.watch import Seen
+from windlass.report.events import Event
+
+TOLERANCE: Final = 1e-10
+SHARE_OF_MODEL: Final = 1e-3  # of the model's largest element: what a tensor of next to nothing is held against
+
+DATAFLOW: Final = (
+    *("input_layernorm", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm"),
+    *("gate", "gate_proj", "up_proj", "down_proj"),
+)
+"""Modules of a block as the forward pass meets them; `gate` is a router."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. `largest`: relative difference; `where`: the first that differs, with both numbers, or ''."""
+
+    what: str
+    compared: str
+    largest: float
+    allowed: float
+    where: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.largest <= self.allowed  # NaN does not
+
+
+def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[float], first_step: int = 1) -> Row:
+    """One number per step, the same on every rank."""
+    largest, where = 0.0, ""
+    for rank, ours in enumerate(ranks):
+        if len(ours) != len(expected):
+            there = _count(ours, "number")
+            return Row(what, _count(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
+        for step, (a, b) in enumerate(zip(ours, expected), first_step):
+            apart = abs(a - b) / max(1.0, abs(b))
+            if not apart <= TOLERANCE and not where:
+                where = f"step {step} on rank {rank}: {a!r}, one process has {b!r}"
+            largest = _worse(largest, apart)
+    return Row(what, f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+
+
+def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> Row:
+    """What the routers are said to do, each step, the same on every rank."""
+    largest, where = 0.0, ""
+    for rank, ours in enumerate(ranks):
+        for step, theirs in enumerate(expected):
+            own = ours[step] if step < len(ours) else {}
+            for name in sorted({*own, *theirs}):
+                if name not in own or name not in theirs:
+                    apart, told = float("inf"), "is reported by one and not by the other"
+                else:
+                    a, b = own[name].double(), theirs[name].double()
+                    apart = float(((a - b).abs() / b.abs().clamp(min=1.0)).max())
+                    told = f"is {a.tolist()!r}, one process has {b.tolist()!r}"
+                if not apart <= TOLERANCE and not where:
+                    where = f"step {step + 1} on rank {rank}: {name} {told}"
+                largest = _worse(largest, apart)
+    return Row("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+
+
+def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> Row:
+    """Every tensor of the model, whole, on every rank that has it. The one told is the nearest to the loss of those that differ:
+    backward carries a mistake from where it is made down to the embedding."""
+    names = names_of(architecture)
+    most = max((float(tensor.abs().max()) for tensor in expected.values()), default=0.0)
+    largest, compared = 0.0, 0
+    wrong: dict[str, str] = {}  # what is told of each
+    for name in sorted(names, key=_depth):
+        holders = [(rank, held[name]) for rank, held in enumerate(ranks) if name in held]
+        if bool(holders) != (name in expected):
+            has, lacks = ("no rank", "one process has it") if not holders else (f"rank {holders[0][0]}", "it has none")
+            largest, wrong[name] = float("inf"), f": {has} has one, {lacks}"
+            continue
+        compared += bool(holders)
+        for rank, ours in holders:
+            theirs = expected[name]
+            apart = (ours - theirs).abs() / max(float(theirs.abs().max()), SHARE_OF_MODEL * most)
+            worst = float(apart.max())  # NaN if there is one
+            if not worst <= TOLERANCE and name not in wrong:
+                wrong[name] = _told(rank, ours, theirs, apart)
+            largest = _worse(largest, worst)
+    where = ""
+    if wrong:
+        first, last = next(iter(wrong)), next(reversed(wrong))
+        where = f"{_called(last, names)}{wrong[last]}"
+        if len(wrong) > 1:
+            where += (
+                f"; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_called(first, names)} on"
+            )
+    return Row(what, f"{compared} tensors, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+
+
+def _depth(name: str) -> tuple[int, int, int]:
+    """Where the forward pass meets a parameter: before, in or after the blocks, which block, where in it."""
+    before, dot, rest = name.partition(".layers.")
+    if not dot:
+        return (0 if ".embed_" in before else 2, "lm_head" in before, 0)
+    return (1, int(rest.partition(".")[0]), DATAFLOW.index(name.split(".")[-2]))
+
+
+def _told(rank: int, ours: torch.Tensor, theirs: torch.Tensor, apart: torch.Tensor) -> str:
+    """The element that is furthest apart, with both numbers."""
+    at = tuple(int(i) for i in torch.unravel_index(apart.nan_to_num(nan=float("inf")).argmax(), apart.shape))
+    return (
+        f"{list(at)} on rank {rank}: {float(ours[at])!r}, one process has {float(theirs[at])!r}{_factor(ours, theirs)}"
+    )
+
+
+def _worse(one: float, other: float) -> float:
+    """The larger; not a number, where one of them is none."""
+    return one + other if math.isnan(one + other) else max(one, other)
+
+
+def _count(items: Sequence[Any], word: str) -> str:
+    return f"{len(items)} {word}{'s' * (len(items) != 1)}"
+
+
+def _called(name: str, names: Mapping[str, tuple[str, ...]]) -> str:
+    """Hugging Face's name; where that holds several of our tensors, which of them."""
+    called = names[name][0]
+    inner = name.rpartition(".")[0].rpartition(".")[2]
+    return f"{called} ({inner})" if sum(called in other for other in names.values()) > 1 else called
+
+
+def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    """Where all of a tensor is too large or too small by one factor: a scale is at fault."""
+    theirs_2 = float((theirs * theirs).sum())
+    if not theirs_2:
+        return ""
+    factor = float((ours * theirs).sum()) / theirs_2
+    rest = float((ours - factor * theirs).abs().max())
+    return f" (all of it is {factor:.6g} times too large)" if rest <= 1e-9 * float(theirs.abs().max()) else ""
+
+
+def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]]) -> Row:
+    """Every sample of each global batch is read once over the batch ranks, and ranks of one place read the same."""
+    what, where, wrong = "samples", "", 0
+    for step, whole_batch in enumerate(expected):
+        for name, wanted in whole_batch.items():
+            by_place: dict[int, torch.Tensor] = {}
+            for rank, one in enumerate(seen):
+                first = by_place.setdefault(one.batch_rank, one.rows[step][name])
+                if not torch.equal(first, one.rows[step][name]):
+                    where = where or f"step {step + 1}: {name} of rank {rank} are not those of its model-parallel group"
+                    wrong += 1
+            read = torch.cat([by_place[place] for place in sorted(by_place)])
+            if read.shape != wanted.shape or not torch.equal(_sorted(read), _sorted(wanted)):
+                where = where or f"step {step + 1}: {name} over the ranks are not the global batch's, each once"
+                wrong += 1
+    num_rows = sum(len(batch["input_ids"]) for batch in expected)
+    return Row(what, f"{num_rows} rows, {_count(seen, 'rank')}", float(wrong), 0.0, where)
+
+
+def _sorted(rows: torch.Tensor) -> torch.Tensor:
+    """The rows in the order of their content."""
+    flat = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
+    order = sorted(range(len(flat)), key=lambda at: flat[at].tolist())
+    return rows[order]
+
+
+def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> Iterator[Row]:
+    """A whole training of the layout against one process, in the order of time: the first that differs is where it begins."""
+    losses, norms = [one.losses for one in seen], [one.norms for one in seen]
+    yield numbers("loss", [one[:1] for one in losses], truth.losses[:1])
+    yield tensors("gradients", [trimmed(one.gradients, architecture) for one in seen], truth.gradients, architecture)
+    yield numbers("gradient norm", [one[:1] for one in norms], truth.norms[:1])
+    first = [trimmed(one.first_weights, architecture) for one in seen]
+    yield tensors("weights after 1 step", first, truth.first_weights, architecture)
+    yield numbers("loss of later steps", [one[1:] for one in losses], truth.losses[1:], 2)
+    yield numbers("norm of later steps", [one[1:] for one in norms], truth.norms[1:], 2)
+    held = [trimmed(one.weights, architecture) for one in seen]
+    yield tensors(f"weights after {len(truth.losses)} steps", held, truth.weights, architecture)
+    scored = [one.evaluations for one in seen]
+    yield numbers("validation before", [one[:1] for one in scored], truth.evaluations[:1], 0)
+    yield numbers("validation after", [one[1:] for one in scored], truth.evaluations[1:], len(truth.losses))
+    if any(truth.figures):
+        yield figures([one.figures for one in seen], truth.figures)
+
+
+def reported(lines: Sequence[Event], truth: Truth) -> Iterator[Row]:
+    """What events.jsonl says, of which console, report and page are made: averages over counted targets."""
+    steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
+    for what, name, expected in (
+        ("reported targets", "targets", truth.targets),
+        ("reported loss", "loss", truth.losses),
+        ("reported norm", "gradient_norm", truth.norms),
+    ):
+        yield numbers(what, [[_number(line[name]) for line in steps]], expected)
+    expected = [nats / truth.held_out_targets for nats in truth.evaluations]
+    yield numbers("reported validation", [[_number(line["loss"]) for line in scored]], expected, 0)
+
+
+def _number(value: float | None) -> float:
+    """None is how a line tells what is not finite."""
+    return math.nan if value is None else float(value)
+
+
+def compare_resumed(
+    what: str, after: int, seen: Sequence[Seen], truth: Truth, architecture: Architecture
+) -> Iterator[Row]:
+    """A training that went on from the checkpoint `after` that many steps."""
+    yield numbers(f"{what}: loss", [one.losses for one in seen], truth.losses[after:], after + 1)
+    held = [trimmed(one.weights, architecture) for one in seen]
+    yield tensors(f"{what}: weights", held, truth.weights, architecture)
+    scored = [one.evaluations[-1:] for one in seen]
+    yield numbers(f"{what}: validation", scored, truth.evaluations[-1:], len(truth.losses))
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    finite = row.largest if row.largest < float("inf") else None
+    return {**vars(row), "largest": finite, "agrees": row.agrees}

@@ -1,0 +1,251 @@
+"""The tiny twin of a recipe: all that makes a layout wrong or right, in a model of fifty thousand parameters.
+
+What is kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
+dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its clip.
+What is small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
+rows left over: a slice that is off by one, a sum over padding or a scale by the wrong count then changes a number.
+What is other: fp64 (which parts rounding, 1e-13, from a mistake, 1e-6), a learning rate that moves weights, a clip that bites
+in some steps and not in others (`verify` sets it between their norms), weights drawn wide enough that norms and biases matter.
+
+A layer of the twin stands for a layer of the model, and what the recipe says of parameters by name goes by that.
+"""
+
+import itertools
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.config import RunConfig, check_recipe
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.attention.context import copies
+from windlass.model.names import names_of
+from windlass.optim.rules import assign
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.schedules import owners
+from windlass.proof.fold_layout import Cell
+
+STEPS: Final = 3
+VOCABULARY: Final = 269  # 256 bytes, the end of a text, merges; a prime
+POSITIONS: Final = 67  # of a learned table
+LENGTH: Final = 13  # or the next that the layout can cut
+LAYERS: Final = 3
+EXPERTS: Final = 6  # of each sparse layer, or the next number that expert ranks divide
+EXPERTS_PER_TOKEN: Final = 3
+ROUTER_LOSS: Final = 0.05  # large enough that a router's loss averaged wrongly is a wrong gradient
+WINDOW: Final = 5  # keys: fewer than a sequence has
+MAX_NORM: Final = 0.1  # of the trial that shows the steps' norms
+LEARNING_RATE: Final = 1e-3
+EPSILON: Final = 1e-8
+BUCKET_MIB: Final = 0.05  # of 0.4 of gradients: several, and the last is not full
+DOCUMENTS: Final = 160
+
+
+@dataclass(frozen=True)
+class Twin:
+    """`config` trains below `directory`; `unproved`: sentences on what of the recipe is not in it."""
+
+    config: RunConfig
+    architecture: Architecture
+    directory: Path
+    unproved: tuple[str, ...]
+    is_drawn: bool
+    """Whether the recipe begins with weights of its own drawing."""
+
+
+def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> Twin:
+    """Writes model and text of the twin below `directory`. `architecture`: the recipe's own."""
+    layers = choose_layers(config, architecture, cell)
+    small = shrink(architecture, cell, layers, config.parallel)
+    unproved: list[str] = []
+    parallel = _parallel(config, cell, unproved)
+    micro = min(2, config.run.micro_batch)
+    length = _length(cell)
+    num_micro = _num_micro(cell, micro, length)
+    if architecture.num_experts:
+        unproved.append("the grouped product of experts: the twin's experts run one by one")
+    if config.run.start_from is not None:
+        unproved.append("run.start_from: the twin begins with weights of its own")
+    write_text(directory / "text")
+    tree = {
+        "run": {
+            "directory": str(directory / "run"),
+            "steps": STEPS,
+            "tokens_per_step": length * micro * num_micro * cell.layout.batch_ranks,
+            "micro_batch": micro,
+            "seed": 11,
+        },
+        "model": {"from": str(directory / "model")},
+        "data": {
+            "sources": [{"path": str(directory / "text")}],
+            "tokenizer": {"train": VOCABULARY},
+            "directory": str(directory / "data"),
+            "sequence_length": length,
+            "isolate": config.data.isolate,
+            "packing": config.data.packing,
+            "validation": 0.1,
+        },
+        "objective": config.objective.model_dump(by_alias=True),
+        "adapter": config.adapter.model_dump(by_alias=True),
+        "parallel": parallel,
+        "precision": {"policy": "fp64"},
+        "optim": _optim(config, architecture, small, layers, unproved),
+        "checkpoint": {"every_steps": 1, "every_minutes": None, "keep_last": STEPS + 1},
+        "evaluate": {"every_steps": STEPS, "sequences": 8},
+        "report": {"every_steps": 1},
+    }
+    is_drawn = config.model.from_ is None and config.run.start_from is None
+    return Twin(check_recipe(tree), small, directory, tuple(unproved), is_drawn)
+
+
+def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:
+    """The layers of the model that the twin's stand for: one of each kind, spread over the depth. Rising."""
+    rules = assign(config.optim.groups, names_of(architecture))
+    kinds: dict[Any, int] = {}
+    for layer in range(architecture.num_layers):
+        inside = {name.split(".", 3)[3]: name for name in parameter_shapes(architecture) if f".layers.{layer}." in name}
+        groups = tuple(str(rules[name].effect) if name in rules else "" for name in inside.values())
+        listed = (architecture.window_layers, architecture.unrotated_layers, architecture.dense_layers)
+        kinds.setdefault((*(layer in one for one in listed), groups), layer)
+    stages = len(owners(cell.parallel.schedule, cell.layout.pp))
+    wanted = min(architecture.num_layers, max(LAYERS, stages + 1 if cell.layout.pp > 1 else 0, len(kinds)))
+    chosen = set(list(kinds.values())[:wanted])
+    spread = [round(at * (architecture.num_layers - 1) / max(1, wanted - 1)) for at in range(wanted)]
+    for layer in [*spread, *range(architecture.num_layers)]:
+        if len(chosen) < wanted:
+            chosen.add(layer)
+    return sorted(chosen)
+
+
+def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -> tuple[int, int]:
+    """Query and key/value heads of the twin: as few as leave what their order could spoil. `whole`: the recipe's own layout.
+
+    A rank of tp has two key/value heads where the recipe's has more than one, else one. Where the recipe's ulysses ranks
+    copy heads, to a query head each or to some of them, the twin's do the same; where they do not, nor does it.
+    """
+    heads, kv_heads = (max(1, n // whole.tp) for n in (architecture.num_heads, architecture.num_kv_heads))
+    groups = heads // kv_heads
+    times = copies(heads, kv_heads, whole.context if whole.context_kind == "ulysses" else 1)
+    ranks = cell.layout.context if cell.parallel.context_kind == "ulysses" else 1
+    alike = (times > 1 and ranks > 1, times < groups or ranks == 1)
+    if groups == 1 and cell.layout.tp == ranks == 1:
+        return min(3, heads), min(3, heads)
+    least = min(2, kv_heads)
+    wanted = min(3 if cell.layout.tp == 1 or least == 1 else 2, groups)
+    for few, group in itertools.product(range(least, 2 * ranks + 3), (wanted, *range(2, 2 * ranks + 1))):
+        if few * group % ranks or (group > 1) != (groups > 1):
+            continue
+        own = copies(few * group, few, ranks)
+        if (own > 1, own < group or ranks == 1) == alike:
+            return cell.layout.tp * few * group, cell.layout.tp * few
+    raise AssertionError(f"no heads of the twin for {cell.name}")
+
+
+def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: ParallelConfig) -> Architecture:
+    """The architecture in small: heads by the ranks that share them, the rest odd. `whole`: the recipe's own layout."""
+    arch, layout = architecture, cell.layout
+    heads, kv_heads = share_heads(arch, cell, whole)
+    head_dim = 10 if arch.rope_theta is not None else 11
+    is_square = arch.num_heads * arch.head_dim == arch.hidden_size
+    scaling = arch.rope_scaling
+    return replace(
+        arch,
+        vocab_size=VOCABULARY,
+        hidden_size=heads * head_dim if is_square else 37,
+        intermediate_size=53 * layout.tp,
+        num_layers=len(layers),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=POSITIONS if arch.rope_theta is None else max(POSITIONS, arch.max_positions),
+        rope_scaling=scaling,
+        window=None if arch.window is None else WINDOW,
+        window_layers=tuple(at for at, layer in enumerate(layers) if layer in arch.window_layers),
+        unrotated_layers=tuple(at for at, layer in enumerate(layers) if layer in arch.unrotated_layers),
+        num_experts=min(arch.num_experts, -(-EXPERTS // layout.expert) * layout.expert),
+        experts_per_token=min(arch.experts_per_token, EXPERTS_PER_TOKEN),
+        expert_size=min(arch.expert_size, 13 * layout.tp),
+        router_loss_scale=ROUTER_LOSS if arch.router_loss and arch.router_loss_scale else arch.router_loss_scale,
+        dense_layers=tuple(at for at, layer in enumerate(layers) if layer in arch.dense_layers),
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None if arch.pad_token_id is None else 101,
+    )
+
+
+def _length(cell: Cell) -> int:
+    """Positions: the first odd multiple of what the layout cuts that is not less than LENGTH."""
+    unit = cell.layout.tp * (2 * cell.layout.context if cell.layout.context > 1 else 1)
+    return next(unit * odd for odd in range(1, 2 * LENGTH, 2) if unit * odd >= LENGTH)
+
+
+def _num_micro(cell: Cell, micro: int, length: int) -> int:
+    """Micro-batches per rank and step: 3, or the next number that the schedule takes."""
+    for count in range(3, 64):
+        try:
+            cell.parallel.check_micro_batches(count, micro * cell.layout.batch_ranks * length, micro)
+        except UserError:
+            continue
+        return count
+    raise AssertionError(f"no number of micro-batches for {cell.name}")
+
+
+def _parallel(config: RunConfig, cell: Cell, unproved: list[str]) -> dict[str, Any]:
+    given = cell.parallel.model_dump()
+    if given["compile"]:
+        unproved.append("parallel.compile: the twin's blocks run uncompiled")
+    if given["activation_gib"] is not None:
+        unproved.append("parallel.activation_gib: all of the twin's blocks recompute selectively")
+    if given["zero"] == 0:
+        given["bucket_mib"] = BUCKET_MIB
+    given |= {"compile": False, "activation_gib": None}
+    given |= {"blocks_per_unit": min(2, given["blocks_per_unit"]), "prefetch": min(1, given["prefetch"])}
+    return given
+
+
+def _optim(
+    config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int], unproved: list[str]
+) -> dict[str, Any]:
+    optim = config.optim
+    given = optim.model_dump()
+    given |= {"learning_rate": LEARNING_RATE, "warmup_steps": 0, "max_norm": MAX_NORM}
+    given["epsilon"] = max(optim.epsilon, EPSILON)
+    given["groups"] = _groups(config, architecture, small, layers)
+    if len(given["groups"]) < sum(bool(group.effect) for group in optim.groups):
+        unproved.append("optim.groups: some name layers only that the twin has no room for")
+    return given
+
+
+def _groups(
+    config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int]
+) -> list[dict[str, Any]]:
+    """The recipe's groups, each with the names of the twin's parameters that stand for what it decides."""
+    rules = assign(config.optim.groups, names_of(architecture))
+    own: Mapping[str, tuple[str, ...]] = names_of(small)
+    groups = []
+    for group in config.optim.groups:
+        names = [name for name in own if rules.get(_stands_for(name, layers)) is group]
+        if names and group.effect:  # one without an effect exempts its names, and here no later group names them
+            groups.append(group.model_dump() | {"names": sorted({one for name in names for one in own[name]})})
+    return groups
+
+
+def _stands_for(name: str, layers: list[int]) -> str:
+    """The parameter of the model for which one of the twin stands."""
+    before, dot, rest = name.partition(".layers.")
+    if not dot:
+        return name
+    at, _, inner = rest.partition(".")
+    return f"{before}.layers.{layers[int(at)]}.{inner}"
+
+
+def write_text(directory: Path) -> None:
+    """Short documents of random letters of many scripts, the same every time: nearly every byte occurs."""
+    draw = random.Random(7)
+    letters = [chr(code) for start in range(0x41, 0xC000, 0x1F3) for code in range(start, start + 4)]
+    directory.mkdir(parents=True)
+    for number in range(DOCUMENTS):
+        text = "".join(draw.choice(letters) + " " * (draw.random() < 0.2) for _ in range(draw.randint(2, 40)))
+        (directory / f"{number:03d}.txt").write_text(text, "utf-8")

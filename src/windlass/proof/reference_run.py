@@ -1,0 +1,186 @@
+"""What a proof holds the ranks' training against: rows, model and training of one process, by torch and transformers.
+
+The rows are read by one process, the model is drawn by transformers, proof/reference trains it, and its tensors get our names.
+The weights that a recipe without a model begins with are drawn here as whole tensors, with no layout built.
+"""
+
+import contextlib
+import io
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from windlass.config import RunConfig
+from windlass.data.packing import isolate
+from windlass.data.prepare.prepare import Prepared
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.loader import Loader
+from windlass.model import init
+from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.loss import IGNORED
+from windlass.model.names import VOCABULARY, stored_as
+from windlass.optim.config import MuonConfig
+from windlass.optim.schedule import learning_rate
+from windlass.parallel.program import Batch
+from windlass.proof.reference import Group, Settings, Trace, by_matrix, train_reference
+from windlass.proof.watch import DRAWN_BLOCK, odd
+
+Expected = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What one process trains: per step, and by our names without padded rows."""
+
+    losses: Sequence[float]
+    norms: Sequence[float]
+    gradients: Expected
+    first_weights: Expected
+    weights: Expected
+    evaluations: Sequence[float]
+    """Summed nats of the held-out rows, before the first step and after the last."""
+    figures: Sequence[Expected]
+    """What the program reports of each step besides its loss; empty for most."""
+    targets: Sequence[int]
+    """Counted ones of each step."""
+    held_out_targets: int
+
+
+def global_rows(
+    config: RunConfig, prepared: Prepared, with_keys: bool, borders: Sequence[int]
+) -> list[dict[str, torch.Tensor]]:
+    """The global batch of every step, read by one process."""
+    loader = Loader(
+        prepared.shards("train"),
+        sequence_length=config.data.sequence_length,
+        micro_batch=config.sequences_per_step,
+        accumulation=1,
+        batch_rank=0,
+        batch_ranks=1,
+        seed=config.run.seed,
+        shuffle_window=config.data.shuffle_window,
+        with_keys=with_keys,
+        borders=prepared.borders("train") if config.data.isolate else None,
+    )
+    assert config.run.steps is not None
+    with contextlib.closing(loader):
+        batches = [loader.next()[0] for _ in range(config.run.steps)]
+    return [{**batch, **odd(batch, borders)} for batch in batches]
+
+
+def held_out_rows(config: RunConfig, prepared: Prepared) -> list[dict[str, torch.Tensor]]:
+    """The rows that are scored, read one by one from the shards."""
+    borders = prepared.borders("validation") if config.data.isolate else None
+    rows = []
+    for ids_S, labels_S in itertools.islice(Reader(prepared.shards("validation")), config.evaluate.sequences):
+        row = {"input_ids": ids_S[None, :-1], "targets": labels_S[None, 1:]}
+        if borders is not None:
+            row["documents"], row["targets"] = isolate(ids_S[None], labels_S[None], borders)
+        rows.append({name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()})
+    return rows
+
+
+def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
+    """[B, T] positions that begin anew at each document, counted apart from the model's own borders."""
+    rows = []
+    for starts in starts_BM.tolist():
+        edges = [start for start in starts if start < length]
+        spans = zip(edges, [*edges[1:], length], strict=True)
+        rows.append([place - start for start, end in spans for place in range(start, end)])
+    return torch.tensor(rows)
+
+
+def counted(rows: Sequence[Batch]) -> list[int]:
+    """Targets that count, of each batch."""
+    return [int((batch["targets"] != IGNORED).sum()) for batch in rows]
+
+
+def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
+    """The weights that a new model begins with, each tensor drawn whole."""
+    shapes = parameter_shapes(architecture)
+    tensors = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    with mock.patch.object(init, "BLOCK", DRAWN_BLOCK):
+        init.initialise(tensors.items(), architecture, config.run.seed)
+    return tensors
+
+
+def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
+    """Why torch and transformers alone cannot train this twin, or None where they can."""
+    optim = config.optim
+    names = [name for group in optim.groups if group.effect for name in group.names]
+    if architecture.num_experts and any(".experts." in name for name in names):
+        return "optim.groups that name experts, whose gate and up are one parameter in transformers"
+    if architecture.dropout:
+        return "dropout, whose masks transformers draws otherwise"
+    if optim.kind == "muon" and (architecture.family == "gpt2" or optim.muon != MuonConfig()):
+        return "Muon with other settings than torch's own has, or on GPT-2's fused matrices"
+    return None
+
+
+def reference(
+    config: RunConfig,
+    directory: Path,
+    rows: Sequence[dict[str, torch.Tensor]],
+    held_out: Sequence[dict[str, torch.Tensor]],
+) -> Trace:
+    """The twin trained by torch and transformers on one process."""
+    optim, steps = config.optim, config.run.steps
+    assert steps is not None
+    settings = Settings(
+        [learning_rate(step, steps, optim) for step in range(steps)],
+        optim.beta1,
+        optim.beta2,
+        optim.epsilon,
+        optim.weight_decay,
+        optim.max_norm,
+        [Group(group.names, group.learning_rate_scale, group.weight_decay, group.frozen) for group in optim.groups],
+        muon=optim.kind == "muon",
+    )
+    batches, scored = ([_batch(row) for row in some] for some in (rows, held_out))
+    return train_reference(directory, batches, torch.float64, settings, scored)
+
+
+def _batch(row: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """As the reference takes one."""
+    ids = row["input_ids"]
+    more = (positions_of(row["documents"], ids.shape[1]),) if "documents" in row else ()
+    return (ids, row["targets"], *more)
+
+
+def by_our_names(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Hugging Face's tensors, cut and turned as ours are. Those that are not there (frozen ones) are left out."""
+    tensors, ours = by_matrix(tensors), {}
+    for name in parameter_shapes(architecture):
+        where = stored_as(name, architecture)
+        if where.name in tensors:
+            tensor = tensors[where.name].T if where.transposed else tensors[where.name]
+            ours[name] = tensor.chunk(where.parts)[where.part]
+    return ours
+
+
+def trimmed(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
+    """Without the padded rows of the vocabulary."""
+    rows = architecture.vocab_size
+    return {name: tensor[:rows] if name in VOCABULARY else tensor for name, tensor in tensors.items()}
+
+
+def write_model(directory: Path, architecture: Architecture) -> None:
+    """A random model of transformers' own making, in fp64; norms and biases are moved off 1 and 0, so that they matter."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields: dict[str, Any] = dict(architecture.to_hf())
+    generator = torch.Generator().manual_seed(5)
+    with torch.random.fork_rng(devices=[]):  # transformers draws from the process's own generator
+        torch.manual_seed(5)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.05)
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        model.save_pretrained(directory)

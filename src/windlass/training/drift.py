@@ -1,0 +1,161 @@
+"""What differs between a checkpoint and the run that would continue it: named before step 1, refused unless accepted.
+
+A setting that changes what is trained, the files behind the data, and the tokenizer must be what they were. The number of
+steps may grow: that is told, with what it does to the learning rate, because the schedule is a function of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from windlass.checkpoint.restore import candidates
+from windlass.checkpoint.store import committed_steps
+from windlass.config import RunConfig, check_recipe
+from windlass.errors import BadCheckpoint, UserError
+from windlass.model.config import architecture_from_hf
+from windlass.model.names import names_of
+from windlass.optim.rules import frozen_names
+from windlass.optim.schedule import learning_rate
+from windlass.training.open_saved import read_capsule
+from windlass.training.parameter_rules import rules_of
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A setting that differs between a checkpoint and the run that would continue it."""
+
+    key: str
+    then: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.then} in the checkpoint, {self.now} now"
+
+
+FREE = (
+    "run.directory",
+    "run.steps",  # judged by itself below: it moves the schedule
+    "run.tokens",
+    "run.epochs",
+    "run.micro_batch",
+    "run.start_from",
+    "run.start_what",
+    "run.accept_drift",
+    "data.directory",
+    "data.cache",
+    "data.max_bad_shards",
+    "data.order.deadline_s",
+    "parallel",
+    "optim.max_skips",
+    "checkpoint",
+    "evaluate",
+    "report",
+    "hub",
+)
+"""What may change on resume without a word: layout, micro-batch and everything that only watches."""
+
+
+def drift(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Drift]:
+    """Settings that change what is trained and differ between two dumped configs."""
+    old, new = dict(_flat(then)), dict(_flat(now))
+    keys = [key for key in old | new if not any(key == free or key.startswith(free + ".") for free in FREE)]
+    return [Drift(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def newest_capsule(path: Path) -> dict[str, Any] | None:
+    """The capsule of the newest readable checkpoint that `path` names; None where all are damaged (restoring says why)."""
+    for directory in candidates(path):
+        try:
+            return read_capsule(directory)
+        except BadCheckpoint:
+            continue
+    return None
+
+
+def begun(config: RunConfig) -> dict[str, Any] | None:
+    """The capsule that training would go on from: the run's own newest, or that of `start_from` with all of its state."""
+    if committed_steps(config.run.directory / "checkpoints"):
+        return newest_capsule(config.run.directory)
+    if config.run.start_from is not None:
+        capsule = newest_capsule(Path(config.run.start_from))  # a wrong path is refused here, whatever is taken from it
+        return capsule if config.run.start_what == "all" else None
+    return None
+
+
+def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
+    """Sentences on settings whose drift is accepted. Raises UserError on drift that is not."""
+    accepted = set(config.run.accept_drift)
+    found = drift(capsule["config"], config.model_dump(mode="json", by_alias=True))
+    model = [item for item in found if item.key.startswith("model.")]
+    if model:
+        raise UserError(
+            "; ".join(map(str, model)),
+            "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
+            "put the old value back, or begin another run.directory with run.start_from",
+        )
+    if any(item.key in ("optim.kind", "optim.groups") for item in found):
+        check_same_state(capsule, config)
+    refused = [item for item in found if item.key not in accepted]
+    if refused:
+        raise UserError(
+            "; ".join(map(str, refused)),
+            "a resumed run trains with the settings of its checkpoint",
+            f"put the old value{'s' if len(refused) > 1 else ''} back, use another run.directory, or accept with "
+            f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
+        )
+    return [f"accepted drift: {item}" for item in found]
+
+
+def check_same_state(capsule: dict[str, Any], config: RunConfig) -> None:
+    """Raises UserError where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
+    architecture, then = architecture_from_hf(capsule["model"]), check_recipe(capsule["config"])
+    was, is_now = (frozen_names(rules_of(recipe, architecture)) for recipe in (then, config))
+    if then.optim.kind != config.optim.kind:
+        given = f"optim.kind: {then.optim.kind} in the checkpoint, {config.optim.kind} now"
+    elif was != is_now:
+        given = (
+            f"optim.groups: {len(is_now - was)} parameters are frozen that were trained, {len(was - is_now)} are trained "
+            f"that were frozen; the first is {names_of(architecture)[min(was ^ is_now)][0]}"
+        )
+    else:
+        return
+    raise UserError(
+        given,
+        "a run that goes on keeps its optimizer's state, and the checkpoint holds that of what was trained then",
+        f"put the old value back, or begin another run.directory with run.start_from={config.run.directory}, whose weights it "
+        "takes; all optimizer state begins anew there",
+    )
+
+
+def stream_to_keep(capsule: dict[str, Any], config: RunConfig) -> str | None:
+    """The training stream that must not be replaced; None where drift of the data is accepted."""
+    return None if "data" in config.run.accept_drift else capsule["data"]["stream"]
+
+
+def check_length(capsule: dict[str, Any], config: RunConfig) -> list[str]:
+    """A sentence on a run that became longer, or shorter where that is accepted. Raises UserError. `run.steps` is resolved."""
+    before, now, step = capsule["total_steps"], config.run.steps, capsule["step"]
+    assert now is not None
+    if now < step or (now < before and "run.steps" not in config.run.accept_drift):
+        raise UserError(
+            f"run.steps={now}, and the checkpoint has done {step} of {before}",
+            "a run may become longer; it becomes shorter only where that is accepted, and never shorter than what is done",
+            f"set run.steps to {before} or more, or to {step} or more with run.accept_drift=[run.steps]",
+        )
+    if now == before:
+        return []
+    old_rate = learning_rate(step, before, config.optim)
+    new_rate = learning_rate(step, now, config.optim)
+    return [
+        f"drift: run.steps {before} in the checkpoint, {now} now: the {config.optim.schedule} schedule is stretched; "
+        f"the learning rate of step {step + 1} becomes {new_rate:.3g} (was to be {old_rate:.3g})"
+    ]

@@ -1,0 +1,82 @@
+"""A model on disk: a run directory, one of its checkpoints (perhaps copied elsewhere), or a Hugging Face directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.manifest import CAPSULE, step_name
+from windlass.checkpoint.restore import candidates
+from windlass.checkpoint.sealed_json import unseal
+from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.verify import Checkpoint
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.model.config import architecture_from_hf, read_hf_config
+from windlass.model.hf import load_weights
+from windlass.model.transformer import Decoder
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A model in memory, on one device. `step` and `capsule` are of the checkpoint; a Hugging Face directory has none."""
+
+    model: Decoder
+    architecture: Architecture
+    tokenizer_directory: Path
+    directory: Path
+    step: int | None
+    capsule: dict[str, Any]
+
+
+def read_capsule(directory: Path) -> dict[str, Any]:
+    """The capsule of one checkpoint directory, verified. Raises BadCheckpoint."""
+    return unseal(Checkpoint.open(directory).read(CAPSULE), CAPSULE)["capsule"]
+
+
+def find_checkpoint(path: Path, step: int | None) -> Path:
+    """The checkpoint directory that `path` and `step` name; step None: the newest. Raises UserError."""
+    if step is None:
+        return candidates(path)[0]
+    steps = committed_steps(path / "checkpoints")
+    if step not in steps:
+        raise UserError(
+            f"step {step} of {path}",
+            "only committed checkpoints can be read",
+            f"choose one of: {', '.join(map(str, sorted(steps))) or 'none there'}",
+        )
+    return path / "checkpoints" / step_name(step)
+
+
+def open_reader(directory: Path, rank: int, world: int, group: dist.ProcessGroup | None) -> Checkpoints:
+    """For reading only: what the run that owns `directory` is writing meanwhile is not touched."""
+    group = group if world > 1 else None
+    return Checkpoints(directory.parent, CheckpointConfig(), run_id="reader", rank=rank, world=world, group=group)
+
+
+def open_saved(path: Path, step: int | None = None, dtype: torch.dtype = torch.float32) -> Saved:
+    """The model at `path` on the CPU, in `dtype`. Raises UserError where there is none, BadCheckpoint where it is damaged."""
+    if (path / "config.json").is_file():
+        architecture = architecture_from_hf(read_hf_config(path))
+        model = _empty(architecture, dtype)
+        load_weights(path, architecture, dict(model.named_parameters()))
+        return Saved(model, architecture, path, path, None, {})
+    directory = find_checkpoint(path, step)
+    capsule = read_capsule(directory)
+    architecture = architecture_from_hf(capsule["model"])
+    model = _empty(architecture, dtype)
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    open_reader(directory, 0, 1, None).restore_from(directory, tensors, what="weights")
+    return Saved(model, architecture, directory / "tokenizer", directory, capsule["step"], capsule)
+
+
+def _empty(architecture: Architecture, dtype: torch.dtype) -> Decoder:
+    with torch.device("meta"):
+        model = Decoder(architecture).to(dtype)
+    model.to_empty(device="cpu")
+    model.tie()
+    return model.eval()

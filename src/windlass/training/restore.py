@@ -1,0 +1,65 @@
+"""Where a run continues: its own newest checkpoint, another run's (`run.start_from`), or step 0."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.config import RunConfig
+from windlass.optim.optimizer import Optimizer
+from windlass.parallel.program import Program
+from windlass.training.drift import check_length, check_settings
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the loop begins. `source`: a sentence for the user."""
+
+    step: int
+    samples_consumed: int
+    source: str
+    skipped: Mapping[int, int] = field(default_factory=dict)
+    """Shards that the run has left out of `stream`, and the place from which on."""
+    stream: str = ""
+
+
+def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Everything that is cut over ranks: weights under `model.`, optimizer state under `optimizer.`; and fp16's loss scale
+    under `program.`."""
+    state = {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
+    scale = {f"program.{name}": value for name, value in program.state_tensors().items()}
+    return weight_tensors(program) | state | scale
+
+
+def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
+    return {f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted}
+
+
+def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, tell: Tell) -> Start:
+    """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
+    directory = config.run.directory
+    capsule = checkpoints.restore(state_tensors(program, optimizer))
+    if capsule is not None:
+        return _continue(capsule, config, f"from step {capsule['step']} of {directory}", tell)
+    if config.run.start_from is None:
+        return Start(0, 0, f"at step 0: {directory} holds no committed checkpoint")
+    source = Path(config.run.start_from)
+    if config.run.start_what == "weights":
+        capsule = checkpoints.restore_from(source, weight_tensors(program), what="weights")
+        return Start(0, 0, f"at step 0 with the weights of step {capsule['step']} of {source}")
+    capsule = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
+    return _continue(capsule, config, f"from step {capsule['step']} of {source}", tell)
+
+
+def _continue(capsule: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
+    for sentence in check_settings(capsule, config) + check_length(capsule, config):
+        tell(sentence)
+    generator = bytearray.fromhex(capsule["generator"])
+    torch.set_rng_state(torch.frombuffer(generator, dtype=torch.uint8))
+    skipped = dict(capsule.get("skipped", []))  # older checkpoints do not have it
+    return Start(capsule["step"], capsule["samples_consumed"], source, skipped, capsule["data"]["stream"])

@@ -1,0 +1,188 @@
+"""The assembled parts of a training run, and what happens between steps: validate, save, close."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.config import RunConfig, to_yaml
+from windlass.data.prepare.prepare import Prepared
+from windlass.data.stream.evaluation_set import EvaluationSet
+from windlass.data.stream.loader import Loader
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.objectives.pretrain import Pretrain
+from windlass.optim.optimizer import Optimizer
+from windlass.parallel.program import Program
+from windlass.report.metrics import Recorder
+from windlass.report.page.write import write_report
+from windlass.runtime import Runtime
+from windlass.training.health import Health
+from windlass.training.restore import state_tensors
+
+
+def model_header(architecture: Architecture) -> str:
+    """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
+    fields = {key: value for key, value in architecture.to_hf().items() if value is not None}
+    return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
+
+
+@dataclasses.dataclass
+class Run:
+    """Made by training/assemble, used by the loop. `config` is resolved: its `run.steps` is a number."""
+
+    config: RunConfig
+    architecture: Architecture
+    runtime: Runtime
+    prepared: Prepared
+    program: Program
+    optimizer: Optimizer
+    objective: Pretrain
+    loader: Loader
+    evaluation_sets: Mapping[str, EvaluationSet]
+    checkpoints: Checkpoints
+    recorder: Recorder
+    provenance: dict[str, Any]
+    base: Mapping[str, bytes | Path]
+    """Files of a checkpoint that tell of the model that this run began from (see training/base_model_files)."""
+    lease: BinaryIO | None
+    """The lock on the run directory; rank 0 holds it."""
+    restore_output: Callable[[], None]
+    """Ends the log beside the terminal."""
+    start_step: int
+    health: Health
+    metric: float | None = None
+    """The last loss on the first validation set: by it the best checkpoints are kept."""
+    metric_step: int = -1
+
+    @property
+    def total_steps(self) -> int:
+        assert self.config.run.steps is not None
+        return self.config.run.steps
+
+    def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
+        """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
+        for fields in self.loader.news():
+            self.recorder.event("incident", step, **fields)
+        self.health.add(loss, norm)
+        is_due = self.recorder.is_due(step)
+        if is_due and (known := self.loader.new_shards()) is not None:
+            self.recorder.event("data", step, **known)
+        skipped = self.health.look() if is_due else 0
+        figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
+        self.recorder.step(step, loss, norm, rate, count, self.loader.wait_s, skipped, figures)
+        if is_due:
+            self.health.look_for_stagnation(self.optimizer)
+            self.health.end_if_diverged()
+
+    def validation_is_due(self, step: int) -> bool:
+        return step % self.config.evaluate.every_steps == 0 or step == self.total_steps
+
+    def validate(self, step: int) -> None:
+        """Scores every set, always on the same sequences; the first set's loss decides what the best checkpoint is."""
+        with self.recorder.pause("evaluate"):
+            for index, (name, data) in enumerate(self.evaluation_sets.items()):
+                nats = float(self.program.evaluate(data.batches))
+                self.recorder.validation(step, name, nats, data.num_targets, data.num_bytes)
+                if index == 0:  # what is not finite is no loss to be best by
+                    loss = nats / data.num_targets
+                    self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
+
+    def save_if_due(self, step: int, is_last: bool = False) -> None:
+        """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
+        is_last = is_last or step == self.total_steps
+        self._tell_committed(step)
+        if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
+            return
+        with self.recorder.pause("checkpoint"):
+            self._save(step, is_last)
+
+    def _save(self, step: int, is_last: bool) -> None:
+        """A save that fails does not end the run: it is told, the last committed step stays, and the next one due tries again;
+        only the last must succeed. A failed background save comes to light here, on all ranks alike."""
+        try:
+            self.checkpoints.wait()
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+        tensors = state_tensors(self.program, self.optimizer)  # raises where ranks are out of step (parallel.check)
+        try:
+            metric = (
+                self.metric if self.metric_step == step else None
+            )  # a loss belongs to the weights it was measured on
+            self.checkpoints.save(step, tensors, self._capsule(step), self._files(), metric, final=is_last)
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+            if is_last:
+                raise
+        self._tell_committed(step)
+
+    def _tell_committed(self, step: int) -> None:
+        """A checkpoint is an event once it is committed, not when it is begun. (One process alone hears of a failure here.)"""
+        try:
+            committed = self.checkpoints.poll()
+        except (UserError, OSError) as error:
+            self._tell_failure(step, error)
+            return
+        for saved in committed:
+            self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
+
+    def _tell_failure(self, step: int, error: Exception) -> None:
+        self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
+
+    def _clock_due(self, step: int) -> bool:
+        """Rank 0's clock decides for all; asked on logging steps only, since the answer is sent to every rank."""
+        every = self.config.report.every_steps
+        if self.config.checkpoint.every_minutes is None or step == 0 or step % every:
+            return False
+        return self.runtime.agree(self.checkpoints.clock_due)
+
+    def _capsule(self, step: int) -> dict[str, Any]:
+        """The rest of the state: small, the same on all ranks, JSON."""
+        return {
+            "step": step,
+            "samples_consumed": self.loader.consumed,
+            "skipped": self.loader.skipped,
+            "sequences_per_step": self.config.sequences_per_step,
+            "total_steps": self.total_steps,
+            "model": self.architecture.to_hf(),
+            "config": self.config.model_dump(mode="json", by_alias=True),
+            "data": {
+                "stream": self.prepared.stream,
+                "corpus_hash": self.prepared.corpus_hash,
+                "read_from": self.loader.read_from,
+            },
+            "generator": torch.get_rng_state().numpy().tobytes().hex(),
+            "world": self.runtime.world,
+        }
+
+    def _files(self) -> dict[str, bytes | Path]:
+        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance, and what was said of the
+        model that it began from."""
+        tokenizer = Path(self.prepared.tokenizer_directory)
+        files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
+        files |= self.base
+        files["resolved.yaml"] = (model_header(self.architecture) + to_yaml(self.config)).encode()
+        files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
+        return files
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """What the model must beat, where it is scored on the same tokens: on the whole validation set."""
+        scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
+        if self.config.data.isolate:
+            return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}
+        return self.prepared.baselines if scored == info.tokens else {}
+
+    def close(self, step: int, reason: str) -> None:
+        """After the last step: the last checkpoint committed, the summary printed, the report written."""
+        self.loader.close()
+        self.recorder.end(step, reason, self.baselines())
+        if self.runtime.rank == 0:
+            write_report(self.config.run.directory)
+        if self.lease is not None:
+            self.lease.close()
+        self.restore_output()

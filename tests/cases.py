@@ -1,0 +1,261 @@
+"""What multi-rank cases share: tiny odd-sized models in Hugging Face format, uneven batches, and a layout trained on them."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from windlass.data.stream.loader import sample_keys
+from windlass.model.config import ModelConfig
+from windlass.model.hf import load_weights
+from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
+from windlass.model.names import names_of, stored_as
+from windlass.optim.clip import clip_gradients
+from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import make_optimizer
+from windlass.optim.rules import assign, frozen_names
+from windlass.parallel.build import build_program
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_mesh
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
+from windlass.proof.pool import Ranks
+from windlass.proof.reference import Settings, by_matrix
+
+VOCABULARY = 157  # not divisible by anything; padded to 256
+LENGTH = 13
+SEQUENCES = 8  # of a global batch
+STEPS = 3
+RATES = (1e-3, 2e-3, 5e-4)
+OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm that is reached in every step
+SETTINGS = Settings(RATES, max_norm=0.3)
+
+SIZES = {
+    "qwen3": dict(
+        hidden_size=40,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+    ),
+    "llama": dict(
+        hidden_size=36, intermediate_size=52, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2
+    ),
+    "smollm3": dict(
+        hidden_size=40,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        no_rope_layers=[1, 0, 1],
+        pad_token_id=None,
+    ),
+    "qwen3_moe": dict(
+        hidden_size=40,
+        num_hidden_layers=3,
+        intermediate_size=56,
+        mlp_only_layers=[1],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=28,
+        norm_topk_prob=True,
+        output_router_logits=True,
+        router_aux_loss_coef=0.05,
+    ),
+    "gpt2": dict(
+        n_embd=36, n_layer=3, n_head=3, n_positions=32, n_inner=100, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of the matrix: how many ranks, cut how, over how many micro-batches of one sequence each."""
+
+    world: int
+    zero: int
+    replicate: int
+    shard: int
+    micro_batch: int = 2
+    recompute: str = "none"
+    compile: bool = False
+    policy: str = "fp64"
+    packed: bool = False
+    length: int = LENGTH
+    sharding: tuple[tuple[str, int | bool], ...] = ()
+    """More of ParallelConfig's settings."""
+    optim: OptimConfig = OPTIM
+    precision: tuple[tuple[str, str], ...] = ()
+    """More of PrecisionConfig's settings."""
+
+
+def write_model(directory: Path, family: str, tied: bool, **changes: float) -> Path:
+    """A random model of transformers' own making; norms and biases are moved off 1 and 0, so that they matter."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, vocab_size=VOCABULARY, tie_word_embeddings=tied, **SIZES[family] | changes)
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(directory)
+    return directory
+
+
+def global_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One (ids, targets) per step. Masks are uneven: whole rows count nothing, others lose a step-dependent prefix."""
+    generator = torch.Generator().manual_seed(11)
+    batches = []
+    for step in range(STEPS):
+        ids = torch.randint(0, VOCABULARY, (SEQUENCES, length + 1), generator=generator)
+        targets = ids[:, 1:].clone()
+        targets[0] = -100
+        targets[1::3, : 4 + step] = -100
+        targets[5, step:] = -100
+        batches.append((ids[:, :-1].contiguous(), targets))
+    return batches
+
+
+def documents(step: int, length: int = LENGTH) -> torch.Tensor:
+    """[SEQUENCES, 4]: where documents begin in rows of `length`; one to four of them, of one token and more."""
+    numbers = torch.arange(SEQUENCES)
+    starts = torch.stack((numbers * 0, 1 + (numbers + step) % 5, 6 + numbers % 3, 9 + numbers % (2 + step)), 1)
+    return torch.where(numbers[:, None] % 4 < torch.arange(4), length, starts)
+
+
+def positions(step: int, length: int = LENGTH) -> torch.Tensor:
+    """[SEQUENCES, length]: places in their documents, written out, apart from what the model does with its borders."""
+    rows = []
+    for starts in documents(step, length).tolist():
+        spans = zip(starts, [*starts[1:], length], strict=True)
+        rows.append([place - start for start, end in spans for place in range(start, end)])
+    return torch.tensor(rows)
+
+
+def packed_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, ...]]:
+    """The global batches for a reference that is to see documents apart: ids, targets, positions."""
+    return [(*batch, positions(step, length)) for step, batch in enumerate(global_batches(length))]
+
+
+def keys_of(step: int, mine: slice) -> torch.Tensor:
+    """As the loader gives them: by the places of these samples in the stream."""
+    return sample_keys(3, step * SEQUENCES + mine.start, mine.stop - mine.start)
+
+
+def train_layout(directory: str, case: Layout) -> dict:
+    """On one of `case.world` ranks: the same three steps through build_program, clip and AdamW."""
+    parallel = ParallelConfig(
+        zero=case.zero,
+        replicate=case.replicate,
+        shard=case.shard,
+        recompute=case.recompute,
+        compile=case.compile,
+        **dict(case.sharding),
+    )
+    chosen = PrecisionConfig(policy=case.policy, **dict(case.precision))
+    precision = precision_of(chosen)
+    architecture = ModelConfig.model_validate({"from": directory}).architecture()
+    rules = assign(case.optim.groups, names_of(architecture))
+    mesh = make_mesh(parallel.layout(case.world), "cpu")
+    program = build_program(
+        architecture,
+        parallel,
+        precision,
+        mesh,
+        torch.device("cpu"),
+        lambda named: load_weights(directory, architecture, named),
+        frozen_names(rules),
+    )
+    storage = Storage(precision.states if chosen.is_rounded else None, precision.is_stochastic, seed=3)
+    optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
+    losses, norms, evaluations, figures, gradients = [], [], [], [], {}
+    per_rank = SEQUENCES // mesh.layout.batch_ranks
+    for step, (ids, targets) in enumerate(global_batches(case.length)):
+        mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
+        micro = case.micro_batch
+        batches = [{"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))]
+        if case.packed:
+            for batch, starts in zip(batches, documents(step, case.length)[mine].split(micro), strict=True):
+                batch["documents"] = starts
+        if architecture.dropout:
+            for batch, keys in zip(batches, keys_of(step, mine).split(micro), strict=True):
+                batch["keys"] = keys
+        optimizer.set_learning_rate(RATES[step])
+        count = mesh.sum_over_batch((targets[mine] != -100).sum())
+        losses.append(program.run(batches, count).item())
+        figures.append({name: value.tolist() for name, value in program.figures().items()})
+        if step == 0:
+            graded = [record for record in program.records() if record.counted and record.tensor.grad is not None]
+            gradients = {record.name: full(record.tensor.grad).clone() for record in graded}
+        norms.append(clip_gradients(program.records(), OPTIM.max_norm, mesh.parts).item())
+        dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
+        optimizer.step(torch.tensor(norms[-1]))
+        program.adapt(torch.tensor(norms[-1]))
+        evaluations.append((program.evaluate(batches) / count).item())
+    weights = {record.name: full(record.tensor.detach()) for record in program.records()}
+    dtypes["weights"] = {str(record.tensor.dtype) for record in program.records()}
+    moments = {name: value for name, value in optimizer.state_tensors().items() if "exp_avg" in name}
+    dtypes["moments"] = {str(value.dtype) for value in moments.values()}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "evaluations": evaluations,
+        "figures": figures,
+        "gradients": gradients,
+        "weights": weights,
+        "moments": {name: full(value) for name, value in moments.items()},
+        "dtypes": dtypes,
+    }
+
+
+def train_mutated(mutation: Callable[[], AbstractContextManager[object]], directory: str, case: Layout) -> dict:
+    """On a rank: train_layout inside of a mistake."""
+    with mutation():
+        return train_layout(directory, case)
+
+
+class Mutating:
+    """The pool of ranks, with the mutation in each."""
+
+    def __init__(self, ranks: Ranks, mutation: Callable[[], AbstractContextManager[object]]):
+        self._ranks, self._mutation = ranks, mutation
+
+    def run(self, world: int, function: object, *args: object, **limits: float) -> list[dict]:
+        assert function is train_layout
+        return self._ranks.run(world, train_mutated, self._mutation, *args, **limits)
+
+
+def assert_same_tensors(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], directory: Path, tolerance: float
+) -> None:
+    """By our names and by Hugging Face's: every tensor, to `tolerance` of its largest element (of 1/1000 of the model's largest
+    where that is more). Padded rows are 0."""
+    architecture = ModelConfig.model_validate({"from": str(directory)}).architecture()
+    theirs = by_matrix(theirs)
+    scale = 1e-3 * max(float(tensor.abs().max()) for tensor in theirs.values())
+    compared = set()
+    for name, tensor in ours.items():
+        where = stored_as(name, architecture)
+        rows = architecture.vocab_size if name in VOCABULARY_NAMES else tensor.shape[0]
+        assert not tensor[rows:].any(), name
+        whole = theirs[where.name].T if where.transposed else theirs[where.name]
+        expected = whole[where.part * rows : (where.part + 1) * rows]
+        worst = float((tensor[:rows] - expected).abs().max()) / max(float(expected.abs().max()), scale)
+        assert worst <= tolerance, (name, worst)
+        compared.add(where.name)
+    assert compared == theirs.keys(), compared ^ theirs.keys()
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole tensor of a sharded one."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,322 @@
+"""The command line as a user meets it: through processes, with an empty environment, signalled and killed.
+
+Each process costs seconds, so they are few, and all train the tiny recipe on data prepared once. Nothing here waits for a
+fixed time: conditions are polled, with limits that only a dead process exceeds.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch.distributed as dist
+import yaml
+
+from tests import tiny
+from windlass.checkpoint.store import committed_steps
+from windlass.cli import main as cli
+from windlass.commands import smoke as rehearse
+from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR
+from windlass.report.events import read_events
+
+LIMIT_S = 240
+LONG_STEPS = 16  # of a run that is signalled: each takes 32 micro-batches, so that the signal comes in time
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A folder with the recipe, its corpus, and its data prepared."""
+    base = tmp_path_factory.mktemp("cli")
+    tree = tiny.recipe(base).model_dump(mode="json", by_alias=True, exclude_none=True)
+    (base / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    done = windlass(base, "prepare", "tiny.yaml")
+    assert done.returncode == 0, done.stderr
+    return base
+
+
+def environment(base):
+    """As `env -i`, and one thread."""
+    return {"PATH": "/usr/bin:/bin", "HOME": str(base), "OMP_NUM_THREADS": "1"}
+
+
+def start(base, *arguments, command=("-m", "windlass")):
+    return subprocess.Popen(
+        [sys.executable, *command, *arguments],
+        cwd=base,
+        env=environment(base),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process):
+    """(exit code, stdout, stderr) of a process that ends by itself."""
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def windlass(base, *arguments, command=("-m", "windlass")):
+    return finish(start(base, *arguments, command=command))
+
+
+def wait_for(condition, process=None):
+    """Polls until `condition()` is true -> its value."""
+    until_s = time.monotonic() + LIMIT_S
+    while not (value := condition()):
+        assert time.monotonic() < until_s, "waited for too long"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    return value
+
+
+def last_step(directory):
+    """The last step in the event log, 0 where there is none yet."""
+    events = directory / "events.jsonl"
+    lines = events.read_text().splitlines() if events.is_file() else []
+    return max((json.loads(line)["step"] for line in lines if '"kind": "step"' in line), default=0)
+
+
+def assert_finished(directory, steps=tiny.STEPS):
+    """Every step once, an end, and the last step committed."""
+    events = read_events(directory / "events.jsonl")
+    assert [line["step"] for line in events if line["kind"] == "step"] == list(range(1, steps + 1))
+    assert (events[-1]["kind"], events[-1]["reason"]) == ("end", "finished")
+    assert max(committed_steps(directory / "checkpoints")) == steps
+
+
+def three_lines(text):
+    """The lines of UserErrors in `text`; nothing else may be there."""
+    assert "Traceback" not in text
+    return [line.split(":")[0].strip() for line in text.strip().splitlines()]
+
+
+# ---- before anything starts
+
+
+def test_help_names_every_command_and_loads_no_torch():
+    code = "import sys; from windlass.cli.main import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    help_text, _, modules = done.stdout.strip().rpartition("\n")
+    for command in ("prepare", "train", "evaluate", "generate", "export", "report", "checkpoint"):
+        assert command in help_text
+    assert not {"torch", "transformers", "numpy"} & {module.split(".")[0] for module in modules.split()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (["train", "tiny.yaml", "run.directory=new", "optim.lerning_rate=1"], "optim.lerning_rate"),
+        (["train", "tiny.yaml", "run.directory=new", "--nproc", "0"], "--nproc 0"),
+        (["train", "tiny.yaml", "run.directory=new", "--nproc", "many"], "--nproc many"),
+        (
+            ["train", "tiny.yaml", "run.directory=new", "--nproc", "3"],
+            "run.tokens_per_step=128 (8 sequences) on 3 ranks",
+        ),
+        (
+            ["train", "tiny.yaml", "run.directory=new", "parallel.shard=2"],
+            "parallel.replicate=1, parallel.shard=2 on 1 rank",
+        ),
+        (["train", "nothing.yaml"], "no recipe at nothing.yaml"),
+        (["prepare", "tiny.yaml", "data.directory=new", "data.sources=[{path: nowhere}]"], "nowhere"),
+        (["evaluate", "new"], "new"),
+        (["generate", "new"], "new"),
+        (["export", "new"], "new"),
+        (["report", "new"], "new"),
+        (["checkpoint", "list", "new"], "new"),
+        (["checkpoint", "verify", "new"], "new"),
+        (["checkpoint", "prune", "new"], "new"),
+        (["checkpoint", "diff", "new", "new"], "new"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_three_lines_and_exit_code_2_and_creates_nothing(base, monkeypatch, capsys, arguments, given):
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(sys, "argv", ["windlass", *arguments])
+    before = sorted(base.rglob("*"))
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    if dist.is_initialized():  # evaluate had begun; in a process of its own this ends with it
+        dist.destroy_process_group()
+    assert caught.value.code == EXIT_USER_ERROR
+    err = capsys.readouterr().err
+    assert given in err.splitlines()[0]
+    assert three_lines(err) == ["windlass", "rule", "change"]
+    assert sorted(base.rglob("*")) == before
+
+
+def test_the_process_exits_with_2_too(base):
+    done = windlass(base, "train", "tiny.yaml", "run.directory=new", "run.stepz=3")
+    assert done.returncode == EXIT_USER_ERROR and done.stdout == ""
+    assert three_lines(done.stderr) == ["windlass", "rule", "change"]
+    assert "did you mean `steps`?" in done.stderr and not (base / "new").exists()
+
+
+def test_smoke_hands_the_recipe_to_the_rehearsal_and_its_exit_code_back(base, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rehearse, "rehearse", lambda *arguments: calls.append(arguments) or 5)
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(sys, "argv", ["windlass", "train", "tiny.yaml", "run.seed=2", "--nproc", "1", "--smoke"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 5 and not (base / "run").exists()
+    assert calls == [("tiny.yaml", ["run.seed=2"], "1", base / "run")]
+
+
+# ---- a whole run
+
+
+@pytest.fixture(scope="module")
+def one(base):
+    """A finished run of one process."""
+    return base / "one", windlass(base, "train", "tiny.yaml", "run.directory=one")
+
+
+@pytest.fixture(scope="module")
+def two(base):
+    """A finished run of two."""
+    return base / "two", windlass(base, "train", "tiny.yaml", "run.directory=two", "--nproc", "2")
+
+
+def test_one_process_trains_with_an_empty_environment(one):
+    directory, done = one
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_finished(directory)
+    assert "1 ranks" in done.stdout or "1 on CPU" in done.stdout
+    assert (directory / "report.html").is_file() and (directory / "resolved.yaml").is_file()
+    assert "global batch" in (directory / "logs" / "rank-0.log").read_text()
+
+
+def test_two_processes_train_the_same(one, two):
+    directory, done = two
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_finished(directory)
+    expected, got = tiny.losses(one[0]), tiny.losses(directory)
+    assert all(abs(got[step][0] - loss) <= 1e-5 for step, (loss, _) in expected.items())
+    assert (directory / "logs" / "rank-1.log").is_file()
+
+
+def test_a_foreign_torchrun_trains_the_same(base, two):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "windlass.cli.main")
+    done = windlass(base, "train", "tiny.yaml", "run.directory=foreign", command=torchrun)
+    assert done.returncode == 0, done.stderr
+    assert_finished(base / "foreign")
+    assert tiny.losses(base / "foreign") == tiny.losses(two[0]), "the same layout: the same numbers"
+
+
+def test_what_was_given_back_as_resolved_trains_again(base, one, monkeypatch):
+    from windlass.config import load_recipe
+
+    resolved = load_recipe(one[0] / "resolved.yaml")
+    assert resolved.model_dump() == load_recipe(base / "tiny.yaml", "run.directory=one").model_dump()
+
+
+def test_a_mistake_that_only_workers_see_is_told_once(base, two):
+    done = windlass(base, "train", "tiny.yaml", "run.directory=two", "optim.beta1=0.8", "--nproc", "2")
+    assert done.returncode == EXIT_USER_ERROR
+    assert three_lines(done.stderr) == ["windlass", "rule", "change"]
+    assert "optim.beta1: 0.9 in the checkpoint, 0.8 now" in done.stderr
+    assert "run.accept_drift=[optim.beta1]" in done.stderr
+
+
+def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
+    def call(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert caught.value.code == code
+        return capsys.readouterr().out
+
+    steps = sorted(committed_steps(one[0] / "checkpoints"))
+    assert all(str(step) in call("checkpoint", "list", one[0]) for step in steps)
+    assert len(call("checkpoint", "verify", one[0]).splitlines()) == len(steps)
+    last = one[0] / "checkpoints" / f"step-{steps[-1]:08d}"
+    assert "equal, bit for bit" in call("checkpoint", "diff", last, last)
+    first = one[0] / "checkpoints" / f"step-{steps[0]:08d}"
+    assert "other values: model." in call("checkpoint", "diff", first, last, code=1)
+    target = one[0].parent / "moved"
+    told = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
+    assert "for 2 ranks: shard 2" in told and "every byte verified" in told
+    (equal,) = call("checkpoint", "diff", one[0], target).splitlines()
+    assert equal.endswith("tensors are equal, bit for bit")
+    assert "report.html" in call("report", one[0])
+
+
+def test_a_rehearsal_under_a_launcher_is_refused(base, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["windlass", "train", str(base / "tiny.yaml"), "--smoke"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == EXIT_USER_ERROR
+    assert "--smoke under a launcher" in capsys.readouterr().err
+
+
+# ---- signals
+
+
+def long_run(name, *arguments):
+    """No checkpoint is due on the way: what is there after a stop was saved because of it."""
+    length = (f"run.steps={LONG_STEPS}", "run.tokens_per_step=512", "checkpoint.every_steps=1000")
+    return ("train", "tiny.yaml", f"run.directory={name}", *length, *arguments)
+
+
+def stop_and_finish(base, name, number, *arguments):
+    """Signals a run in its second step or later; then the same command again finishes it."""
+    directory = base / name
+    process = start(base, *long_run(name, *arguments))
+    wait_for(lambda: last_step(directory) >= 2, process)
+    process.send_signal(number)
+    done = finish(process)
+    assert done.returncode == EXIT_STOPPED, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    events = read_events(directory / "events.jsonl")
+    assert (events[-1]["kind"], events[-1]["reason"]) == ("end", "stopped")
+    at = events[-1]["step"]
+    assert 2 <= at < LONG_STEPS and max(committed_steps(directory / "checkpoints")) == at
+    again = windlass(base, *long_run(name, *arguments))
+    assert again.returncode == 0, again.stderr
+    assert any(line["kind"] == "resume" and line["step"] == at for line in read_events(directory / "events.jsonl"))
+    assert_finished(directory, LONG_STEPS)
+
+
+def test_ctrl_c_to_one_process_saves_and_the_same_command_goes_on(base):
+    stop_and_finish(base, "interrupted", signal.SIGINT)
+
+
+def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(base):
+    stop_and_finish(base, "terminated", signal.SIGTERM, "--nproc", "2")
+
+
+@pytest.mark.long
+def test_ctrl_c_to_the_launcher_saves_and_the_same_command_goes_on(base):
+    stop_and_finish(base, "interrupted-2", signal.SIGINT, "--nproc", "2")
+
+
+def test_workers_die_with_their_launcher(base):
+    directory = base / "killed"
+    process = start(base, *long_run("killed", "--nproc", "2"))
+    wait_for(lambda: last_step(directory) >= 1, process)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    ranks = [worker for worker in workers if "windlass" in worker.cmdline()]
+    assert len(ranks) == 2
+    process.kill()
+    process.wait(LIMIT_S)
+    _, alive = psutil.wait_procs(ranks, timeout=20)
+    for worker in alive:
+        worker.kill()
+    assert not alive
+    _, err = process.communicate()
+    assert last_step(directory) < LONG_STEPS
+    for said in (err, (directory / "logs" / "rank-1.log").read_text()):
+        assert "Traceback" not in said, "they were killed, and did not just lose the launcher's store"

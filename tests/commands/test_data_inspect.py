@@ -1,0 +1,73 @@
+"""`windlass data inspect`: figures, marks that need no colour, and no text that speaks to the terminal."""
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import tiny
+from windlass.cli.main import app
+from windlass.commands.data_inspect import render, visible
+from windlass.config import to_yaml
+from windlass.data.lint.statistics import Segment
+from windlass.data.prepare.prepare import prepare
+from windlass.errors import UserError
+
+SAMPLE = [
+    Segment("context", "<eos>", 1),
+    Segment("masked", "question", 2),
+    Segment("target", "answer", 2),
+    Segment("end", "<eos>", 1),
+    Segment("padding", "", 7),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("inspect")
+    config = tiny.recipe(base)
+    prepare(config.data, config.evaluate.sets, report=lambda line: None)
+    (base / "tiny.yaml").write_text(to_yaml(config))
+    return base
+
+
+def told(*arguments):
+    done = CliRunner().invoke(app, ["data", "inspect", *map(str, arguments)])
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def test_a_set_is_told_in_figures_and_one_sample(base):
+    out = told(base / "tiny.yaml", "--set", "validation", "--sample", 1)
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith("  ")}
+    assert out.startswith(f"{base / 'data'}: validation (sets: train, validation)\n")
+    assert lines["samples"].endswith("of 16 targets") and "bytes per token" in lines["text"]
+    assert "100.00% of what is no padding" in lines["in"] and "shortest" in lines["length"] and "█" in out
+    assert "sample 1 (validation, shard.00000.mds, sample 1)" in out and "\x1b" not in out
+
+
+def test_a_directory_is_told_as_its_recipe_is(base):
+    assert told(base / "data") == told(base / "tiny.yaml")
+
+
+def test_a_set_that_is_not_there_is_refused(base):
+    with pytest.raises(UserError) as caught:
+        told(base / "data", "--set", "valdation")
+    assert (
+        caught.value.given == "--set valdation"
+        and caught.value.rule == f"the sets of {base / 'data'} are train, validation"
+    )
+    assert caught.value.change == "did you mean `validation`? give one of them"
+
+
+def test_without_colour_what_is_not_learned_is_marked():
+    assert render(SAMPLE, is_marked=True).plain == ("⟦<eos>⟧⟦question⟧answer<eos>\n-----\n\n[7 positions of padding]")
+
+
+def test_in_colour_what_is_not_learned_is_dim_and_nothing_is_marked():
+    text = render(SAMPLE, is_marked=False)
+    assert text.plain.startswith("<eos>questionanswer<eos>\n-----\n")
+    assert {text.plain[span.start : span.end]: span.style for span in text.spans}["question"] == "dim"
+
+
+def test_control_characters_are_shown_and_not_sent():
+    assert visible("a\x1b[31mred\x07\tb\n\x7f\x9b") == "a␛[31mred␇\tb\n␡\\x9b"

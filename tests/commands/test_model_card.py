@@ -1,0 +1,95 @@
+"""The model card: what it says is true, and what is not known is not said."""
+
+import json
+import shlex
+
+import pytest
+import yaml
+
+from windlass.checkpoint.verify import Checkpoint
+from windlass.commands.export import export
+from windlass.commands.model_card import base_license, front_matter
+from windlass.config import check_recipe
+from windlass.training.base_model_files import FRONT_MATTER
+from windlass.training.open_saved import Saved, open_saved
+
+
+def read_card(directory):
+    text = (directory / "README.md").read_text()
+    return yaml.safe_load(FRONT_MATTER.match(text)[1]), text
+
+
+def test_the_card_names_run_step_loss_code_data_and_versions(run, tmp_path):
+    import torch
+
+    front, text = read_card(export(run, tmp_path / "out", step=10).directory)
+    assert front == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["windlass", "qwen3", "pretrain"],
+    }, "no license, base model or data set is known, so none is said"
+    checkpoint = Checkpoint.open(run / "checkpoints" / "step-00000010")
+    record = json.loads(checkpoint.read("provenance.json"))
+    assert f"`{checkpoint.manifest.run_id}`, step 10 of 10" in text
+    assert f"{checkpoint.manifest.metric:.4f} nats per token" in text
+    assert record["git"]["commit"] in text and f"torch {torch.__version__}" in text
+    assert "2 on 1 host" in text and record["hosts"][0] not in text.replace(str(run), "")
+    assert "windlass export run --dtype fp32 --step 10" in text
+    assert "the same greedy continuation, and the same token ids" in text
+
+
+def test_the_recipe_in_the_card_loads_again(run, tmp_path):
+    text = read_card(export(run, tmp_path / "out").directory)[1]
+    recipe = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    saved = open_saved(run)
+    assert check_recipe(recipe).model_dump(mode="json") == check_recipe(saved.capsule["config"]).model_dump(mode="json")
+
+
+def test_a_step_without_a_validation_says_so(run, tmp_path):
+    assert "not measured at this step" in read_card(export(run, tmp_path / "out", step=3).directory)[1]
+
+
+def saved_with(run, **model):
+    saved = open_saved(run)
+    config = {**saved.capsule["config"], "model": {"revision": None, "commit": None, **model}}
+    capsule = {**saved.capsule, "config": config}
+    return Saved(saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, capsule)
+
+
+def test_a_hub_name_is_the_base_model_and_a_directory_is_not(run, tmp_path):
+    assert front_matter(saved_with(run, **{"from": "org/name"}))["base_model"] == "org/name"
+    assert "base_model" not in front_matter(saved_with(run, **{"from": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ("---\nlicense: apache-2.0\n---\ntext", "apache-2.0"),
+        ("license: mit", None),
+        ("---\n: [\n---\n", None),
+        ("---\r\nlicense: mit\r\n---\r\n", "mit"),
+        ("", None),
+    ],
+)
+def test_the_license_is_the_one_that_the_base_says(card, name):
+    assert base_license(card.encode()) == name
+
+
+def test_all_fields_of_the_model_stand_in_the_card(run, tmp_path):
+    done = export(run, tmp_path / "out").directory
+    shown = json.loads(read_card(done)[1].split("```json\n")[1].split("```")[0])
+    assert shown == json.loads((done / "config.json").read_text())
+    assert shown["rms_norm_eps"] == 1e-6 and "rms_norm_eps" not in read_card(done)[1].split("## Recipe")[1]
+
+
+def test_a_converted_directory_has_a_card_without_a_run(run, exported, tmp_path):
+    front, text = read_card(export(exported.directory, tmp_path / "out", dtype="bf16").directory)
+    assert front["tags"] == ["windlass", "qwen3"] and "converted from a Hugging Face directory" in text
+    assert "## Recipe" not in text and "| run |" not in text
+    assert shlex.split(text.split("exported by windlass")[1].split("`")[1])[:2] == ["windlass", "export"]
+
+
+def test_hub_data_sets_are_named(run):
+    saved = saved_with(run, **{"from": None, "family": "qwen3"})
+    saved.capsule["config"]["data"] = {"sources": [{"hub": "org/data"}, {"path": "x"}]}
+    assert front_matter(saved)["datasets"] == ["org/data"]

@@ -1,0 +1,148 @@
+"""A directory changes hands whole, one holder at a time, and nothing foreign is ever replaced."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from windlass.data.prepare.directory import alone, check_apart, check_place, check_room, replaced
+from windlass.data.prepare.manifest import Prepared
+from windlass.errors import UserError
+
+
+def fill(directory, word):
+    """What a preparation leaves, as far as a place cares."""
+    Prepared(directory, word, "", {}, "", 1, 0, {}, {}).save(directory)
+
+
+def word_in(directory):
+    from windlass.data.prepare.manifest import load_prepared
+
+    return load_prepared(directory).fingerprint
+
+
+def test_the_new_takes_the_old_ones_place(tmp_path):
+    for word in ("first", "second"):
+        with alone(tmp_path / "data", print), replaced(tmp_path / "data") as temporary:
+            fill(temporary, word)
+        assert word_in(tmp_path / "data") == word
+        assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
+
+
+def test_an_error_leaves_the_old_and_nothing_else(tmp_path):
+    with replaced(tmp_path / "data") as temporary:
+        fill(temporary, "old")
+    with pytest.raises(ZeroDivisionError), replaced(tmp_path / "data") as temporary:
+        fill(temporary, "new")
+        raise ZeroDivisionError
+    assert word_in(tmp_path / "data") == "old" and os.listdir(tmp_path) == ["data"]
+
+
+def test_an_empty_directory_is_taken_and_a_foreign_one_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    with replaced(tmp_path / "data") as temporary:
+        fill(temporary, "mine")
+    (tmp_path / "data" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError) as caught, replaced(tmp_path / "data"):
+        pass
+    assert "holds what windlass did not prepare: thesis.tex" in caught.value.given
+    assert (tmp_path / "data" / "thesis.tex").read_text() == "years of work" and word_in(tmp_path / "data") == "mine"
+
+
+def test_too_little_room_is_told_before_anything_is_encoded(tmp_path):
+    check_room(tmp_path, 1000)
+    with pytest.raises(UserError) as caught:
+        check_room(tmp_path, 1 << 60)
+    assert "are free on the disk of" in caught.value.given and "free space" in caught.value.change
+
+
+def test_a_full_disk_is_named(tmp_path):
+    with pytest.raises(UserError) as caught, replaced(tmp_path / "data") as temporary:
+        (temporary / "x").write_bytes(bytes(2048))
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "the disk of" in caught.value.given and "full after 2.0 KiB" in caught.value.given
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(PermissionError), replaced(tmp_path / "data"):
+        raise PermissionError("another error stays what it is")
+
+
+def test_a_file_or_a_place_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for path, says in ((tmp_path / "file", "is a file"), (tmp_path / "file" / "data", "cannot be made: ")):
+        with pytest.raises(UserError, match=says):
+            check_place(path)
+    check_place(tmp_path / "a" / "b" / "data")
+    assert not (tmp_path / "a").exists(), "a refused recipe leaves nothing"
+
+
+def test_an_unwritable_parent_is_named(tmp_path):
+    (tmp_path / ".data.lock").mkdir()  # as unwritable as it gets, also for root
+    with pytest.raises(UserError, match="cannot be written"), alone(tmp_path / "data", print):
+        pass
+
+
+def test_leftovers_of_a_killed_preparation_are_swept_and_an_interrupted_swap_is_undone(tmp_path):
+    for name in (".data.preparing", ".data.old"):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, name)
+    with alone(tmp_path / "data", print):
+        assert word_in(tmp_path / "data") == ".data.old"
+    assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
+    (tmp_path / ".data.old").mkdir()
+    with alone(tmp_path / "data", print):
+        assert sorted(os.listdir(tmp_path)) == [".data.lock", "data"]
+
+
+def test_the_second_waits_and_says_so(tmp_path):
+    said, entered = [], threading.Event()
+
+    def second():
+        with alone(tmp_path / "data", said.append):
+            entered.set()
+
+    with alone(tmp_path / "data", said.append):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert not entered.wait(0.2)
+        assert said == [f"another process is preparing {tmp_path}/data: waiting for it"]
+    thread.join(10)
+    assert entered.is_set()
+
+
+def test_the_lock_of_a_killed_holder_is_free(tmp_path):
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from windlass.data.prepare.directory import alone\n"
+        "with alone(pathlib.Path(sys.argv[1]), print):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")]).returncode == -9
+    said = []
+    with alone(tmp_path / "data", said.append):
+        assert said == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("windlass.data.prepare.directory.fcntl.flock", refuse)
+    with pytest.raises(UserError) as caught, alone(tmp_path / "data", print):
+        pass
+    assert f"{tmp_path}/.data.lock cannot be locked: {os.strerror(number)}" in caught.value.given
+    assert "local disk" in caught.value.change
+
+
+def test_data_does_not_lie_among_its_sources(tmp_path, monkeypatch):
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for directory in ("texts", "texts/data", "texts/deep/data", "other/../texts/data"):
+        with pytest.raises(UserError) as caught:
+            check_apart(tmp_path / directory, ["elsewhere.txt", "texts"])
+        assert "lies inside of the source texts" in caught.value.given and "texts/*.jsonl" in caught.value.change
+    for directory in ("data", "texts-data", "texts/.prepared/data"):
+        check_apart(tmp_path / directory, ["texts", "texts/a.txt", "s3://texts", "nowhere"])

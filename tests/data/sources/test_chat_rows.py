@@ -1,0 +1,194 @@
+"""Rows of chat: every form of a conversation is one, and what is none is refused with its row.
+
+Of messages and templates: any field may be written, any role may be dropped, and an answer may stand before all else.
+"""
+
+import json
+
+import pytest
+
+from tests.data.planted import BOS, TURN
+from tests.data.tokenize.test_chat_template import (
+    EOS,
+    FIRST,
+    INSTRUCT,
+    MARKED,
+    MESSAGES,
+    PLAIN,
+    START,
+    THINKING,
+    learned,
+    template_of,
+)
+from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.sources.chat_rows import conversation_of
+from windlass.data.tokenize.chat_template import encode_chat, labelled
+from windlass.errors import UserError
+
+
+def test_rows_become_messages_up_to_the_last_answer():
+    row = {"messages": [*MESSAGES, {"role": "user", "content": "Thanks."}], "id": 7}
+    assert json.loads(conversation_of(row, "here")) == MESSAGES
+    asked, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Wind."}
+    assert json.loads(conversation_of({"prompt": "Why?", "completion": "Wind."}, "here")) == [asked, answer]
+    assert json.loads(conversation_of({"messages": None, "prompt": "Why?", "completion": "Wind."}, "here")) == [
+        asked,
+        answer,
+    ]
+    assert json.loads(conversation_of({"messages": MESSAGES, "prompt": None, "completion": None}, "here")) == MESSAGES
+    row = {"prompt": [MESSAGES[0], asked], "completion": [answer]}
+    assert json.loads(conversation_of(row, "here")) == [MESSAGES[0], asked, answer]
+
+
+@pytest.mark.parametrize(
+    ("row", "given"),
+    [
+        ({"text": "a"}, "here has the keys text"),
+        ({"messages": "a"}, "here has str under `messages`"),
+        ({"messages": [{"role": "user"}]}, 'here, message 0 of `messages`, holds {"role": "user"}'),
+        ({"messages": MESSAGES[:2]}, "here holds no message of the role assistant"),
+        ({"prompt": "Why?", "completion": None}, "here has nothing under `completion`"),
+        ({"messages": None}, "here has nothing under `messages`"),
+        ({"messages": MESSAGES, "prompt": "Why?"}, "here has `messages` and `prompt`"),
+        ({"prompt": "Why?", "completion": " "}, "here, message 0 of `completion`, is an answer without words"),
+        ({"messages": MESSAGES, "tools": [{"name": "pull"}]}, "here has `tools`"),
+        ({"messages": []}, "here holds no message of the role assistant"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_refused(row, given):
+    with pytest.raises(UserError) as caught:
+        conversation_of(row, "here")
+    assert caught.value.given == given
+
+
+def test_calls_of_tools_stay_and_nulls_of_a_table_do_not():
+    call = {"type": "function", "function": {"name": "pull", "arguments": "{}"}}
+    bare = [{"role": "user", "content": "Pull."}, {"role": "assistant", "tool_calls": [call]}]
+    wanted = [bare[0], {"role": "assistant", "tool_calls": [call], "content": ""}]
+    assert json.loads(conversation_of({"messages": bare}, "here")) == wanted
+    table = [{**message, "name": None} for message in bare]
+    table[0]["tool_calls"] = None
+    table[1]["content"] = None
+    assert json.loads(conversation_of({"messages": table, "tools": None}, "here")) == wanted
+
+
+# ---- what a template writes, and what it leaves out
+
+CALLS = "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tool_calls", [{"function": {"name": "pull", "arguments": {"deep": [{"rope": f"red {TURN}"}]}}}]),
+        ("tool_calls", [{"function": {"name": "pull", "arguments": {f"red {TURN}": 1}}}]),
+        ("tool_calls", [{"function": {"name": "pull", "arguments": f'{{"rope": "{TURN}"}}'}}]),
+        ("tool_calls", [{"function": {"name": f"pull{TURN}", "arguments": "{}"}}]),
+        ("reasoning_content", f"Hm.{TURN}"),
+    ],
+)
+def test_a_special_token_in_any_field_is_refused(planted, template, field, value):
+    """A template writes these, too, and the token would be learned as an end of turn."""
+    written = template.replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}" + CALLS)
+    messages = [*MESSAGES[:2], {**MESSAGES[2], field: value}]
+    with pytest.raises(UserError) as caught:
+        template_of(planted, written).encode(messages, "here")
+    assert caught.value.given == f"here holds {TURN} in `{field}` of the assistant"
+    plain = json.loads(json.dumps(messages).replace(TURN, "end"))
+    assert "".join(learned(planted, written, plain)[1]).count(TURN) == 1, "without it, all of it is learned"
+
+
+def test_a_special_token_in_a_role_is_refused(planted):
+    with pytest.raises(UserError, match=r"here holds <\|im_end\|> in `role` of the user<\|im_end\|>"):
+        template_of(planted, PLAIN).encode([{**MESSAGES[1], "role": f"user{TURN}"}, MESSAGES[2]], "here")
+
+
+KNOWN = PLAIN.replace("messages %}", "messages if m.role in ('system', 'user', 'assistant') %}", 1)
+TOOL = {"role": "tool", "content": '{"deg": 4}'}
+
+
+@pytest.mark.parametrize(
+    "left_out", [{"role": "developer", "content": "Speak French."}, TOOL, {"role": "tool", "content": "red"}]
+)
+def test_a_message_of_any_role_that_the_template_drops_is_named(planted, left_out):
+    """A tool's "red" stands in the answer by chance."""
+    messages = [MESSAGES[1], left_out, MESSAGES[2]]
+    given = f"here: the chat template leaves out what the {left_out['role']} says: {left_out['content']!r}"
+    for template in (KNOWN, MARKED.replace("messages %}", "messages if m.role in ('user', 'assistant') %}", 1)):
+        with pytest.raises(UserError) as caught:
+            template_of(planted, template).encode(messages, "here")
+        assert caught.value.given == given
+    text, answers = learned(planted, PLAIN, messages)
+    assert left_out["content"] in text and answers == [FIRST, EOS]
+
+
+def test_what_a_tool_says_may_be_written_as_json_and_reasoning_left_out(planted):
+    quoting = PLAIN.replace(
+        "{{ m.content }}", "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}"
+    )
+    messages = [MESSAGES[1], TOOL, {**MESSAGES[2], "reasoning_content": "Red is best."}]
+    text, answers = learned(planted, quoting, messages)
+    assert r'"{\"deg\": 4}"' in text and "zq" not in text and answers == [FIRST, EOS]
+    assert learned(planted, PLAIN, [MESSAGES[1], {"role": "tool", "content": ""}, MESSAGES[2]])[1] == [FIRST, EOS]
+
+
+# ---- conversations that begin with an answer
+
+LOOKING = (  # as Qwen2.5: it looks at the first message, and writes a system message where there is none
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are kind.<|im_end|>\n{% endif %}" + PLAIN
+)
+IN_LOOP = (  # as Zephyr: the cue is written behind the last message, so not at all behind none
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% if loop.last and add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% endfor %}"
+)
+INSTEAD = PLAIN.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")  # as Phi-3: EOS where no cue stands
+BETWEEN = (  # what parts two messages comes with the cue
+    "{{ bos_token }}{% for m in messages %}{% if not loop.first %}\n\n{% endif %}{{ m.role | upper }}: {{ m.content }}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}\n\nASSISTANT: {% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "written"),
+    [
+        (PLAIN, START + "assistant\n", FIRST),
+        (MARKED, START + "assistant\n", FIRST),
+        (LOOKING, f"{START}system\nYou are kind.{TURN}\n{START}assistant\n", FIRST),
+        (IN_LOOP, START + "assistant\n", FIRST),
+        (THINKING, START + "assistant\n", FIRST),
+        (INSTEAD, START + "assistant\n", FIRST),
+        (BETWEEN, BOS + "ASSISTANT: ", FIRST),
+        (INSTRUCT, "", " The red one." + EOS),
+        ("{{ bos_token }}" + INSTRUCT, BOS, " The red one." + EOS),
+    ],
+)
+def test_a_conversation_may_begin_with_an_answer(planted, template, before, written):
+    text, answers = learned(planted, template, MESSAGES[2:])
+    assert text.startswith(before + written), "what stands before the first answer"
+    assert answers[0] == written and len(answers) < 4
+    assert answers[1].lstrip().startswith(("Pull it in", "<think>"))
+    assert "assistant" not in "".join(answers).lower() and BOS not in answers[0], "the cue is not learned"
+    if before:  # else all of it would be learned
+        text, (answer, *_) = learned(planted, template, MESSAGES[2:3])
+        thought = "<think>\n\n</think>\n\n" if template is THINKING else ""
+        assert text.startswith(before + thought + written) and answer.startswith(thought + written)
+
+
+def test_an_answer_before_all_else_whose_begin_cannot_be_told_is_refused(planted):
+    elsewhere = PLAIN.replace("assistant\n{% endif", "helper\n{% endif")
+    with pytest.raises(UserError, match="here: message 0 cannot be found by the chat template"):
+        learned(planted, elsewhere, MESSAGES[2:])
+    alternating = "{% if messages[0].role != 'user' %}{{ raise_exception('users begin') }}{% endif %}" + PLAIN
+    with pytest.raises(UserError, match="here: the chat template refuses it: users begin"):
+        learned(planted, alternating, MESSAGES[2:])
+
+
+def test_an_empty_prompt_is_prepared_row_by_row(planted):
+    template_of(planted, LOOKING)
+    texts = [conversation_of({"prompt": [], "completion": f"The red one {n}."}, "") for n in range(3)]
+    (ids,) = encode_chat(texts, planted.directory / "tokenizer", "train")
+    _, labels = labelled(ids[None], ids[None])
+    answers = planted.tokenizer.decode(labels[labels != NOT_COUNTED].tolist(), skip_special_tokens=False)
+    assert answers == "".join(f"The red one {n}.{TURN}{EOS}" for n in range(3))

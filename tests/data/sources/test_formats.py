@@ -1,0 +1,176 @@
+"""Every format gives the same texts, packed or not, and what is wrong in it has a name and a row."""
+
+import gzip
+import io
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from tests.data.sources.test_scan import read, refused
+from windlass.data.config import SourceConfig
+from windlass.data.sources.fetch import fetch
+from windlass.data.sources.formats import read_rows
+from windlass.data.sources.scan import Source, scan
+from windlass.errors import UserError
+
+TEXTS = ["first \U0001fa9d\r\n", "", "second", "third\n\n"]
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
+
+
+def pack(data, end):
+    if end.lower() == ".gz":
+        return gzip.compress(data[:20]) + gzip.compress(data[20:])  # members one behind the other, as `cat` makes them
+    if end == ".zst":
+        compressor = zstandard.ZstdCompressor()
+        return compressor.compress(data[:20]) + compressor.compress(data[20:])
+    return data
+
+
+@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+def test_compressed_lines_and_texts_are_what_they_were(tmp_path, end):
+    (tmp_path / f"a.jsonl{end}").write_bytes(pack(LINES, end))
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+    (tmp_path / f"b.txt{end}").write_bytes(pack("one whole\r\ndocument Ω".encode() * 3, end))
+    assert read(path=f"{tmp_path}/b.txt{end}") == ["one whole\r\ndocument Ω" * 3]
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "A.JSONL", "a.jsonl.GZ"])
+def test_lines_are_lines_by_any_of_their_names(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(LINES) if name.endswith("GZ") else LINES)
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+
+
+def test_a_byte_order_mark_before_lines_is_none_of_them(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + LINES)
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv", "rows.tsv.gz"])
+def test_files_that_hold_rows_in_other_ways_are_not_taken_for_texts(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"a\n") if name.endswith("gz") else b"a\n")
+    error = refused(path=str(tmp_path / name))
+    assert error.given == f"{tmp_path}/{name} would be read as one text, and its name says that it holds rows"
+    (tmp_path / "b.txt").write_text("text")
+    assert refused(path=str(tmp_path)).given.startswith(f"1 of 2 files ({tmp_path}/{name}) would be read as one text")
+    assert len(read(path=[str(tmp_path / "b.txt"), str(tmp_path / name)])) == 2, "named outright among texts it is one"
+
+
+def test_lines_that_json_cannot_hold_are_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert "a.jsonl:1 is not JSON: maximum recursion depth" in refused(path=str(tmp_path)).given
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pyarrow.table([pyarrow.array(["x"]), pyarrow.array(["y"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert refused(path=str(tmp_path)).given.endswith("has several columns of one name: text, text")
+
+
+def write_parquet(path, texts, column="text", **settings):
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), column: texts}), path, **settings)
+
+
+def test_parquet_is_read_row_by_row_over_row_groups(tmp_path):
+    texts = [f"document {number}" for number in range(1000)]
+    write_parquet(tmp_path / "a.parquet", texts, "body", row_group_size=300)
+    assert read(path=str(tmp_path), text="body") == texts
+    assert read(path=str(tmp_path), text="body", rows="290:310") == texts[290:310]
+
+
+def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["x"], "txt")
+    error = refused(path=str(tmp_path / "a.parquet"))
+    assert error.given == f"{tmp_path}/a.parquet has no column `text`"
+    assert error.change == "did you mean `txt`? set `text` of the source to one of its columns: id, txt"
+
+
+def test_a_row_without_text_is_named_by_its_number(tmp_path):
+    write_parquet(tmp_path / "a.parquet", ["x", None])
+    assert refused(path=str(tmp_path)).given == f"{tmp_path}/a.parquet, row 2, has nothing under `text`"
+
+
+def damaged_page(path):
+    """A Parquet file with one byte of its first page wrong."""
+    write_parquet(path, [f"document {number} " * 9 for number in range(200)], compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_damaged_page_of_parquet_is_named(tmp_path, scheme):
+    damaged_page(tmp_path / "a.parquet")
+    with pytest.raises(UserError) as caught:
+        config = SourceConfig(path=f"{scheme}{tmp_path}")
+        files = scan(config, print)
+        list(Source(fetch(config, files, tmp_path / "here", print) if scheme else files).documents())
+    assert caught.value.given.startswith(f"{scheme}{tmp_path}/a.parquet cannot be read as Parquet: ")
+    assert caught.value.change == "bring the file again"
+
+
+class Failing(io.BytesIO):
+    """A file of a store that fails at its second read."""
+
+    num_reads = 0
+
+    def read(self, size=-1):
+        self.num_reads += 1
+        if self.num_reads > 1:
+            raise OSError("403: Forbidden")
+        return super().read(size)
+
+
+def test_a_store_that_fails_is_no_damaged_parquet():
+    stream = io.BytesIO()
+    write_parquet(stream, [str(number) * 99 for number in range(9000)])
+    with pytest.raises(OSError, match="403"):
+        list(read_rows(Failing(stream.getvalue()), "a.parquet", "text"))
+
+
+def test_the_longest_window_of_zstandard_is_read(tmp_path):
+    settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=31, hash_log=10, chain_log=10)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compressobj()  # which says no size: the window stays
+    (tmp_path / "a.jsonl.zst").write_bytes(frame.compress(LINES) + frame.flush())
+    with pytest.raises(zstandard.ZstdError, match="too much memory"):
+        zstandard.ZstdDecompressor().decompressobj().decompress((tmp_path / "a.jsonl.zst").read_bytes())
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+
+
+def test_what_is_no_parquet_is_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 or so")
+    assert f"{tmp_path}/a.parquet cannot be read as Parquet" in refused(path=str(tmp_path)).given
+
+
+@pytest.mark.parametrize(("end", "name"), [(".gz", "gzip"), (".zst", "zstandard"), (".GZ", "gzip")])
+def test_a_damaged_file_is_an_error_and_never_a_shorter_corpus(tmp_path, end, name):
+    whole = pack(LINES * 2000, end)
+    for data in (whole[: len(whole) * 2 // 3], b"no such thing" * 10):
+        (tmp_path / f"a.jsonl{end}").write_bytes(data)
+        error = refused(path=str(tmp_path))
+        assert f"a.jsonl{end} cannot be unpacked as {name}: " in error.given and "bring the file again" in error.change
+
+
+def test_rows_count_empty_ones_and_documents_count_texts(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(LINES + b"\n" + LINES)  # a blank line is no row
+    assert read(path=str(tmp_path), rows="1:3") == ["second"]
+    assert read(path=str(tmp_path), rows="3:") == [TEXTS[3], TEXTS[0], TEXTS[2], TEXTS[3]]
+    assert read(path=str(tmp_path), documents=2) == [TEXTS[0], TEXTS[2]]
+    assert read(path=str(tmp_path), rows="2:6", documents=3) == [TEXTS[2], TEXTS[3], TEXTS[0]]
+
+
+def test_a_compressed_file_that_changes_is_an_error(tmp_path):
+    def write(path, text):
+        stream = io.BytesIO()
+        write_parquet(stream, [text])
+        line = json.dumps({"text": text}).encode()
+        path.write_bytes(stream.getvalue() if path.suffix == ".parquet" else gzip.compress(line))
+
+    for name in ("a.jsonl.gz", "b.parquet"):
+        write(tmp_path / name, "before")
+        files = scan(SourceConfig(path=str(tmp_path / name)), print)
+        write(tmp_path / name, "after!")
+        with pytest.raises(UserError, match="changed while it was being prepared"):
+            list(Source(files).documents())

@@ -1,0 +1,110 @@
+"""An evaluation set is the same samples for every layout, and its bytes are exactly its text."""
+
+import numpy as np
+import pytest
+import torch
+
+from windlass.data.packing import Borders
+from windlass.data.shards.mds import Reader, Writer
+from windlass.data.stream.evaluation_set import evaluation_set
+from windlass.errors import UserError
+
+T = 33
+
+
+def ranks_of(prepared, name, num_sequences, micro_batch, batch_ranks):
+    return [
+        evaluation_set(
+            prepared.directory / name,
+            num_sequences=num_sequences,
+            micro_batch=micro_batch,
+            batch_rank=rank,
+            batch_ranks=batch_ranks,
+            token_bytes_V=prepared.token_bytes(name),
+        )
+        for rank in range(batch_ranks)
+    ]
+
+
+@pytest.mark.parametrize("batch_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("micro_batch", [1, 4])
+@pytest.mark.parametrize("num_sequences", [1, 10, 10**6])
+def test_every_layout_scores_the_same_samples_once(small, batch_ranks, micro_batch, num_sequences):
+    _, prepared, _ = small
+    found = ranks_of(prepared, "validation", num_sequences, micro_batch, batch_ranks)
+    shapes = {tuple(tensor.shape) for one in found for batch in one.batches for tensor in batch.values()}
+    assert shapes == {(micro_batch, T)} and len({len(one.batches) for one in found}) == 1
+    rows = [
+        (ids.tolist(), targets.tolist())
+        for number in range(len(found[0].batches))
+        for one in found
+        for ids, targets in zip(one.batches[number]["input_ids"], one.batches[number]["targets"])
+    ]
+    samples = [(ids[:-1].tolist(), labels[1:].tolist()) for ids, labels in Reader(prepared.directory / "validation")]
+    num_samples = min(num_sequences, len(samples))
+    assert rows[:num_samples] == samples[:num_samples]
+    assert all(targets == [-100] * T for _, targets in rows[num_samples:])
+    assert len(rows) - num_samples < micro_batch * batch_ranks  # no more filling than it takes
+    counted = sum(int((batch["targets"] != -100).sum()) for one in found for batch in one.batches)
+    assert {(one.num_samples, one.num_targets) for one in found} == {(num_samples, counted)}
+    assert len({one.num_bytes for one in found}) == 1
+
+
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_the_bytes_of_a_whole_set_are_its_text(small, name):
+    _, prepared, _ = small
+    (whole,) = ranks_of(prepared, name, 10**6, 4, 1)
+    info = prepared.sets[name]
+    assert (whole.num_bytes, whole.num_targets, whole.num_samples) == (info.bytes, info.tokens, info.samples)
+
+
+def test_the_bytes_of_a_part_are_those_of_its_decoded_targets(small):
+    from windlass.data.tokenize.tokenizer import open_tokenizer
+
+    _, prepared, _ = small
+    tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)
+    (part,) = ranks_of(prepared, "validation", 3, 1, 1)
+    targets = torch.cat([batch["targets"].flatten() for batch in part.batches])
+    assert len(targets) == part.num_targets == 3 * T
+    bytes_V = prepared.token_bytes("validation")
+    assert part.num_bytes == bytes_V[targets.numpy()].sum()
+    text = tokenizer.decode(targets.tolist(), skip_special_tokens=True)
+    assert abs(part.num_bytes - len(text.encode())) <= 6  # a sequence may end inside a character of up to 4 bytes
+
+
+def test_unknown_bytes_are_zero(small):
+    _, prepared, _ = small
+    directory = prepared.directory / "validation"
+    layout = {"num_sequences": 2, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1}
+    assert evaluation_set(directory, **layout, token_bytes_V=None).num_bytes == 0
+
+
+def test_it_is_the_same_every_time(small):
+    _, prepared, _ = small
+    first, second = (ranks_of(prepared, "validation", 5, 2, 2)[1] for _ in range(2))
+    for one, other in zip(first.batches, second.batches, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in ("input_ids", "targets"))
+
+
+def test_isolated_sets_count_no_target_across_a_border(tmp_path):
+    ids = np.array([[0, 5, 6, 0, 7, 0, 0], [0, 5, 0, 6, 0, 7, 0]], np.int32)
+    writer = Writer(tmp_path / "set", 7, 4096)
+    writer.write(ids, ids)
+    writer.close()
+    settings = {"num_sequences": 8, "micro_batch": 3, "batch_rank": 0, "batch_ranks": 1}
+    found = evaluation_set(tmp_path / "set", token_bytes_V=np.arange(8), borders=Borders(0, 5), **settings)
+    assert (found.num_samples, found.num_targets, found.num_bytes) == (2, 6, 6)
+    (batch,) = found.batches
+    assert batch["documents"].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6], [0, 6, 6, 6, 6]]
+    assert int((batch["targets"] != -100).sum()) == found.num_targets
+
+
+def test_a_set_without_a_target_is_refused_by_name(tmp_path):
+    writer = Writer(tmp_path / "set", 7, 4096)
+    writer.write(np.ones((2, 7), np.int32), np.full((2, 7), -100, np.int32))
+    writer.close()
+    settings = {"num_sequences": 8, "micro_batch": 1, "batch_rank": 0, "batch_ranks": 1, "token_bytes_V": None}
+    with pytest.raises(UserError) as caught:
+        evaluation_set(tmp_path / "set", name="chats", **settings)
+    assert caught.value.given == "the first 2 samples of the set chats count no target"
+    assert "evaluate.sequences" in caught.value.change

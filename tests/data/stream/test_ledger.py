@@ -1,0 +1,136 @@
+"""From the events of a run to the very samples it consumed."""
+
+import json
+
+import pytest
+
+from tests.data.shards.test_mds import write
+from windlass.data.shards.mds import Folder, Reader
+from windlass.data.stream.ledger import Span, chain, entry, fingerprint, samples, spans, waited_s
+from windlass.data.stream.loader import Loader
+from windlass.data.stream.mixture import Shares
+from windlass.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "x", num_samples=100, num_ids=9, shard_bytes=1500)
+    return Folder(tmp_path / "x")
+
+
+def opening(folder, kind, step, consumed, per_step, **changes):
+    facts = {"stream": "s", "seed": 7, "shuffle_window": 2, "consumed": consumed, "samples_per_step": per_step}
+    return {"kind": kind, "step": step, "data": entry(folder.shards, **{**facts, **changes})}
+
+
+def read(folder, consumed, num_batches, global_batch, shares=None):
+    """What a loader gives, as rows of ids."""
+    settings = {"sequence_length": 8, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 7}
+    loader = Loader(folder, **settings, micro_batch=global_batch, shuffle_window=2, consumed=consumed, shares=shares)
+    rows = [row for _ in range(num_batches) for row in loader.next()[0]["input_ids"].tolist()]
+    loader.close()
+    return rows
+
+
+def test_a_run_with_a_resume_and_another_batch_expands_to_what_the_loader_gave(folder):
+    events = [opening(folder, "start", 0, 0, 6), {"kind": "step", "step": 8}, {"kind": "checkpoint", "step": 5}]
+    events += [opening(folder, "resume", 5, 30, 9), {"kind": "step", "step": 9}, {"kind": "end", "step": 15}]
+    found = spans([event for event in events if event["step"] != 8])  # read_events leaves out what is void
+    shards = fingerprint(folder.shards)
+    assert found == [Span(0, 30, shards, 7, 2), Span(30, 120, shards, 7, 2)]
+    wanted = read(folder, 0, 5, 6) + read(folder, 30, 10, 9)
+    proved = list(samples(found, folder.shards))
+    reader = Reader(folder)
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in proved]
+    assert rows == wanted and len(proved) == 120
+    assert len(set(proved[:100])) == 100, "an epoch holds every sample once"
+
+
+def test_a_mixture_expands_to_what_the_loader_gave(folder):
+    shares = Shares([0] * 3 + [1] * (len(folder.shards) - 3), [3.0, 1.0])
+    events = [opening(folder, "start", 0, 0, 6, shares=shares), {"kind": "end", "step": 20}]
+    events = json.loads(json.dumps(events))
+    reader = Reader(folder)
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    assert rows == read(folder, 0, 20, 6, shares)
+
+
+def test_a_restart_that_did_nothing_is_no_span_and_a_killed_run_ends_at_its_last_line(folder):
+    events = [opening(folder, "start", 0, 0, 6), opening(folder, "resume", 0, 0, 6), {"kind": "step", "step": 4}]
+    assert [(span.start, span.end) for span in spans(events)] == [(0, 24)]
+
+
+def test_a_joint_that_does_not_fit_and_a_missing_entry_are_named(folder):
+    events = [opening(folder, "start", 0, 0, 6), opening(folder, "resume", 5, 31, 6)]
+    with pytest.raises(UserError, match="the resume at step 5 begins at sample 31, the part before ends at 30"):
+        spans(events)
+    with pytest.raises(UserError, match="the start at step 0 has no `data`"):
+        spans([{"kind": "start", "step": 0}])
+
+
+def test_other_shards_prove_nothing(folder, tmp_path):
+    write(tmp_path / "y", num_samples=100, num_ids=9, shard_bytes=1500, seed=1)
+    found = spans([opening(folder, "start", 0, 0, 6), {"kind": "end", "step": 2}])
+    with pytest.raises(UserError, match="consumed samples 0 to 12 from shards"):
+        list(samples(found, Folder(tmp_path / "y").shards))
+
+
+def by_arrival(folder, kind, step, consumed, num_shards, is_complete=False, per_step=6):
+    return opening(
+        folder,
+        kind,
+        step,
+        consumed,
+        per_step,
+        arrival=True,
+        known={"num_shards": num_shards, "shards": chain(folder.shards[:num_shards]), "is_complete": is_complete},
+    )
+
+
+def more(folder, step, num_shards, is_complete=False):
+    known = {"num_shards": num_shards, "shards": chain(folder.shards[:num_shards]), "is_complete": is_complete}
+    return {"kind": "data", "step": step, **known}
+
+
+def read_by_arrival(folder, num_batches):
+    settings = {"sequence_length": 8, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 7, "arrival": True}
+    loader = Loader(folder, **settings, micro_batch=6, shuffle_window=2)
+    rows = [row for _ in range(num_batches) for row in loader.next()[0]["input_ids"].tolist()]
+    loader.close()
+    return rows
+
+
+def test_a_run_on_shards_that_came_meanwhile_expands_to_what_the_loader_gave(folder):
+    """Seven shards of 14 samples and one of 2."""
+    assert [shard.num_samples for shard in folder.shards] == [14] * 7 + [2]
+    events = [by_arrival(folder, "start", 0, 0, 2), {"kind": "step", "step": 1}, more(folder, 6, 4)]
+    events += [{"kind": "step", "step": 6}, by_arrival(folder, "resume", 5, 30, 5), more(folder, 8, 6)]
+    events += [{"kind": "step", "step": 8}, more(folder, 20, 8, True), {"kind": "end", "step": 40}]
+    events = [event for event in json.loads(json.dumps(events)) if event != {"kind": "step", "step": 6}]
+    reader, found = Reader(folder), spans(events)
+    assert [(span.start, span.end, span.num_shards) for span in found] == [(0, 30, 4), (30, 240, 8)]
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(found, folder.shards)]
+    assert rows == read_by_arrival(folder, 40)
+
+
+def test_what_was_read_without_saying_of_which_shards_is_not_proved(folder):
+    events = [by_arrival(folder, "start", 0, 0, 5), {"kind": "end", "step": 10}]
+    with pytest.raises(UserError, match="consumed samples up to 60, and says which shards there were up to 56"):
+        list(samples(spans(events), folder.shards))
+    enough = [by_arrival(folder, "start", 0, 0, 6), {"kind": "end", "step": 10}]
+    assert len(list(samples(spans(enough), folder.shards))) == 60
+
+
+def test_of_shards_that_came_meanwhile_each_is_proved(folder, tmp_path):
+    write(tmp_path / "y", num_samples=100, num_ids=9, shard_bytes=1500, seed=1)
+    other = Folder(tmp_path / "y")
+    mixed = [*folder.shards[:3], *other.shards[3:]]
+    found = spans([by_arrival(folder, "start", 0, 0, 4), {"kind": "end", "step": 2}])
+    with pytest.raises(UserError, match="consumed samples 0 to 12 from shards"):
+        list(samples(found, mixed))
+    assert list(samples(spans([by_arrival(folder, "start", 0, 0, 2), {"kind": "end", "step": 2}]), mixed))
+
+
+def test_seconds_of_waiting_add_up():
+    events = [{"kind": "incident", "waited_s": 2.5}, {"kind": "step"}, {"kind": "incident", "waited_s": 0.5}]
+    assert waited_s(events) == 3.0 and waited_s([]) == 0.0

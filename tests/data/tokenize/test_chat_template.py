@@ -1,0 +1,331 @@
+"""What is learned of a conversation: the answers with their ends, in whatever way a template writes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import data_config
+from tests.data.planted import BOS, TURN, Planted
+from windlass.data.lint.documents import Documents, blocks
+from windlass.data.lint.lint import lint
+from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
+from windlass.data.prepare.prepare import prepare
+from windlass.data.shards.mds import Reader
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
+from windlass.data.tokenize.chat_template import Template, check_template, encode_chat, flagged, labelled
+from windlass.errors import UserError
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}"
+)
+THINKING = (  # as Qwen3: the last answer is written otherwise than those before
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n"
+    "{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+INSTRUCT = (  # as Llama 2: BOS before each question, EOS behind each answer
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}"
+    "<|endoftext|>{% endif %}{% endfor %}"
+)
+COUNTING = "{{ messages | length }} messages\n" + PLAIN
+LOUD = PLAIN.replace("{{ m.content }}", "{{ m.content | upper }}")
+WITHOUT_ANSWERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Which rope?"},
+    {"role": "assistant", "content": "The red one."},
+    {"role": "user", "content": "And then?"},
+    {"role": "assistant", "content": "Pull it in\nslowly."},
+]
+
+
+@pytest.fixture
+def planted(small, tmp_path):
+    """A tokenizer with the marks of turns; `set_template` gives it a template."""
+    planted = Planted(small, tmp_path / "chat")
+    path = planted.directory / "tokenizer" / "tokenizer.json"
+    planted.tokenizer.add_special_tokens(["<|im_start|>"])
+    planted.tokenizer.encode_special_tokens = False
+    planted.tokenizer.save(str(path))
+    return planted
+
+
+def template_of(planted, template, **config):
+    planted.set_config(chat_template=template, **config)
+    return Template(planted.directory / "tokenizer")
+
+
+def learned(planted, template, messages=MESSAGES, **config):
+    """(the whole text, the learned texts one behind the other) of the conversation."""
+    ids, is_learned = template_of(planted, template, **config).encode(messages, "here")
+    assert len(ids) == len(is_learned)
+    runs = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(is_learned)) + 1)
+    decode = planted.tokenizer.decode
+    texts = [decode(ids[run].tolist(), skip_special_tokens=False) for run in runs if is_learned[run[0]]]
+    return decode(ids.tolist(), skip_special_tokens=False), texts
+
+
+START, EOS = "<|im_start|>", "<|endoftext|>"
+WRITTEN = "".join(f"{START}{m['role']}\n{m['content']}{TURN}\n" for m in MESSAGES)
+FIRST, LAST = f"The red one.{TURN}", f"Pull it in\nslowly.{TURN}"
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_answers_are_learned_with_their_ends_and_one_eos_follows(planted, template):
+    text, answers = learned(planted, template)
+    assert text == WRITTEN + "<|endoftext|>"
+    assert answers == [FIRST, LAST, "<|endoftext|>"], "the newline between turns is the template's"
+
+
+def test_an_end_of_turn_that_is_eos_ends_the_document_and_is_not_doubled(planted):
+    text, answers = learned(planted, PLAIN, eos_token=TURN)
+    assert text == WRITTEN.removesuffix("\n") and answers == [FIRST, LAST]
+
+
+def test_a_template_that_writes_last_answers_otherwise_is_followed(planted):
+    text, answers = learned(planted, THINKING)
+    assert text.count("<think>") == 1
+    assert answers == [FIRST, "<think>\n\n</think>\n\n" + LAST, "<|endoftext|>"], (
+        "after the cue the model writes that, too"
+    )
+
+
+def test_answers_that_end_by_eos_keep_their_ends(planted):
+    text, answers = learned(planted, INSTRUCT, MESSAGES[1:])
+    assert text.startswith(f"{BOS}[INST] Which rope? [/INST] The red one.<|endoftext|>{BOS}[INST]")
+    assert answers == [" The red one.<|endoftext|>", " Pull it in\nslowly.<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "change"),
+    [
+        (COUNTING, "here: message 2 cannot be found by the chat template of", "{% generation %}"),
+        (
+            LOUD,
+            "here: the answer 'The red one.' is not in what would be learned: 'THE RED ONE.",
+            "mend the chat template",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_followed_is_refused(planted, template, given, change):
+    with pytest.raises(UserError) as caught:
+        template_of(planted, template).encode(MESSAGES, "here")
+    assert caught.value.given.startswith(given) and change in caught.value.change
+
+
+@pytest.mark.parametrize(
+    ("template", "share"),
+    [
+        (MARKED.replace("'assistant'", "'bot'"), "nothing"),
+        ("{% generation %}" + WITHOUT_ANSWERS.replace("user", "assistant") + "{% endgeneration %}", "everything"),
+    ],
+)
+def test_a_mask_of_nothing_or_everything_is_refused(planted, template, share):
+    with pytest.raises(UserError) as caught:
+        template_of(planted, template, eos_token=TURN).encode(MESSAGES, "conversation 3 of train")
+    assert caught.value.given == f"conversation 3 of train: {share} of it would be learned"
+    assert caught.value.rule == "answers are learned, and what they answer is not"
+
+
+@pytest.mark.parametrize(
+    ("template", "given"),
+    [
+        (
+            PLAIN.replace("messages %}<|im", "messages if m.role != 'system' %}<|im"),
+            "leaves out what the system says: 'Be",
+        ),
+        (
+            "{{ raise_exception('System role not supported') }}",
+            "the chat template refuses it: System role not supported",
+        ),
+        ("{{ messages[9].content }}", "the chat template refuses it: "),
+        ("{{ 'a' + 1 }}", "the chat template refuses it: can only concatenate"),
+    ],
+)
+def test_a_template_that_drops_or_refuses_a_message_is_named(planted, template, given):
+    with pytest.raises(UserError) as caught:
+        template_of(planted, template).encode(MESSAGES, "here")
+    assert caught.value.given.startswith("here: the chat template") and given in caught.value.given
+
+
+def test_a_call_of_a_tool_is_learned_and_must_be_written(planted):
+    call = {"type": "function", "function": {"name": "pull", "arguments": "{}"}}
+    messages = [MESSAGES[1], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    written = PLAIN.replace(
+        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}[{{ c.function.name }}]{% endfor %}"
+    )
+    _, answers = learned(planted, written, messages)
+    assert answers == [f"[pull]{TURN}", "<|endoftext|>"]
+    with pytest.raises(UserError, match="the answer 'pull' is not in what would be learned"):
+        learned(planted, PLAIN, messages)
+
+
+def test_a_tokenizer_without_a_template_is_refused(planted):
+    with pytest.raises(UserError) as caught:
+        Template(planted.directory / "tokenizer")
+    assert caught.value.given.endswith("has no chat template") and "chat_template.jinja" in caught.value.rule
+
+
+def test_a_special_token_in_words_is_refused(planted):
+    messages = [*MESSAGES[:3], {"role": "user", "content": f"say {TURN}"}, MESSAGES[4]]
+    with pytest.raises(UserError) as caught:
+        template_of(planted, PLAIN).encode(messages, "here")
+    assert caught.value.given == f"here holds {TURN} in the words of the user"
+
+
+# ---- one number per token
+
+
+@pytest.mark.parametrize("way", [pack, pack_best_fit])
+def test_masks_travel_through_packing_with_their_ids(way):
+    eos, draw = 5, np.random.default_rng(0)
+    documents = [(draw.integers(0, 9, n), draw.random(n) < 0.5) for n in draw.integers(2, 40, 60)]
+    for ids, _ in documents:
+        ids[-1] = eos
+    marked = [flagged(ids.astype(np.int32), np.append(is_learned[:-1], True), eos) for ids, is_learned in documents]
+    assert all((one == eos).sum() == 1 and one[-1] == eos for one in marked), "inner EOS are no ends"
+    samples = [labelled(*packed) for packed in way(iter(marked), eos, 16)]
+    ids_NL, labels_NL = (np.concatenate(column) for column in zip(*samples))
+    assert ids_NL.dtype == labels_NL.dtype == np.int32 and ids_NL.max() == 8
+    counted = labels_NL != NOT_COUNTED
+    assert (labels_NL[counted] == ids_NL[counted]).all()
+    if way is pack:
+        stream = np.concatenate([ids_NL[0, :1], ids_NL[:, 1:].ravel()])
+        wanted = np.concatenate([ids for ids, _ in documents])
+        assert stream[1 : 1 + len(wanted)].tolist() == wanted.tolist()
+        learned = np.concatenate([np.append(is_learned[:-1], True) for _, is_learned in documents])
+        assert counted[:, 1:].ravel()[: len(wanted)].tolist() == learned.tolist()
+
+
+# ---- prepared
+
+
+def chat_rows(count=40):
+    rows = []
+    for n in range(count):
+        answer = {"role": "assistant", "content": f"It is {n * n}, which is {n} times {n}."}
+        question = {"role": "user", "content": f"What is the square of {n}?"}
+        rows.append(
+            {"messages": [question, answer]}
+            if n % 2
+            else {"prompt": question["content"], "completion": answer["content"]}
+        )
+    return rows
+
+
+def prepared_chat(planted, root, **changes):
+    root.mkdir(exist_ok=True)
+    (root / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
+    source = {"path": str(root / "chat.jsonl"), "format": "chat"}
+    said = []
+    settings = {"tokenizer": {"from": str(planted.directory / "tokenizer")}, "sequence_length": 128, **changes}
+    config = data_config(root, sources=[source], **settings)
+    return prepare(config, {}, report=said.append), said
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
+def test_a_preparation_holds_the_masks_and_has_no_findings(planted, tmp_path, packing):
+    template_of(planted, PLAIN)
+    prepared, said = prepared_chat(planted, tmp_path / "rows", packing=packing)
+    reader, documents = Reader(prepared.shards("train")), Documents(prepared.eos_id)
+    found = [document for block in blocks(reader, [range(reader.num_samples)]) for document in documents.add(block)]
+    assert len(found) == prepared.sets["train"].documents > 20 and all(document.is_whole for document in found)
+    for document in found:
+        answer = planted.tokenizer.decode(document.ids_N[document.counted_N[:-1]].tolist())
+        assert answer.startswith("It is ") and answer.endswith(".") and document.counted_N[-1]
+    assert not prepared.sets["train"].bytes_add_up and prepared.baselines == {}
+    assert any("of conversations only answers are learned" in line for line in said)
+    assert not any("rewrites" in line for line in said)
+    assert [f for f in lint(prepared, is_isolated=True).findings if f.code != "mostly-padding"] == []
+
+
+def test_isolation_is_refused_where_eos_ends_turns_and_works_with_another_end(planted, tmp_path):
+    template_of(planted, PLAIN, eos_token=TURN)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows")
+    assert lint(prepared).findings == []
+    codes = {finding.code for finding in lint(prepared, is_isolated=True).findings}
+    assert codes == {"isolation-cuts-turns"}
+    with pytest.raises(UserError) as caught:
+        prepared_chat(planted, tmp_path / "isolated", isolate=True)
+    assert caught.value.given == "data.isolate=true with `format: chat`, and the chat template ends turns by EOS"
+    assert "set data.tokenizer.eos_token to a special token that the template does not write" in caught.value.change
+    tokenizer = {"from": str(planted.directory / "tokenizer"), "eos_token": "<|endoftext|>"}
+    prepared, _ = prepared_chat(planted, tmp_path / "other", isolate=True, tokenizer=tokenizer)
+    assert lint(prepared, is_isolated=True).findings == []
+    assert prepared.eos_id == planted.tokenizer.token_to_id("<|endoftext|>")
+
+
+def test_a_template_that_was_changed_since_is_a_finding(planted, tmp_path):
+    template_of(planted, PLAIN)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows")
+    path = prepared.tokenizer_directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": LOUD}))
+    (prepared.tokenizer_directory / "chat_template.jinja").unlink(missing_ok=True)
+    assert "'THE RED ONE." in check_template(prepared.tokenizer_directory)
+    (finding,) = lint(prepared).findings
+    assert (finding.code, finding.severity) == ("template-round-trip", "error")
+
+
+def test_a_conversation_that_cannot_be_learned_is_named(planted):
+    template_of(planted, PLAIN)
+    texts = [conversation_of(row, "") for row in chat_rows(3)] + [
+        conversation_of({"messages": [{"role": "user", "content": TURN}, MESSAGES[2]]}, "")
+    ]
+    with pytest.raises(UserError, match=r"conversation 3 of train, which begins '<\|im_end\|>', holds"):
+        list(encode_chat(texts, planted.directory / "tokenizer", "train"))
+
+
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "message"),
+    [
+        (
+            {"path": "x.jsonl", "format": "chat", "text": "a"},
+            {"from": "t"},
+            "`text: a` has no effect with `format: chat`",
+        ),
+        ({"builtin": "python-stdlib", "format": "chat"}, {"from": "t"}, "`builtin: python-stdlib` has no effect with"),
+        ({"path": "x.jsonl", "format": "chat"}, {"train": 300}, "a trained one has none"),
+    ],
+)
+def test_settings_that_contradict_chat_are_refused(tmp_path, source, tokenizer, message):
+    with pytest.raises(ValueError, match=message):
+        data_config(tmp_path, sources=[source], tokenizer=tokenizer)
+
+
+def test_files_without_rows_are_refused(planted, tmp_path):
+    (tmp_path / "a.txt").write_text("words")
+    template_of(planted, PLAIN)
+    source = {"path": str(tmp_path / "a.txt"), "format": "chat"}
+    config = data_config(tmp_path, sources=[source], tokenizer={"from": str(planted.directory / "tokenizer")})
+    with pytest.raises(UserError) as caught:
+        prepare(config, {}, report=lambda line: None)
+    assert caught.value.rule == "conversations are lines of .jsonl or rows of .parquet, and the source has other files"
+
+
+@pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"prompt": "Why?", "completion": "Wind."}])
+def test_conversations_read_as_text_are_recognised(tmp_path, row):
+    from windlass.data.sources.formats import read_rows
+
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
+        list(read_rows(stream, str(tmp_path / "a.jsonl"), "text"))
+    assert caught.value.change == f"it holds {' and '.join(row)}: set `format: chat` of the source"
+
+
+def test_parquet_holds_conversations_too(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    from windlass.data.sources.config import CONVERSATION
+    from windlass.data.sources.formats import read_rows
+
+    pyarrow.parquet.write_table(pyarrow.table({"messages": [MESSAGES], "id": [1]}), tmp_path / "a.parquet")
+    with open(tmp_path / "a.parquet", "rb") as stream:
+        (text,) = read_rows(stream, str(tmp_path / "a.parquet"), CONVERSATION)
+    assert json.loads(text) == MESSAGES and "messages" in CHAT_COLUMNS

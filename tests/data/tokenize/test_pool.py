@@ -1,0 +1,103 @@
+"""Encoding in processes is encoding in one process: same ids, same order; and a dead worker is an error."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import make_text
+from windlass.data.tokenize import pool as room
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+
+TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("encode") / "tokenizer"
+    save_trained(train(TEXTS[:5], 320), path)
+    return path
+
+
+def plain(texts, directory):
+    tokenizer, eos_id = open_tokenizer(directory)
+    return [number for text in texts for number in [*tokenizer.encode(text).ids, eos_id]]
+
+
+def test_documents_come_in_order_each_with_its_eos(directory):
+    assert np.concatenate(list(room.encode(TEXTS, 1, directory, 2))).tolist() == plain(TEXTS, directory)
+
+
+def test_workers_give_what_one_process_gives(directory, monkeypatch):
+    monkeypatch.setattr(room, "BATCH_CHARS", 2000)
+    with room.Workers(directory, 2) as workers:
+        found = np.concatenate(list(workers.map(room.batches(TEXTS))))
+    assert found.dtype == np.int32 and found.tolist() == plain(TEXTS, directory)
+
+
+def test_workers_are_as_many_as_are_worth_their_start():
+    mib = 1 << 20
+    found = [room.num_workers(size, 8) for size in (0, mib, mib + 1, 4 * mib, 4 * mib + 1, 100 * mib)]
+    assert found == [0, 0, 1, 1, 2, 8] and room.num_workers(1 << 40, 1000) == room.MAX_WORKERS
+
+
+def test_large_text_is_encoded_as_small_text_is(directory):
+    found = np.concatenate(list(room.encode(TEXTS[:3], 5 << 20, directory, 2)))
+    assert found.tolist() == plain(TEXTS[:3], directory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "short", "line\n" * 500, "x" * 2500, "no newline " * 300, "\n" * 2500, "a\r\nb" * 600, "word\n\n" * 400],
+)
+def test_pieces_are_the_document_and_small(monkeypatch, text):
+    monkeypatch.setattr(room, "PIECE_CHARS", 1000)
+    cut = list(room.pieces(text))
+    assert "".join(piece for piece, _ in cut) == text and max(len(piece) for piece, _ in cut) <= 1000
+    assert [ends for _, ends in cut] == [False] * (len(cut) - 1) + [True]
+    assert all(piece for piece, _ in cut[:-1])
+
+
+def test_a_long_document_cut_at_newlines_has_the_ids_of_the_whole(directory, monkeypatch):
+    text = "\n".join(make_text(8, seed).replace("\n", " ").strip() + "." for seed in range(400))
+    monkeypatch.setattr(room, "PIECE_CHARS", 1000)
+    assert len(list(room.pieces(text))) > 5
+    assert np.concatenate(list(room.encode([text, "b"], 1, directory, 1))).tolist() == plain([text, "b"], directory)
+
+
+def test_reading_goes_only_as_far_ahead_as_workers_need(directory, monkeypatch):
+    monkeypatch.setattr(room, "BATCH_CHARS", 10)
+    taken = []
+
+    def texts():
+        for number in range(100):
+            taken.append(number)
+            yield "some text to encode"
+
+    with room.Workers(directory, 1) as workers:
+        results = workers.map(room.batches(texts()))
+        next(results)
+        assert len(taken) <= room.BATCHES_AHEAD + 1
+        results.close()
+
+
+def test_a_dead_worker_is_an_error_with_its_exit_code(directory, monkeypatch):
+    monkeypatch.setattr(room, "BATCH_CHARS", 2000)
+    with pytest.raises(RuntimeError, match="died, exit code -9"), room.Workers(directory, 2) as workers:
+        workers._processes[0].kill()
+        list(workers.map(room.batches(TEXTS)))
+
+
+def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path):
+    """multiprocessing's spawn would run this script again in every child."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "from windlass.data.tokenize.pool import Workers\n"
+        "print('once')\n"
+        "with Workers(pathlib.Path(sys.argv[1]), 1) as workers:\n"
+        "    print(sum(len(ids) for ids in workers.map([[('some text', True)]])))\n"
+    )
+    done = subprocess.run([sys.executable, str(script), str(directory)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"once\n{len(plain(['some text'], directory))}\n", "")

@@ -1,0 +1,397 @@
+"""Preference pairs: two answers to one prompt stay together, learned from where they part, whatever form the rows have."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests import tiny
+from tests.data.conftest import data_config
+from tests.data.planted import TURN
+from tests.data.tokenize.test_chat_template import (
+    COUNTING,
+    MARKED,
+    MESSAGES,
+    PLAIN,
+    START,
+    THINKING,
+    WRITTEN,
+    template_of,
+)
+from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.cli.main import app
+from windlass.data.lint.lint import lint
+from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.prepare.prepare import prepare
+from windlass.data.shards.mds import Reader
+from windlass.data.tokenize.chat_template import labelled
+from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, pair_of, rows_of
+from windlass.data.tokenize.resume import Part
+from windlass.data.tokenize.tokenizer import open_tokenizer
+from windlass.errors import UserError
+from windlass.training.preflight import make_ready
+
+ASKED, GOOD, BAD = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Which rope?"), ("assistant", "The red one."), ("assistant", "Any rope."))
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def pair(**row):
+    return json.loads(pair_of(row, "here"))
+
+
+def test_every_form_of_a_conversation_is_one_pair():
+    wanted = {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]}
+    whole = {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}
+    assert pair(**whole) == pair(prompt=None, **whole) == wanted, "the messages that both begin with are the prompt"
+    assert pair(prompt="Which rope?", **whole) == wanted, "the prompt once more, as a text"
+    assert pair(prompt=[ASKED], **whole) == wanted, "the prompt once more, as messages"
+    assert pair(prompt=[ASKED], chosen=[GOOD], rejected=[BAD]) == wanted
+    assert pair(prompt=[ASKED], chosen=GOOD["content"], rejected=BAD["content"]) == wanted
+    assert pair(prompt="Which rope?", chosen=[GOOD], rejected=[BAD]) == wanted
+    thanks = {"role": "user", "content": "Thanks."}
+    assert pair(chosen=[ASKED, GOOD, thanks], rejected=[ASKED, BAD]) == wanted, "what no answer follows is left out"
+    null = {**GOOD, "tool_calls": None}
+    assert pair(chosen=[ASKED, null], rejected=[ASKED, BAD]) == wanted, "a table has nulls where a key is missing"
+
+
+def test_texts_are_a_pair_with_or_without_a_prompt():
+    assert pair(prompt="a ", chosen="b", rejected="c", score=3) == {"prompt": "a ", "chosen": "b", "rejected": "c"}
+    assert pair(chosen="a b", rejected="a c") == {"prompt": None, "chosen": "a b", "rejected": "a c"}
+
+
+@pytest.mark.parametrize(
+    ("row", "given"),
+    [
+        ({"chosen": "a"}, "here has the keys chosen"),
+        ({"chosen": "a", "rejected": "a"}, "here holds the same answer as chosen and as rejected"),
+        ({"chosen": "a", "rejected": " "}, "here has an empty text under `rejected`"),
+        ({"chosen": "a", "rejected": None}, "here has nothing under `rejected`"),
+        ({"chosen": "a", "rejected": 3}, "here has int under `rejected`"),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here has int under `prompt`"),
+        ({"chosen": [ASKED], "rejected": [ASKED, BAD]}, "here under `chosen`, holds no message of the role assistant"),
+        (
+            {"chosen": [ASKED, GOOD], "rejected": [SYSTEM, BAD]},
+            "here holds two conversations that begin differently",
+        ),
+        (
+            {"chosen": [ASKED, GOOD], "rejected": [ASKED, GOOD, ASKED, BAD]},
+            "here holds no answer of its own under `chosen`",
+        ),
+        (
+            {"prompt": "Why?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+            "here has a `prompt` that no message is: 'Why?'",
+        ),
+        (
+            {"prompt": [SYSTEM], "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+            "here goes on with the role user under `chosen`",
+        ),
+        ({"chosen": "a", "rejected": "b", "tools": [{"name": "pull"}]}, "here has `tools`"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_refused(row, given):
+    with pytest.raises(UserError) as caught:
+        pair_of(row, "here")
+    assert caught.value.given == given
+
+
+# ---- ids
+
+
+def encoded(planted, row):
+    """(text, learned text) of chosen and rejected, and the ids with flags."""
+    (ids,) = encode_pairs([pair_of(row, "here")], planted.directory / "tokenizer", "train")
+    found = []
+    for row_ids in rows_of(ids):
+        input_ids, labels = labelled(row_ids[None], row_ids[None])
+        counted = labels[0] != NOT_COUNTED
+        assert counted[int(counted.argmax()) :].all(), "an answer of texts is learned to its end"
+        decode = planted.tokenizer.decode
+        found.append(
+            [decode(part.tolist(), skip_special_tokens=False) for part in (input_ids[0], input_ids[0][counted])]
+        )
+    return found, ids
+
+
+EOS = "<|endoftext|>"
+
+
+def test_texts_are_learned_behind_their_prompt(planted):
+    found, ids = encoded(planted, {"prompt": "rope: ", "chosen": "red", "rejected": "any <|endoftext|>"})
+    assert found == [["rope: red" + EOS, "red" + EOS], ["rope: any <|endoftext|>" + EOS, "any <|endoftext|>" + EOS]]
+    assert (ids == planted.eos).sum() == 1 and ids[-1] == planted.eos, "a pair is one document"
+
+
+def test_without_a_prompt_what_both_begin_with_is_not_learned(planted):
+    found, _ = encoded(planted, {"chosen": "the anchor holds", "rejected": "the anchor drags"})
+    assert found[0][0] == "the anchor holds" + EOS
+    assert all(learned != whole and whole.endswith(learned) for whole, learned in found)
+    found, _ = encoded(planted, {"chosen": "the anchor", "rejected": "the anchor drags"})
+    assert found[0][1] == EOS and found[1][1].endswith("drags" + EOS), "one that only stops earlier learns to stop"
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_of_conversations_only_what_follows_the_prompt_is_learned(planted, template):
+    template_of(planted, template)
+    other = {"role": "assistant", "content": "Let it go."}
+    (ids,) = encode_pairs(
+        [pair_of({"chosen": MESSAGES, "rejected": [*MESSAGES[:4], other]}, "")],
+        planted.directory / "tokenizer",
+        "train",
+    )
+    for row, words in zip(rows_of(ids), ("Pull it in\nslowly.", "Let it go.")):
+        input_ids, labels = labelled(row[None], row[None])
+        decode = planted.tokenizer.decode
+        learned = decode(labels[0][labels[0] != NOT_COUNTED].tolist(), skip_special_tokens=False)
+        assert learned == f"{words}<|im_end|>{EOS}", "the first answer belongs to the prompt"
+        whole = decode(input_ids[0].tolist(), skip_special_tokens=False)
+        assert whole == WRITTEN.replace("Pull it in\nslowly.", words) + EOS
+
+
+def test_a_template_that_writes_the_prompt_in_two_ways_is_refused(planted):
+    counting = THINKING.replace(START, "{% if messages | length > 3 %}long{% endif %}" + START, 1)
+    template_of(planted, counting)
+    longer = [ASKED, BAD, ASKED, GOOD]
+    with pytest.raises(UserError) as caught:
+        encoded(planted, {"chosen": [ASKED, GOOD], "rejected": longer})
+    assert "cannot be found by the chat template" in caught.value.given or "in two ways" in caught.value.given
+    template_of(planted, COUNTING)
+    with pytest.raises(
+        UserError, match="pair 0 of train, which begins 'Which rope\\?', chosen: message 1 cannot be found"
+    ):
+        encoded(planted, {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})
+
+
+def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pairs_too(planted):
+    template_of(planted, PLAIN.replace("messages %}", "messages if m.role != 'tool' %}", 1))
+    call = {"function": {"name": "pull", "arguments": {"rope": TURN}}}
+    with pytest.raises(UserError) as caught:
+        encoded(planted, {"chosen": [ASKED, {**GOOD, "tool_calls": [call]}], "rejected": [ASKED, BAD]})
+    begin = "pair 0 of train, which begins 'Which rope?', chosen"
+    assert caught.value.given == f"{begin} holds {TURN} in `tool_calls` of the assistant"
+    told = [ASKED, {"role": "tool", "content": "red"}]
+    with pytest.raises(UserError) as caught:
+        encoded(planted, {"chosen": [*told, GOOD], "rejected": [*told, BAD]})
+    assert caught.value.given == f"{begin}: the chat template leaves out what the tool says: 'red'"
+
+
+# ---- samples
+
+
+def parts_of(lengths, eos=5, per_part=3):
+    """Pairs of answers of these lengths (with EOS), as parts."""
+    from windlass.data.tokenize.chat_template import CHOSEN_END
+
+    pairs = []
+    for number, (chosen, rejected) in enumerate(lengths):
+        ids = np.full(chosen + rejected, 10 + number, np.int32)
+        ids[chosen - 1], ids[-1] = eos | CHOSEN_END, eos
+        pairs.append(ids)
+    for at in range(0, len(pairs), per_part):
+        held = pairs[at : at + per_part]
+        yield Part(np.concatenate(held), np.arange(at, at + len(held)))
+
+
+def test_a_sample_is_a_pair_whatever_way_the_ids_come():
+    lengths = [(3, 4), (2, 8), (8, 2), (2, 2), (5, 5)]
+    stream = np.concatenate([part.ids for part in parts_of(lengths)])
+    for cut in (1, 4, 100):
+        pieces = iter(np.split(stream, range(cut, len(stream), cut)))
+        input_ids, labels = (np.concatenate(c) for c in zip(*(labelled(*s) for s in pack_pairs(pieces, 5, 8))))
+        assert input_ids.shape == labels.shape == (5, 18) and input_ids.dtype == np.int32
+        assert input_ids[0].tolist() == [5, 10, 10, 5, 5, 5, 5, 5, 5, 5, 10, 10, 10, 5, 5, 5, 5, 5]
+        assert labels[0].tolist() == [-100, 10, 10, 5, *[-100] * 6, 10, 10, 10, 5, *[-100] * 4]
+        assert (labels != NOT_COUNTED).sum(1).tolist() == [sum(pair) for pair in lengths]
+
+
+def test_pairs_that_are_too_long_are_dropped_whole_and_counted():
+    lengths = [(3, 4), (2, 9), (9, 2), (2, 2), (8, 8)]
+    fitting = Fitting(5, 8, "drop")
+    kept = list(fitting.through(parts_of(lengths), "train"))
+    assert np.concatenate([part.sizes for part in kept]).tolist() == [0, 3, 4] and fitting.num_dropped == 2
+    assert sum(len(part.ids) for part in kept) == 7 + 4 + 16
+
+
+@pytest.mark.parametrize(
+    ("lengths", "too_long", "change"),
+    [
+        (
+            [(3, 4), (2, 9)],
+            None,
+            "set data.sequence_length=9, or `too_long: drop` of the source, which leaves them out",
+        ),
+        ([(9, 4), (2, 9)], "drop", "set data.sequence_length=9"),
+    ],
+)
+def test_pairs_that_are_too_long_are_refused_with_the_length_that_holds_all(lengths, too_long, change):
+    with pytest.raises(UserError) as caught:
+        list(Fitting(5, 8, too_long).through(parts_of(lengths), "train"))
+    dropped = sum(max(pair) > 8 for pair in lengths)
+    assert caught.value.given.startswith(
+        f"{dropped} of 2 pairs of train are longer than data.sequence_length=8; the longest"
+    )
+    assert caught.value.change == change
+
+
+# ---- prepared
+
+
+def pair_rows(count=40):
+    rows = []
+    for n in range(count):
+        asked = {"role": "user", "content": f"What is the square of {n}?"}
+        good, bad = (
+            {"role": "assistant", "content": text} for text in (f"It is {n * n}.", f"It is {n * n + 1}, I believe.")
+        )
+        rows.append(
+            {"chosen": [asked, good], "rejected": [asked, bad]}
+            if n % 2
+            else {"prompt": asked["content"], "chosen": [good], "rejected": [bad]}
+        )
+    return rows
+
+
+def prepared_pairs(planted, root, rows=None, source=None, **changes):
+    root.mkdir(exist_ok=True)
+    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or pair_rows()))
+    said = []
+    config = data_config(
+        root,
+        sources=[{"path": str(root / "pairs.jsonl"), "format": "preference", **(source or {})}],
+        **{"sequence_length": 128, "tokenizer": {"from": str(planted.directory / "tokenizer")}, **changes},
+    )
+    return prepare(config, {}, report=said.append), said, config
+
+
+def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_path):
+    template_of(planted, PLAIN)
+    prepared, said, config = prepared_pairs(planted, tmp_path / "rows")
+    seen = set()
+    for name, info in prepared.sets.items():
+        reader = Reader(prepared.shards(name))
+        assert reader.num_samples == info.documents == info.samples and info.max_documents == 2, (
+            "the first EOS, and one"
+        )
+        for ids, labels in reader:
+            answers = [planted.tokenizer.decode(row[row != NOT_COUNTED].tolist()) for row in labels.reshape(2, 129)]
+            number = int(planted.tokenizer.decode(ids[:129].tolist()).split("square of ")[1].split("?")[0])
+            assert answers == [f"It is {number**2}.", f"It is {number**2 + 1}, I believe."]
+            seen.add(number)
+    assert seen == set(range(40)) and prepared.sets["validation"].documents > 0
+    assert prepared.baselines == {} and prepared.sets["train"].left_out == 0
+    assert any(line == "train: of a pair only the answers count: there are no bits per byte" for line in said)
+    assert not any("conversations" in line for line in said)
+    assert lint(prepared).findings == []
+    assert prepare(config, {}, report=said.append) and "unchanged: skipped" in said[-1]
+
+
+def test_a_tokenizer_is_trained_on_the_texts_of_pairs_and_refused_for_conversations(planted, tmp_path):
+    answer = "the answer is a number that nobody has seen, "
+    rows = [{"prompt": f"ask {n}: ", "chosen": f"{answer}{n}", "rejected": f"{answer}not {n}"} for n in range(40)]
+    prepared, _, _ = prepared_pairs(planted, tmp_path / "texts", rows, tokenizer={"train": 300})
+    assert prepared.vocab_size == 300 and prepared.sets["train"].documents > 20
+    tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)
+    assert len(tokenizer.encode(answer).ids) < len(answer) / 3, "merges come from the answers"
+    assert not any("chosen" in token or '":' in token for token in tokenizer.get_vocab()), (
+        "and not from how a pair is kept"
+    )
+    ids, labels = next(iter(Reader(prepared.shards("train"))))
+    assert tokenizer.decode(labels[:129][labels[:129] != NOT_COUNTED].tolist()).startswith(answer)
+    assert tokenizer.decode(ids[:129].tolist()).removeprefix("<|endoftext|>").startswith("ask ")
+    with pytest.raises(UserError) as caught:
+        prepared_pairs(planted, tmp_path / "talk", tokenizer={"train": 300})
+    assert "a pair is of conversations" in caught.value.given and "as plain texts" in caught.value.change
+
+
+def test_parquet_and_datasets_hold_pairs_too(planted, tmp_path):
+    import datasets
+
+    template_of(planted, PLAIN)
+    told, _, _ = prepared_pairs(planted, tmp_path / "lines", pair_rows()[1::2])
+    rows = datasets.Dataset.from_list(pair_rows()[1::2])
+    rows.to_parquet(tmp_path / "pairs.parquet")
+    rows.save_to_disk(tmp_path / "saved")
+    tokenizer = {"from": str(planted.directory / "tokenizer")}
+    for number, source in enumerate(({"path": str(tmp_path / "pairs.parquet")}, {"hub": str(tmp_path / "saved")})):
+        root = tmp_path / str(number)
+        config = data_config(
+            root, sources=[{**source, "format": "preference"}], tokenizer=tokenizer, sequence_length=128
+        )
+        found = prepare(config, {}, report=lambda line: None)
+        for name in told.sets:
+            wanted = [(ids.tolist(), labels.tolist()) for ids, labels in Reader(told.shards(name))]
+            assert [(ids.tolist(), labels.tolist()) for ids, labels in Reader(found.shards(name))] == wanted
+
+
+def test_what_is_dropped_is_said_and_kept_in_mind(planted, tmp_path):
+    template_of(planted, PLAIN)
+    rows = [*pair_rows(), {"prompt": "Why?", "chosen": "word " * 300, "rejected": "No."}]
+    prepared, said, _ = prepared_pairs(planted, tmp_path / "rows", rows, {"too_long": "drop"})
+    assert sum(info.left_out for info in prepared.sets.values()) == 1
+    assert any("1 pairs are left out, which are longer than a sequence" in line for line in said)
+    assert sum(info.documents for info in prepared.sets.values()) == 40
+
+
+def test_a_sample_is_shown_as_two_rows(planted, tmp_path):
+    template_of(planted, PLAIN)
+    prepared, _, _ = prepared_pairs(planted, tmp_path / "rows")
+    chosen, rejected = read_sample(prepared, "train", 0).rows
+    assert [segment.kind for segment in chosen] == [segment.kind for segment in rejected]
+    assert [segment.kind for segment in chosen][:3] == ["context", "masked", "target"]
+    assert chosen[1] == rejected[1] and chosen[2] != rejected[2]
+    found = survey(prepared, "train", 1000)
+    assert found.rows_per_sample == 2 and len(found.lengths) == 2 * prepared.sets["train"].documents
+    assert 0 < found.fill < 1 and found.num_pieces == 0
+    out = CliRunner().invoke(app, ["data", "inspect", str(prepared.directory), "--no-color"]).stdout
+    assert (
+        f"  pairs       {found.info.documents}, a sample each: prompt and chosen answer, prompt and rejected one" in out
+    )
+    assert out.index("chosen:\n") < out.index("rejected:\n") and "of 2 times 128 targets" in out
+    done = CliRunner().invoke(app, ["data", "lint", str(prepared.directory)])
+    assert done.exit_code == 0 and done.stdout.endswith("nothing found\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"packing": "best-fit"}, "`packing: best-fit` has no effect with `format: preference`"),
+        ({"isolate": True}, "`isolate: true` has no effect with `format: preference`"),
+        ({"validation": {"path": "x.jsonl"}}, "1 of 2 sources .validation among them. have `format: preference`"),
+    ],
+)
+def test_settings_that_contradict_pairs_are_refused(tmp_path, changes, message):
+    source = {"path": "x.jsonl", "format": "preference"}
+    with pytest.raises(ValueError, match=message):
+        data_config(tmp_path, **{"sources": [source], "tokenizer": {"from": "t"}, **changes})
+
+
+def test_too_long_is_for_pairs_alone(tmp_path):
+    with pytest.raises(ValueError, match="`too_long: drop` has no effect with `format: text`"):
+        data_config(tmp_path, sources=[{"path": "x.jsonl", "too_long": "drop"}])
+
+
+def test_a_run_does_not_train_on_pairs(tmp_path):
+    source = {"path": "x.jsonl", "format": "preference"}
+    config = tiny.recipe(tmp_path, data={"sources": [source], "tokenizer": {"from": "t"}})
+    with pytest.raises(UserError) as caught:
+        make_ready(config, 1, "cpu")
+    assert caught.value.given == "objective.kind=pretrain with `format: preference` of data.sources[0]"
+    assert "to train, give texts or conversations" in caught.value.change
+    config = tiny.recipe(tmp_path, evaluate={"sets": {"liked": source}})
+    with pytest.raises(UserError) as caught:
+        make_ready(config, 1, "cpu")
+    assert caught.value.given.endswith("of evaluate.sets.liked")
+
+
+@pytest.mark.parametrize("text_key", ["text", "words"])
+def test_pairs_read_as_text_are_recognised(tmp_path, text_key):
+    from windlass.data.sources.formats import read_rows
+
+    (tmp_path / "a.jsonl").write_text(json.dumps({"chosen": "a", "rejected": "b"}) + "\n")
+    with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
+        list(read_rows(stream, str(tmp_path / "a.jsonl"), text_key))
+    assert caught.value.change == "it holds chosen and rejected: set `format: preference` of the source"

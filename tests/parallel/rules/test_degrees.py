@@ -1,0 +1,213 @@
+"""Sizes of tp and context that a model or a length cannot have are refused with those it can."""
+
+import importlib.metadata
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.model.config import ModelConfig
+from windlass.parallel.config import Layout, ParallelConfig
+from windlass.parallel.rules.degrees import check_degree, check_exchange, check_heads, check_positions
+
+
+def architecture(**changes):
+    sizes = {"vocab_size": 150, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    return ModelConfig.model_validate({"family": "qwen3", **sizes, **heads, **changes}).architecture()
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_sizes_that_divide_all_counts_pass(tp):
+    check_degree(tp, architecture())
+
+
+@pytest.mark.parametrize(
+    ("tp", "changes", "wrong"),
+    [
+        (8, {}, "4 key/value heads"),
+        (
+            3,
+            {},
+            "8 query heads and 4 key/value heads and 40 channels of the MLP and 256 rows of the vocabulary (padded)",
+        ),
+        (4, {"intermediate_size": 42}, "42 channels of the MLP"),
+        (
+            3,
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 42},
+            "256 rows of the vocabulary (padded)",
+        ),
+    ],
+)
+def test_other_sizes_are_refused_by_what_they_do_not_divide(tp, changes, wrong):
+    with pytest.raises(UserError) as caught:
+        check_degree(tp, architecture(**changes))
+    assert caught.value.given == f"parallel.tp={tp} for a model of {wrong}"
+
+
+def test_the_refusal_names_the_sizes_that_work_and_they_do():
+    with pytest.raises(UserError) as caught:
+        check_degree(8, architecture())
+    assert caught.value.change == "use parallel.tp=1 or 2 or 4"
+    assert "8 query heads, 4 key/value heads, 40 channels" in caught.value.rule
+
+
+@pytest.mark.parametrize(("length", "near"), [(13, "12 or 14"), (1, "2")])
+def test_sequences_that_tp_does_not_divide_are_refused_with_the_nearest_that_it_does(length, near):
+    with pytest.raises(UserError) as caught:
+        check_positions(2, length)
+    assert caught.value.given == f"data.sequence_length={length} with parallel.tp=2"
+    assert (
+        caught.value.rule
+        == "the residual stream is cut over tp by positions, in equal parts: a length is a multiple of 2"
+    )
+    assert caught.value.change == f"use parallel.tp=1, or data.sequence_length={near} (the nearest that divide)"
+    check_positions(2, int(near.split()[-1]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "remedy"),
+    [
+        (
+            {"recompute": "selective", "activation_gib": 1.0},
+            "parallel.activation_gib=1.0 with parallel.tp=2",
+            "remove parallel.activation_gib",
+        ),
+    ],
+)
+def test_what_tp_cannot_be_beside_is_refused(settings, given, remedy):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(tp=2, **settings)
+    assert caught.value.given == given
+    assert remedy in caught.value.change
+
+
+def test_tp_takes_its_ranks_before_replicate_and_shard():
+    assert ParallelConfig(tp=2).layout(8) == Layout(pp=1, replicate=1, shard=4, context=1, tp=2, expert=1)
+    assert ParallelConfig(tp=2, zero=1, shard=1, replicate=-1).layout(8).replicate == 4
+    with pytest.raises(UserError, match="tp"):
+        ParallelConfig(tp=2).layout(3)
+
+
+@pytest.mark.parametrize(("context", "tp"), [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (2, 4)])
+def test_ulysses_takes_what_divides_the_query_heads_of_a_rank(context, tp):
+    check_heads(context, "ulysses", tp, architecture())
+    check_heads(3, "allgather", tp, architecture())
+
+
+@pytest.mark.parametrize(
+    ("context", "tp", "given", "change"),
+    [
+        (3, 1, "a model of 8 query heads", "use parallel.context=2 or 4 or 8, or parallel.context_kind=allgather"),
+        (16, 1, "a model of 8 query heads", "use parallel.context=2 or 4 or 8, or"),
+        (8, 2, "a model of 8 query heads, 4 on each of parallel.tp=2 ranks", "use parallel.context=2 or 4, or"),
+    ],
+)
+def test_other_sizes_are_refused_with_those_that_ulysses_can_deal_out(context, tp, given, change):
+    with pytest.raises(UserError) as caught:
+        check_heads(context, "ulysses", tp, architecture())
+    assert caught.value.given == f"parallel.context={context} with parallel.context_kind=ulysses for {given}"
+    assert caught.value.change.startswith(change)
+
+
+@pytest.mark.parametrize(
+    ("context", "tp", "length", "sizes", "near"),
+    [
+        (2, 1, 13, "parallel.context=1, or ", "12 or 16"),
+        (3, 1, 16, "parallel.context=1 or 2 or 4, or ", "12 or 18"),
+        (4, 1, 4, "parallel.context=1 or 2, or ", "8"),
+        (2, 2, 18, "parallel.context=1 or 3, or ", "16 or 20"),
+        (2, 3, 16, "parallel.tp=1 or 2 or 4, or ", "12 or 24"),
+        (2, 3, 13, "", "12 or 24"),
+    ],
+)
+def test_sequences_that_context_ranks_cannot_halve_are_refused_with_sizes_and_lengths_that_can(
+    context, tp, length, sizes, near
+):
+    with pytest.raises(UserError) as caught:
+        check_positions(tp, length, context)
+    beside = f" and parallel.tp={tp}" if tp > 1 else ""
+    assert caught.value.given == f"data.sequence_length={length} with parallel.context={context}{beside}"
+    assert caught.value.change == f"use {sizes}data.sequence_length={near} (the nearest that divide)"
+    again = ", and tp cuts them again in equal parts" if tp > 1 else ""
+    unit = {(2, 3): 12, (2, 2): 4}.get((context, tp), 2 * context)
+    two = "each context rank has two equal slices of a sequence"
+    assert caught.value.rule == f"{two}{again}: a length is a multiple of {unit}"
+    for legal in near.split(" or "):
+        check_positions(tp, int(legal), context)
+        assert int(legal) % (2 * context) == 0 and int(legal) // context % tp == 0
+    if sizes:
+        axis, _, legal = sizes.removesuffix(", or ").partition("=")
+        for size in legal.split(" or "):
+            check_positions(**{"tp": tp, "context": context, axis.removeprefix("parallel."): int(size)}, length=length)
+
+
+def test_a_length_is_refused_with_what_the_model_can_have_too():
+    model = architecture(max_position_embeddings=32)
+    for kind, sizes in (("allgather", "1 or 2 or 4 or 5 or 8 or 10"), ("ulysses", "2 or 4 or 8")):
+        with pytest.raises(UserError) as caught:
+            check_positions(1, 40 * 2, 16, kind, architecture(max_position_embeddings=99))
+        assert f"parallel.context={sizes}" in caught.value.change, kind
+    with pytest.raises(UserError) as caught:
+        check_positions(4, 30, 1, "allgather", model)
+    assert caught.value.change == "use parallel.tp=1 or 2, or data.sequence_length=28 or 32 (the nearest that divide)"
+    with pytest.raises(UserError) as caught:
+        check_positions(4, 31, 1, "allgather", architecture(max_position_embeddings=31))
+    assert caught.value.change == "use parallel.tp=1, or data.sequence_length=28 (the nearest that divide)"
+    with pytest.raises(UserError) as caught:
+        check_positions(4, 30, 1, is_fixed=True)
+    assert caught.value.change == "use parallel.tp=1 or 2 or 3 or 5 or 6"
+    with pytest.raises(UserError) as caught:
+        check_positions(3, 13, 2, is_fixed=True)
+    assert caught.value.change == "use parallel.context=1 and parallel.tp=1", "neither alone would do"
+
+
+def test_a_size_that_the_model_cannot_have_is_refused_before_a_length_that_would_not_help():
+    with pytest.raises(UserError, match=r"parallel\.tp=3 for a model of 8 query heads"):
+        ParallelConfig(tp=3).check_beside("fp32", 256, architecture())
+    with pytest.raises(UserError, match=r"context=3 with parallel\.context_kind=ulysses for a model of 8 query heads"):
+        ParallelConfig(context=3, context_kind="ulysses").check_beside("fp32", 256, architecture())
+    with pytest.raises(UserError, match=r"data\.sequence_length=256 with parallel\.tp=3"):
+        ParallelConfig(tp=3).check_beside("fp32", 256)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "remedy"),
+    [
+        (
+            {"context_kind": "ulysses"},
+            "parallel.context_kind=ulysses with parallel.context=1",
+            {"context_kind": "ulysses", "context": 2},
+        ),
+        (
+            {"context": 2, "recompute": "selective", "activation_gib": 1.0},
+            "parallel.activation_gib=1.0 with parallel.context=2",
+            {"context": 2, "recompute": "selective"},
+        ),
+    ],
+)
+def test_what_context_cannot_be_beside_is_refused(settings, given, remedy):
+    with pytest.raises(UserError) as caught:
+        ParallelConfig(**settings)
+    assert caught.value.given == given
+    ParallelConfig(**remedy)
+
+
+def test_context_takes_its_ranks_before_replicate_and_shard():
+    assert ParallelConfig(context=2).layout(8) == Layout(pp=1, replicate=1, shard=4, context=2, tp=1, expert=1)
+    assert ParallelConfig(context=2, tp=2, zero=1).layout(8).shard == 2
+    assert ParallelConfig(context=4, zero=0).layout(8).replicate == 2
+    assert ParallelConfig(context=2, shard=1, prefetch=1).layout(2).world == 2, "parameters are cut over context"
+    with pytest.raises(UserError, match="context"):
+        ParallelConfig(context=2).layout(3)
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1+cu130"])
+def test_a_torch_that_compiles_the_exchange_wrongly_is_refused(monkeypatch, version):
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    with pytest.raises(UserError, match=r"context_kind=ulysses with parallel\.compile=true") as caught:
+        check_exchange(2, "ulysses", is_compiled=True)
+    assert version in caught.value.given
+    for remedy in ((2, "ulysses", False), (2, "allgather", True), (1, "allgather", True)):
+        check_exchange(*remedy)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.13.0")
+    check_exchange(2, "ulysses", is_compiled=True)

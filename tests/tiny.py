@@ -1,0 +1,114 @@
+"""A recipe that trains in a second, on text that the test writes, and what ranks do with it."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import torch
+
+from windlass.config import RunConfig, check_recipe
+
+STEPS = 10
+QWEN3_KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+QWEN3_KEYS += ["head_dim", "max_position_embeddings", "tie_word_embeddings"]
+
+
+def write_corpus(directory: Path, documents: int = 60) -> Path:
+    """Short texts over few words, the same every time."""
+    draw = random.Random(3)
+    words = ["wind", "rope", "anchor", "turn", "the", "a", "of", "pull", "ship", "slow", "heavy", "and", "deck"]
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        text = " ".join(draw.choice(words) for _ in range(draw.randint(40, 160)))
+        (directory / f"{number:03d}.txt").write_text(f"{number} {text}.\n")
+    return directory
+
+
+def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
+    """The tiny recipe, its data shared by all runs below `base`; `sections` override it key by key, None takes one out."""
+    if not (base / "corpus").exists():
+        write_corpus(base / "corpus")
+    tree = {
+        "run": {"directory": str(base / name), "steps": STEPS, "tokens_per_step": 128, "micro_batch": 1, "seed": 4},
+        "model": {
+            "family": "qwen3",
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": 64,
+            "tie_word_embeddings": True,
+        },
+        "data": {
+            "sources": [{"path": str(base / "corpus")}],
+            "tokenizer": {"train": 300},
+            "directory": str(base / "data"),
+            "sequence_length": 16,
+            "validation": 0.1,
+        },
+        "optim": {"learning_rate": 3e-3, "warmup_steps": 2},
+        "checkpoint": {"every_steps": 3, "keep_last": 10},
+        "evaluate": {"every_steps": 5, "sequences": 6},
+        "report": {"every_steps": 1},
+    }
+    for section, keys in sections.items():
+        merged = {**tree.get(section, {}), **keys}
+        tree[section] = {key: value for key, value in merged.items() if value is not None}
+    return check_recipe(tree)
+
+
+def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
+    """On one rank: train; (rank, step) of `kill` dies by SIGKILL in the middle of that step. -> rows read, final weights."""
+    from windlass.training import loop as page
+
+    rows, original = [], page.clip_gradients
+    rank = torch.distributed.get_rank()
+    assemble = page.assemble
+
+    def spy(*args):
+        run = assemble(*args)
+        take = run.loader.next
+
+        def next_batches():
+            batches = take()
+            rows.append(torch.cat([batch["input_ids"] for batch in batches]).tolist())
+            return batches
+
+        run.loader.next = next_batches
+        return run
+
+    def clip(*args):
+        if kill == (rank, run_step()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args)
+
+    def run_step():
+        return start[0] + len(rows)
+
+    start = [0]
+    page.assemble, page.clip_gradients = spy, clip
+    try:
+        result = page.train(config)
+    finally:
+        page.assemble, page.clip_gradients = assemble, original
+    return {"rows": rows, "step": result.step}
+
+
+def losses(directory: Path) -> dict[int, tuple[float, float]]:
+    """step -> (loss, norm) of every line that still counts."""
+    from windlass.report.events import read_events
+
+    return {
+        line["step"]: (line["loss"], line["gradient_norm"])
+        for line in read_events(directory / "events.jsonl")
+        if line["kind"] == "step"
+    }
+
+
+def kinds(directory: Path) -> list[tuple[str, int]]:
+    lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+    return [(line["kind"], line["step"]) for line in lines]

@@ -1,0 +1,110 @@
+"""A recipe resolved: its length in steps, the model it gets, and what is refused before the first step."""
+
+import contextlib
+import io
+import json
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests import tiny
+from windlass.checkpoint.store import committed_steps
+from windlass.data.prepare.prepare import prepare
+from windlass.errors import OutOfSync, UserError
+from windlass.optim.adamw import AdamW
+from windlass.runtime import start_runtime
+from windlass.training.assemble import assemble, shape_of, with_steps
+from windlass.training.loop import train
+from windlass.training.preflight import check_model
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("assemble")
+
+
+@pytest.fixture(scope="module")
+def prepared(base):
+    config = tiny.recipe(base)
+    return prepare(config.data, config.evaluate.sets, report=lambda sentence: None)
+
+
+@pytest.mark.parametrize(("length", "steps"), [({"tokens": 1281}, 11), ({"tokens": 1280}, 10), ({"epochs": 2.0}, None)])
+def test_a_length_in_tokens_or_epochs_becomes_whole_steps(base, prepared, length, steps):
+    resolved = with_steps(tiny.recipe(base, run={"steps": None, **length}), prepared)
+    if steps is None:
+        steps = -(-2 * prepared.sets["train"].samples // 8)
+    assert resolved.run.steps == steps
+    assert (resolved.run.tokens, resolved.run.epochs) == (None, None)
+
+
+def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepared):
+    architecture = shape_of(tiny.recipe(base), prepared)
+    assert (architecture.vocab_size, architecture.padded_vocab_size) == (300, 384)
+    assert architecture.eos_token_id == prepared.eos_id
+
+
+def test_a_sequence_longer_than_the_model_is_refused(base, prepared):
+    config = tiny.recipe(base, model={"max_position_embeddings": 8})
+    with pytest.raises(UserError, match=r"data.sequence_length=16 for a model of 8 positions"):
+        check_model(config, shape_of(config, prepared))
+
+
+def test_epochs_are_held_against_the_warm_up_too(base, prepared):
+    config = tiny.recipe(base, run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 500})
+    with pytest.raises(UserError, match=r"optim.warmup_steps=500 in a run of"):
+        with_steps(config, prepared)
+
+
+def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
+    newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
+    names = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
+    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "capsule.json", "MANIFEST"} <= names
+    provenance = json.loads((newest / "provenance.json").read_text())
+    assert {"argv", "hosts", "packages", "git", "python"} <= provenance.keys()
+
+
+def spoil_a_moment(config):
+    """Three steps in step, then one bit of a moment turns on rank 1 -> what the fourth says."""
+    with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
+        run = assemble(config, runtime, is_prepared=True)
+        for step in range(4):
+            if step == 3 and runtime.rank == 1:
+                run.optimizer.state_tensors()["model.norm.weight.exp_avg"].view(torch.int32)[0] ^= 1
+            batches, count = run.objective.weigh(run.loader.next(), run.program)
+            try:
+                run.program.run(batches, count)
+            except OutOfSync as error:
+                return step, str(error)
+            run.optimizer.step(torch.ones(()))
+
+
+def test_a_recipe_that_asks_for_checks_is_checked(base, prepared, ranks):
+    parallel = {"zero": 0, "replicate": 2, "check": True, "check_every": 3}
+    for step, said in ranks.run(2, spoil_a_moment, tiny.recipe(base, "checked", parallel=parallel)):
+        assert step == 3 and said.startswith("model.norm.weight.exp_avg differs between ranks 0 and 1 at step 4")
+
+
+def drift_apart(config):
+    """In the update of step 5 one rank makes another; nothing is compared by the hundred steps of `check_every` for long."""
+    step = AdamW.step
+
+    def other(self, norm):
+        step(self, norm)
+        if self._num_steps == 5 and dist.get_rank() == 1:
+            self._records[0].tensor.data.view(-1)[3] += 1e-3
+
+    with mock.patch.object(AdamW, "step", other), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            train(config, is_prepared=True)
+        except OutOfSync as error:
+            return str(error)
+
+
+def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ranks):
+    config = tiny.recipe(base, "drifting", parallel={"zero": 0, "replicate": 2, "check": True})
+    for said in ranks.run(2, drift_apart, config):
+        assert said.startswith("model.embed_tokens.weight differs between ranks 0 and 1 at step 6")
+    assert committed_steps(config.run.directory / "checkpoints") == [3], "every third step, and not the sixth"

@@ -1,0 +1,49 @@
+"""What a checkpoint keeps of the model that its run began from: an export needs neither the hub nor its cache."""
+
+import json
+import shutil
+
+import yaml
+
+from tests import tiny
+from tests.loopback import hub as hub  # a fixture
+from windlass.commands.export import export
+from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
+from windlass.training.pins import fetch_weights, pin_model
+
+CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"
+
+
+def test_an_export_says_what_the_base_said_though_hub_and_cache_are_gone(hub, ranks, tmp_path, exported):
+    files = {path.name: path.read_bytes() for path in exported.directory.iterdir()}
+    sampling = json.dumps({**json.loads(files["generation_config.json"]), "temperature": 0.6, "do_sample": True})
+    hub.add("org/tiny", {**files, "README.md": CARD, "generation_config.json": sampling})
+    named = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": None, "from": "org/tiny"}
+    config = pin_model(tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=named))
+    fetch_weights(config)
+    local = {**named, "from": str(config.model.directory())}
+    config = tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=local)
+    ranks.run(1, tiny.train, config)
+    shutil.rmtree(tmp_path / "cache")
+    first = config.run.directory / "checkpoints" / "step-00000001"
+    check(first, export(config.run.directory).directory)
+
+    longer = tiny.recipe(tmp_path, run={"steps": 2}, optim={"warmup_steps": 0}, model=local)
+    shutil.rmtree(config.run.directory / "export")
+    ranks.run(1, tiny.train, longer)
+    check(first.with_name("step-00000002"), export(config.run.directory).directory)
+
+
+def check(checkpoint, directory):
+    assert kept_files(checkpoint)[KEPT_CARD].decode() == CARD.split("#")[0], "the front matter alone"
+    said = json.loads((directory / "generation_config.json").read_text())
+    assert said["temperature"] == 0.6 and said["do_sample"] is True
+    front = yaml.safe_load(FRONT_MATTER.match((directory / "README.md").read_text())[1])
+    assert front["license"] == "apache-2.0"
+
+
+def test_a_base_that_says_nothing_leaves_nothing(tmp_path):
+    assert read_base(tmp_path) == {}
+    (tmp_path / "README.md").write_text("license: mit")
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert read_base(tmp_path) == {KEPT_GENERATION: b"{}"}

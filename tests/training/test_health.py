@@ -1,0 +1,150 @@
+"""Skipped steps are counted without a read, told when a line is due, and end a run that does nothing else; so is standstill."""
+
+import json
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.parallel.tiny import Operators
+from windlass.errors import Diverged
+from windlass.proof.pool import RankFailed
+from windlass.training.health import Health
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("health")
+
+
+def health(max_skips=3, step=10, **more):
+    told = []
+    return Health(max_skips, step, lambda at, what: told.append((at, what)), "lower something", **more), told
+
+
+def give(one, norms, loss=2.0):
+    for norm in norms:
+        one.add(torch.tensor(loss), torch.tensor(norm))
+
+
+def test_skips_are_counted_since_the_last_look_and_read_only_then():
+    one, told = health()
+    with Operators() as mode:
+        give(one, [1.0, NAN, 2.0, float("inf")])
+    assert mode.calls["_local_scalar_dense"] == 0 and mode.calls["stack"] == 0
+    assert one.look() == 2
+    assert told == [(14, "the gradient norm is not finite: 2 of 4 updates were skipped")]
+    give(one, [1.0])
+    assert one.look() == 0 and len(told) == 1
+
+
+def test_skips_that_fp16_expects_are_counted_and_no_incident():
+    one, told = health(skips_are_normal=True)
+    give(one, [NAN])
+    assert one.look() == 1 and told == []
+
+
+def test_a_run_that_recovers_goes_on_and_a_row_goes_over_looks():
+    one, _ = health(max_skips=3)
+    for norms in ([NAN, NAN], [1.0, NAN, NAN]):
+        give(one, norms)
+        one.look()
+        one.end_if_diverged()
+    give(one, [NAN])
+    one.look()
+    with pytest.raises(Diverged) as caught:
+        one.end_if_diverged()
+    assert "steps 14 to 16: 3 updates in a row were skipped" in caught.value.given
+    assert "the last finite ones: loss 2.0000, norm 1 at step 13" in caught.value.given
+
+
+def test_the_error_says_which_was_not_finite_and_what_to_change():
+    one, told = health(max_skips=1)
+    give(one, [NAN])
+    one.look()
+    with pytest.raises(Diverged) as caught:
+        one.end_if_diverged()
+    error = caught.value
+    assert "the loss is 2.0000 and the gradient norm nan; no step since this start was finite" in error.given
+    assert "optim.max_skips=1" in error.rule and error.change == "lower something"
+    assert told[-1] == (11, error.given), "events.jsonl has it too"
+    give(one, [NAN], loss=NAN)
+    one.look()
+    with pytest.raises(Diverged, match="the loss is nan;"):
+        one.end_if_diverged()
+
+
+class Stuck:
+    def __init__(self, *shares):
+        self._shares = list(shares)
+
+    def lost_shares(self):
+        return self._shares.pop(0)
+
+
+def test_standstill_is_told_once_per_tensor_with_share_and_cure():
+    one, told = health()
+    many = {f"layer.{n}": 0.6 + n / 100 for n in range(5)}
+    optimizer = Stuck({}, {"a": 0.5, "b": 0.84}, {"a": 0.51, "b": 0.9}, many)
+    for _ in range(4):
+        one.look_for_stagnation(optimizer)
+    assert [step for step, _ in told] == [10, 10, 10]
+    assert "in most of b (84%): " in told[0][1] and "in most of a (51%): " in told[1][1]
+    assert "layer.4 (64%), layer.3 (63%), layer.2 (62%) and 2 more tensors" in told[2][1]
+    for cure in ("precision.rounding=stochastic", "precision.policy=bf16", "optim.learning_rate"):
+        assert cure in told[0][1]
+
+
+# ---- whole runs
+
+
+def lines(config, kind):
+    path = config.run.directory / "events.jsonl"
+    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("kernel", ["fused", "foreach"])
+def test_a_diverging_run_ends_on_all_ranks_and_its_last_checkpoint_is_from_before(base, ranks, kernel):
+    optim = {"learning_rate": 1e30, "schedule": "constant", "warmup_steps": 0, "max_skips": 5, "kernel": kernel}
+    config = tiny.recipe(
+        base,
+        f"diverges-{kernel}",
+        optim=optim,
+        report={"every_steps": 4},
+        evaluate={"every_steps": 2},
+        checkpoint={"every_steps": 2, "keep_best": 1, "keep_last": 1, "keep_steps": [0]},
+    )
+    with pytest.raises(RankFailed, match="Diverged") as caught:
+        ranks.run(2, tiny.train, config)
+    assert "updates in a row were skipped; the loss is" in str(caught.value)
+    what = [line["what"] for line in lines(config, "incident")]
+    assert any("updates in a row were skipped" in one for one in what), what
+    skipped = {line["step"]: line["skipped"] for line in lines(config, "step")}
+    assert sum(skipped.values()) >= 5 and skipped[1] == 0, skipped
+    from windlass.checkpoint.keep import list_checkpoints
+
+    rows = list_checkpoints(config.run.directory, verified=True)
+    assert rows and all(row.verified for row in rows)
+    assert all(row.metric is None or row.metric < 1e6 for row in rows), "what is not finite is never the best"
+
+
+def stagnation(config):
+    return [line["what"] for line in lines(config, "incident") if "round to nothing" in line["what"]]
+
+
+def test_the_alarm_at_a_rate_of_1e_5_in_pure_bf16(base, ranks):
+    """As in the field: 84 % of the weights unchanged at lr 1e-5."""
+    rate = {"learning_rate": 1e-5, "schedule": "constant", "warmup_steps": 0}
+    found = {}
+    for name, precision in {
+        "nearest": {"policy": "bf16-pure", "rounding": "nearest"},
+        "stochastic": {"policy": "bf16-pure"},
+        "master": {"policy": "bf16"},
+    }.items():
+        config = tiny.recipe(base, name, precision=precision, optim=rate, report={"every_steps": 2})
+        ranks.run(2, tiny.train, config)
+        found[name] = stagnation(config)
+    assert found["stochastic"] == found["master"] == []
+    assert "%" in found["nearest"][0] and "precision.rounding=stochastic" in found["nearest"][0]

@@ -1,0 +1,87 @@
+"""The loop as a user meets it: from Python in three lines, its events, and its global state."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from tests import tiny
+from windlass.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("train")
+
+
+def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
+    from windlass import load_recipe, train
+    from windlass.config import to_yaml
+
+    monkeypatch.delenv("RANK", raising=False)
+    (base / "recipe.yaml").write_text(to_yaml(tiny.recipe(base, "python")))
+    recipe = load_recipe(base / "recipe.yaml", "run.steps=3")
+    result = train(recipe)
+    assert (result.step, result.stopped) == (3, False)
+    assert (result.directory / "report.html").exists()
+    assert not torch.distributed.is_initialized(), "the process is left as it was found"
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(UserError):
+        train(load_recipe(base / "recipe.yaml", "run.steps=4", "optim.beta1=0.5"))  # refused once the group is there
+    assert not torch.distributed.is_initialized() and signal.getsignal(signal.SIGINT) is before, "after an error too"
+
+
+def test_every_step_line_has_the_fields_of_the_contract(run):
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, tiny.STEPS + 1))
+    fields = (
+        "loss gradient_norm learning_rate targets tokens tokens_per_s tokens_per_s_per_gpu mfu memory_bytes data_wait_s"
+    )
+    for line in steps:
+        assert set(fields.split()) | {"kind", "time", "step"} <= line.keys()
+        assert line["targets"] == 128 and line["tokens"] == 128 * line["step"] and line["mfu"] is None
+    assert lines[-1]["kind"] in ("end", "sample")
+
+
+def generator_untouched(config):
+    from windlass.training import loop as page
+
+    states, original = [], page.clip_gradients
+
+    def spy(*args):
+        states.append(torch.get_rng_state())
+        return original(*args)
+
+    page.clip_gradients = spy
+    try:
+        tiny.train(config)
+    finally:
+        page.clip_gradients = original
+    return all(torch.equal(states[0], state) for state in states), len(states)
+
+
+def test_nobody_draws_from_the_global_generator_while_training(base, ranks):
+    assert ranks.run(2, generator_untouched, tiny.recipe(base, "generator")) == [(True, tiny.STEPS)] * 2
+
+
+def test_a_step_without_targets_is_skipped_and_not_nan_forever(base, ranks):
+    """A global count of zero is no training step: the weights stay what they were."""
+    result = ranks.run(1, train_without_targets, tiny.recipe(base, "empty", run={"steps": 3}))[0]
+    assert "counts no target" in result
+
+
+def train_without_targets(config):
+    from windlass.errors import UserError
+    from windlass.objectives import pretrain as objective
+
+    original = objective.Pretrain.weigh
+    objective.Pretrain.weigh = lambda self, batches, program: (batches, torch.zeros((), dtype=torch.int64))
+    try:
+        tiny.train(config)
+    except UserError as error:
+        return str(error)
+    finally:
+        objective.Pretrain.weigh = original
+    return "nothing was noticed"

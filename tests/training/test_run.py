@@ -1,0 +1,136 @@
+"""Between steps: when a checkpoint is due, and what a failed one does to the run."""
+
+import json
+import os
+
+import pytest
+
+from tests import tiny
+from windlass.proof.pool import RankFailed
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+def steps_of(directory):
+    return sorted(int(path.name[5:]) for path in (directory / "checkpoints").glob("step-*"))
+
+
+def test_checkpoints_are_kept_as_the_recipe_says(base, ranks):
+    config = tiny.recipe(
+        base,
+        "kept",
+        checkpoint={"every_steps": 2, "keep_last": 1, "keep_best": 1, "keep_steps": [1, 4]},
+        evaluate={"every_steps": 2},
+    )
+    ranks.run(2, tiny.train, config)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    told = [line for line in lines if line["kind"] == "checkpoint"]
+    assert [line["step"] for line in told] == [1, 2, 4, 6, 8, 10]
+    assert all(line["bytes"] > 10_000 and line["stall_s"] >= 0 for line in told)
+    assert steps_of(config.run.directory) == [1, 4, 10], "the last, which is the best, and the two named"
+
+
+def test_the_best_checkpoint_is_the_one_with_the_lowest_loss_of_its_own_step(base, ranks):
+    """A rate that wrecks the model after a good start: the best is neither the first nor the last."""
+    config = tiny.recipe(
+        base,
+        "best",
+        optim={"learning_rate": 0.05, "schedule": "constant", "warmup_steps": 0, "max_norm": 100.0},
+        evaluate={"every_steps": 2},
+        checkpoint={"every_steps": 2, "keep_last": 1, "keep_best": 1, "keep_steps": [3]},
+    )
+    ranks.run(1, tiny.train, config)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in lines if line["kind"] == "validation" and line["step"]}
+    best = min(losses, key=losses.get)
+    assert steps_of(config.run.directory) == sorted({3, best, 10})
+    from windlass.checkpoint.keep import list_checkpoints
+
+    metrics = {row.step: row.metric for row in list_checkpoints(config.run.directory)}
+    assert metrics == {3: None, best: losses[best], 10: losses[10]}, "a loss belongs to the weights it was measured on"
+
+
+def test_numbers_that_are_not_finite_end_neither_the_run_nor_its_checkpoints(base, ranks):
+    config = tiny.recipe(base, "nan", optim={"learning_rate": 1e30, "schedule": "constant", "warmup_steps": 0})
+    ranks.run(2, tiny.train, config)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    assert "not finite: the update was skipped" in next(line["what"] for line in lines if line["kind"] == "incident")
+    assert steps_of(config.run.directory)[-1] == tiny.STEPS
+
+
+def test_minutes_are_judged_by_one_clock_on_logging_steps(base, ranks):
+    config = tiny.recipe(
+        base, "minutes", checkpoint={"every_steps": None, "every_minutes": 1e-6}, report={"every_steps": 4}
+    )
+    ranks.run(2, tiny.train, config)
+    assert steps_of(config.run.directory) == [4, 8, 10]
+
+
+def test_validation_runs_at_the_start_on_its_steps_and_at_the_end(base, ranks):
+    config = tiny.recipe(
+        base,
+        "validated",
+        evaluate={"every_steps": 4, "sequences": 9999, "sets": {"own": {"path": str(base / "corpus")}}},
+    )
+    config = config.model_copy(update={"data": config.data.model_copy(update={"directory": str(base / "data2")})})
+    ranks.run(1, tiny.train, config)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    assert [(line["step"], line["name"]) for line in validations] == [
+        (step, name) for step in (0, 4, 8, 10) for name in ("validation", "own")
+    ]
+    assert len({line["targets"] for line in validations if line["name"] == "own"}) == 1, "always the same sequences"
+    assert lines[0]["baselines"]["bigram"]["loss"] > 0, "the whole set is scored: the baselines are on the same tokens"
+
+
+def fill_disk_after_first_save(config, free_again):
+    """Training on a rank whose disk is full for every save after the first, or for one save only."""
+    from windlass.checkpoint import store
+
+    original, calls = os.statvfs, []
+
+    def statvfs(path):
+        calls.append(path)
+        if len(calls) == 1 or (free_again and len(calls) > 2):
+            return original(path)
+        found = original(path)
+        return os.statvfs_result((*found[:3], 1, 1, *found[5:10]))
+
+    store.os.statvfs = statvfs
+    try:
+        return tiny.train(config)
+    finally:
+        store.os.statvfs = original
+
+
+def test_a_save_that_fails_is_told_and_the_next_one_tries_again(base, ranks):
+    config = tiny.recipe(base, "full-once", checkpoint={"async": False})
+    ranks.run(1, fill_disk_after_first_save, config, True)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    (incident,) = [line for line in lines if line["kind"] == "incident"]
+    assert "the disk is full: a checkpoint needs" in incident["error"] and "are free in" in incident["error"]
+    assert steps_of(config.run.directory)[-1] == tiny.STEPS
+
+
+def test_one_process_survives_a_background_save_that_fails(base, ranks):
+    config = tiny.recipe(base, "full-behind", checkpoint={"async": True})
+    ranks.run(1, fill_disk_after_first_save, config, True)
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    assert "the disk is full" in next(line["error"] for line in lines if line["kind"] == "incident")
+    assert steps_of(config.run.directory)[-1] == tiny.STEPS
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_that_stays_full_ends_the_run_by_name_and_keeps_the_last_checkpoint(base, ranks, background):
+    config = tiny.recipe(base, f"full-{background}", checkpoint={"async": background})
+    with pytest.raises(RankFailed, match="the disk is full: a checkpoint needs"):
+        ranks.run(1, fill_disk_after_first_save, config, False)
+    assert steps_of(config.run.directory) == [3]
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "checkpoint"] == [3], "an event is a committed checkpoint"
+    assert not list((config.run.directory / "checkpoints").glob(".tmp-*")), "its own half-written files are gone"
+    resumed = ranks.run(1, tiny.train, config)[0]
+    assert resumed["step"] == tiny.STEPS and len(resumed["rows"]) == tiny.STEPS - 3
