@@ -23,7 +23,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import Ranks
-from windlass.proof.reference import Settings, by_matrix
+from windlass.proof.reference import ReferenceSettings, by_matrix
 
 VOCABULARY = 157  # not divisible by anything; padded to 256
 LENGTH = 13
@@ -31,7 +31,7 @@ SEQUENCES = 8  # of a global batch
 STEPS = 3
 RATES = (1e-3, 2e-3, 5e-4)
 OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm that is reached in every step
-SETTINGS = Settings(RATES, max_norm=0.3)
+SETTINGS = ReferenceSettings(RATES, max_norm=0.3)
 
 SIZES = {
     "qwen3": dict(

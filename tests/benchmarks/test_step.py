@@ -9,7 +9,8 @@ import torch
 from step import Setup, Step, judged, measure_first_fit, measure_setup, one_rank
 from variants import masked_attention
 
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
+from windlass.model.attention.layout import AttentionLayout
 
 CPU = torch.device("cpu")
 SETUP = Setup("tiny", 32, 4, 2, compile=False)
@@ -128,5 +129,5 @@ def test_a_loss_that_is_no_number_is_no_figure(monkeypatch):
 
 def test_the_dense_mask_hides_what_causal_attention_hides():
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
-    found = masked_attention(8, CPU)(q, k, v, Layout())
-    assert (found - attend(q, k, v, Layout())).abs().max() < 1e-5
+    found = masked_attention(8, CPU)(q, k, v, AttentionLayout())
+    assert (found - attend(q, k, v, AttentionLayout())).abs().max() < 1e-5

@@ -18,7 +18,7 @@ from windlass.checkpoint import reshard as page
 from windlass.checkpoint.hashed_file import PIECE_BYTES
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.keep import Difference, diff
-from windlass.checkpoint.reshard import Part, reshard
+from windlass.checkpoint.reshard import RankPart, reshard
 from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.stream import Box, whole_box
@@ -35,13 +35,13 @@ def split(box, dim, rank, *at):
     for number, (start, end) in enumerate(pairwise(borders)):
         offsets, sizes = list(box.offsets), list(box.sizes)
         offsets[dim], sizes[dim] = start, end - start
-        parts.append(Part(rank + number, Box(tuple(offsets), tuple(sizes))))
+        parts.append(RankPart(rank + number, Box(tuple(offsets), tuple(sizes))))
     return parts
 
 
 def plan(tensors):
     """The big one by columns over ranks 0 and 1, the bias by rows over ranks 1 to 3, of which one part is empty."""
-    parts = {name: [Part(0, whole_box(tensor))] for name, tensor in tensors.items()}
+    parts = {name: [RankPart(0, whole_box(tensor))] for name, tensor in tensors.items()}
     parts["model.big"] = split(whole_box(tensors["model.big"]), 1, 0, 300)
     parts["model.bias"] = split(whole_box(tensors["model.bias"]), 0, 1, 4, 4)
     return parts
@@ -81,7 +81,7 @@ def test_every_byte_arrives_in_the_files_that_were_asked_for(source, tmp_path):
 def test_pieces_are_those_that_training_writes(source, tmp_path):
     """Else a comparison by hashes would find differences where there are none."""
     save_steps(tmp_path / "again", 10)
-    one = {name: [Part(0, whole_box(tensor))] for name, tensor in read_index(Checkpoint.open(source)).items()}
+    one = {name: [RankPart(0, whole_box(tensor))] for name, tensor in read_index(Checkpoint.open(source)).items()}
     write(source, tmp_path / "new")
     made = tmp_path / "new" / "checkpoints" / "step-00000010"
     reshard(made, tmp_path / "back" / "checkpoints", one, 1)

@@ -11,7 +11,7 @@ from tests.checkpoint.single import make_run, make_tensors, save_steps
 from windlass.checkpoint.hashed_file import PieceWriter
 from windlass.checkpoint.index import Chunk, SavedTensor, read_index
 from windlass.checkpoint.keep import largest_difference
-from windlass.checkpoint.stream import Box, Source, cut, whole_box
+from windlass.checkpoint.stream import Box, TensorSource, cut, whole_box
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 
@@ -66,7 +66,7 @@ def test_any_box_out_of_any_chunks_in_blocks_of_any_size(tmp_path, shape, seed):
             chunks.append(Chunk(offsets=list(box.offsets), sizes=list(box.sizes), file="rank-00000.bin", at=at))
         entry = writer.close()
     tensor = SavedTensor(dtype="int32", shape=list(shape), chunks=chunks)
-    with Source(Files(tmp_path, entry)) as source:
+    with TensorSource(Files(tmp_path, entry)) as source:
         for box in [whole_box(tensor), *tiles(shape, draw)]:
             for most in (4, 20, 4096):
                 found = numpy.full(box.sizes, -1, numpy.int32)
@@ -86,7 +86,10 @@ def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
     checkpoint = Checkpoint.open(directory)
     tensors = read_index(checkpoint)
     last = max(tensors, key=lambda name: max((chunk.at for chunk in tensors[name].chunks), default=0))
-    with Source(checkpoint) as source, pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash differs in bytes"):
+    with (
+        TensorSource(checkpoint) as source,
+        pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash differs in bytes"),
+    ):
         list(source.blocks(tensors[last], whole_box(tensors[last])))
 
 

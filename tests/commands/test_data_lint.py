@@ -10,7 +10,7 @@ from windlass.cli.main import app
 from windlass.commands import data_lint as lint
 from windlass.config import to_yaml
 from windlass.data.lint.findings import Finding
-from windlass.data.lint.lint import Result
+from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import UserError
 from windlass.runtime import start_runtime
@@ -59,7 +59,7 @@ def test_warnings_are_told_with_what_to_change_and_exit_0(base):
 
 
 def test_an_error_exits_with_2(base, monkeypatch):
-    monkeypatch.setattr(lint, "lint", lambda *a, **k: Result([*ERRORS, WARNING], []))
+    monkeypatch.setattr(lint, "lint", lambda *a, **k: LintResult([*ERRORS, WARNING], []))
     code, lines = told(base / "tiny.yaml")
     assert code == 2 and lines[0] == "error mask-empty: much (train: sample 0)" and lines[-1] == "4 errors, 1 warnings"
 
@@ -102,7 +102,7 @@ def test_before_step_0_warnings_are_a_line_each(base):
 
 
 def test_before_step_0_errors_are_refused_with_the_command_that_tells_all(base, monkeypatch):
-    monkeypatch.setattr(lint, "lint", lambda *a, **k: Result([*ERRORS, WARNING], []))
+    monkeypatch.setattr(lint, "lint", lambda *a, **k: LintResult([*ERRORS, WARNING], []))
     with pytest.raises(UserError) as caught:
         before_training(base, "tiny.yaml")
     given, rule, change = caught.value.given, caught.value.rule, caught.value.change
@@ -127,7 +127,7 @@ def test_a_run_refuses_to_begin_on_wrong_data_and_makes_no_directory(base, monke
     from windlass.config import load_recipe
     from windlass.training.loop import train
 
-    monkeypatch.setattr(lint, "lint", lambda *a, **k: Result([*ERRORS], []))
+    monkeypatch.setattr(lint, "lint", lambda *a, **k: LintResult([*ERRORS], []))
     with pytest.raises(UserError, match="is wrong: error mask-empty"):
         train(load_recipe(base / "tiny.yaml", f"run.directory={base / 'refused'}"))
     assert not Path(base / "refused").exists()

@@ -11,7 +11,7 @@ from windlass.commands.export import export
 from windlass.commands.model_card import base_license, front_matter
 from windlass.config import check_recipe
 from windlass.training.base_model_files import FRONT_MATTER
-from windlass.training.open_saved import Saved, open_saved
+from windlass.training.open_saved import SavedModel, open_saved
 
 
 def read_card(directory):
@@ -53,7 +53,7 @@ def saved_with(run, **model):
     saved = open_saved(run)
     config = {**saved.capsule["config"], "model": {"revision": None, "commit": None, **model}}
     capsule = {**saved.capsule, "config": config}
-    return Saved(saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, capsule)
+    return SavedModel(saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, capsule)
 
 
 def test_a_hub_name_is_the_base_model_and_a_directory_is_not(run, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
+from windlass.model.families.family_table import to_hf
 from windlass.model.families.presets import PRESETS
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
@@ -35,19 +36,19 @@ def hf_refusal(family, **changes):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_architecture_survives_its_own_config_json(preset):
     arch = ModelConfig(preset=preset).architecture()
-    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(arch)))) == arch
 
 
 def test_a_list_of_eos_tokens_survives():
     arch = ModelConfig(**LLAMA, eos_token_id=[2, 5]).architecture(211)
     assert arch.eos_token_id == (2, 5)
-    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(arch)))) == arch
 
 
 def test_recipe_keys_override_the_preset_and_the_directory(tmp_path):
     arch = ModelConfig(preset="qwen3-4b", num_hidden_layers=2, rope_theta="1e5").architecture()
     assert (arch.num_layers, arch.rope_theta, arch.hidden_size) == (2, 1e5, 2560)
-    (tmp_path / "config.json").write_text(json.dumps(arch.to_hf()))
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(arch)))
     again = ModelConfig(**{"from": str(tmp_path)}, rope_theta=7.0, attention_dropout=0.1).architecture()
     assert (again.num_layers, again.rope_theta, again.attn_dropout) == (2, 7.0, 0.1)
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tests.model.loading import load_watched
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
+from windlass.model.families.family_table import to_hf
 
 WORLD = 4
 SLACK = 2 << 20  # what allocator and thread take beside; measured 0.2 MB
@@ -40,7 +41,7 @@ def sharded(tmp_path_factory):
     for file, tensors in files.items():
         save_file(tensors, path / file, metadata={"format": "pt"})
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    (path / "config.json").write_text(json.dumps(arch.to_hf()))
+    (path / "config.json").write_text(json.dumps(to_hf(arch)))
     return path, sum((path / file).stat().st_size for file in files), total
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.parallel.tiny import make_program
-from windlass.optim.rounding import Place, hash32, place_of, step_keys, stored_as, stream_keys, two_noises
+from windlass.optim.rounding import ElementPlace, hash32, place_of, step_keys, stored_as, stream_keys, two_noises
 
 N = 1 << 16
 
@@ -14,7 +14,7 @@ def keys(name="w", seed=3, step=1):
 
 
 def numbers(count=N):
-    return Place(0, 1, 1).numbers(0, count, torch.device("cpu"))
+    return ElementPlace(0, 1, 1).numbers(0, count, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("value", [1.0 + 2**-9, -(1.0 + 2**-10), 3.14159e-7, 1.0 + 2**-16, -6.02e23])
@@ -99,5 +99,5 @@ def test_a_part_that_is_cut_along_other_dims_too(ranks, dims):
 
 
 def test_numbers_beyond_32_bits_wrap():
-    at = Place(2**32 + 5, 1, 1).numbers(0, 2, torch.device("cpu"))
+    at = ElementPlace(2**32 + 5, 1, 1).numbers(0, 2, torch.device("cpu"))
     assert at.tolist() == [5, 6] and at.dtype == torch.int32

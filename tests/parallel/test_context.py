@@ -8,9 +8,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, full, make_program
-from windlass.model.attention.attend import Layout
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.slices import local_part
-from windlass.parallel.config import Layout as Axes
+from windlass.parallel.config import AttentionLayout as Axes
 from windlass.parallel.context import cut_rows
 from windlass.parallel.mesh import make_mesh
 
@@ -134,9 +134,9 @@ def kept_bytes(context, kind, recompute):
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    layout = Layout()
+    layout = AttentionLayout()
     if row is not None:
-        layout = Layout(context=row, parts=row.parts(None, ROWS, TOKENS, torch.device("cpu")))
+        layout = AttentionLayout(context=row, parts=row.parts(None, ROWS, TOKENS, torch.device("cpu")))
     stream = torch.randn(ROWS, TOKENS // context, HEADED["hidden_size"], dtype=torch.float64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = block(stream, None, layout)

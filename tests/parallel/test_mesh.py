@@ -6,21 +6,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from windlass.parallel.config import Layout
+from windlass.parallel.config import MeshLayout
 from windlass.parallel.mesh import AXES, make_mesh
 
 LAYOUTS = {
-    "one": Layout(1, 1, 1, 1, 1, 1),
-    "ddp4": Layout(1, 4, 1, 1, 1, 1),
-    "shard4": Layout(1, 1, 4, 1, 1, 1),
-    "hsdp2x2": Layout(1, 2, 2, 1, 1, 1),
-    "pp2 x shard2": Layout(2, 1, 2, 1, 1, 1),
-    "shard2 x tp2": Layout(1, 1, 2, 1, 2, 1),
-    "context2 x shard2": Layout(1, 1, 2, 2, 1, 1),
-    "hsdp2x4": Layout(1, 2, 4, 1, 1, 1),
-    "pp2 x shard2 x tp2": Layout(2, 1, 2, 1, 2, 1),
-    "replicate2 x shard2 x context2": Layout(1, 2, 2, 2, 1, 1),
-    "pp2 x context2 x tp2": Layout(2, 1, 1, 2, 2, 1),
+    "one": MeshLayout(1, 1, 1, 1, 1, 1),
+    "ddp4": MeshLayout(1, 4, 1, 1, 1, 1),
+    "shard4": MeshLayout(1, 1, 4, 1, 1, 1),
+    "hsdp2x2": MeshLayout(1, 2, 2, 1, 1, 1),
+    "pp2 x shard2": MeshLayout(2, 1, 2, 1, 1, 1),
+    "shard2 x tp2": MeshLayout(1, 1, 2, 1, 2, 1),
+    "context2 x shard2": MeshLayout(1, 1, 2, 2, 1, 1),
+    "hsdp2x4": MeshLayout(1, 2, 4, 1, 1, 1),
+    "pp2 x shard2 x tp2": MeshLayout(2, 1, 2, 1, 2, 1),
+    "replicate2 x shard2 x context2": MeshLayout(1, 2, 2, 2, 1, 1),
+    "pp2 x context2 x tp2": MeshLayout(2, 1, 1, 2, 2, 1),
 }
 
 
@@ -76,7 +76,7 @@ def test_the_grid_is_the_factorisation_of_the_world_with_tp_innermost(ranks, nam
 
 def wrong_world():
     try:
-        make_mesh(Layout(1, 1, 4, 1, 1, 1), "cpu")
+        make_mesh(MeshLayout(1, 1, 4, 1, 1, 1), "cpu")
     except AssertionError as error:
         return "Layout" in str(error)
     return False

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, full, make_program
-from windlass.model.attention.attend import Layout
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.slices import local_part, owned_ranges
 from windlass.optim.rounding import place_of
 
@@ -178,7 +178,7 @@ def kept_bytes(tp, recompute):
 
     stream = torch.randn(ROWS, TOKENS // tp, HIDDEN, dtype=torch.float64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = block(stream, None, Layout())
+        out = block(stream, None, AttentionLayout())
     del out
     return sum(kept.values())
 

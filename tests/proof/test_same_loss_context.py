@@ -10,7 +10,7 @@ from tests import cases
 from tests.cases import Layout
 from tests.proof.test_same_loss import DTYPE, TOLERANCE, assert_every_number, assert_same
 from tests.proof.test_same_loss_groups import CASES, optim_of
-from windlass.proof.reference import Settings, train_reference
+from windlass.proof.reference import ReferenceSettings, train_reference
 
 LENGTH = 24
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}  # all layers but the first
@@ -179,7 +179,9 @@ def test_compiled(ranks, reference, kind, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_and_muon(ranks, reference, kind, case):
     directory, _ = reference("qwen3-tied", "fp64", False)
-    settings = Settings(cases.SETTINGS.learning_rates, max_norm=0.3, groups=CASES[case]("qwen3"), muon=case == "muon")
+    settings = ReferenceSettings(
+        cases.SETTINGS.learning_rates, max_norm=0.3, groups=CASES[case]("qwen3"), muon=case == "muon"
+    )
     trace = train_reference(directory, cases.global_batches(LENGTH), torch.float64, settings)
     layout = cut(kind, shard=2, optim=optim_of(case, "qwen3"))
     for result in ranks.run(4, cases.train_layout, str(directory), layout):

@@ -13,9 +13,9 @@ from tests.proof.test_same_loss_context import cut, reference, run  # noqa: F401
 from tests.proof.test_same_loss_context_dropout import check, dropped  # noqa: F401  the fixture
 from windlass.model.attention import attend as attention
 from windlass.model.attention import context as attention_context
-from windlass.model.attention.attend import Layout
 from windlass.model.attention.context import Context
 from windlass.model.attention.documents import find_documents
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.slices import Zigzag
 from windlass.model.transformer import Decoder
 from windlass.parallel import build, program
@@ -51,7 +51,7 @@ def mask_without_an_offset():
     def attend_first(q, k, v, layout, *dropping):
         length = q.shape[2]
         first = find_documents(torch.zeros(q.shape[0], 1, dtype=torch.int64), length)
-        return attend(q, k[:, :, :length], v[:, :, :length], Layout(0, layout.window, first), *dropping)
+        return attend(q, k[:, :, :length], v[:, :, :length], AttentionLayout(0, layout.window, first), *dropping)
 
     return mock.patch.object(attention, "_attend", attend_first)
 

@@ -14,7 +14,7 @@ from windlass.model.names import VOCABULARY
 from windlass.optim import adamw, groups, muon
 from windlass.optim.config import OptimConfig
 from windlass.parallel import build
-from windlass.proof.reference import Group, Settings, train_reference
+from windlass.proof.reference import Group, ReferenceSettings, train_reference
 
 DTYPE = {"fp64": torch.float64, "fp32": torch.float32}
 LAYOUTS = {
@@ -80,7 +80,9 @@ def reference(tmp_path_factory):
     @functools.cache
     def make(family, tied, policy, case):
         directory = cases.write_model(tmp_path_factory.mktemp(f"{family}-{tied}"), family, tied)
-        settings = Settings(SETTINGS.learning_rates, max_norm=0.3, groups=CASES[case](family), muon=case == "muon")
+        settings = ReferenceSettings(
+            SETTINGS.learning_rates, max_norm=0.3, groups=CASES[case](family), muon=case == "muon"
+        )
         return directory, train_reference(directory, cases.global_batches(), DTYPE[policy], settings)
 
     return make

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests import cases
 from tests.cases import Layout
 from windlass.optim import elementwise
-from windlass.optim.rounding import Place, stored_as
+from windlass.optim.rounding import ElementPlace, stored_as
 from windlass.parallel import ddp
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
@@ -205,7 +205,7 @@ def truncated_moments():
 
 def local_noise():
     """Every rank counts its own elements from 0."""
-    return mock.patch.object(elementwise, "place_of", lambda tensor: Place(0, 1, 1))
+    return mock.patch.object(elementwise, "place_of", lambda tensor: ElementPlace(0, 1, 1))
 
 
 def forgotten_correction():

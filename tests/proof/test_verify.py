@@ -11,7 +11,7 @@ from tests import tiny
 from windlass.cli import main as cli
 from windlass.errors import EXIT_NOT_EQUAL, UserError
 from windlass.proof import verify
-from windlass.proof.compare import Row
+from windlass.proof.compare import ProofRow
 from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import make_twin
 
@@ -157,8 +157,8 @@ def written(tmp_path, monkeypatch):
     return "mine.yaml"
 
 
-AGREES = Row("loss", "3 steps", 0.0, 1e-10)
-DIFFERS = Row("gradients", "9 tensors", 0.5, 1e-10, "lm_head.weight[0, 1] on rank 1: 2.0, one process has 1.0")
+AGREES = ProofRow("loss", "3 steps", 0.0, 1e-10)
+DIFFERS = ProofRow("gradients", "9 tensors", 0.5, 1e-10, "lm_head.weight[0, 1] on rank 1: 2.0, one process has 1.0")
 
 
 @pytest.mark.parametrize(

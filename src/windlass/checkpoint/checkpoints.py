@@ -52,7 +52,7 @@ from windlass.checkpoint.store import sweep
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedStep:
     """A committed save. `stall_s`: how long training stood still for it; `elapsed_s`: until it was committed."""
 
     step: int
@@ -115,8 +115,8 @@ class Checkpoints:
         self._directory, self._config, self._run_id = directory, config, run_id
         self._exchange, self._rank, self._tell = Exchange(rank, world, group), rank, tell
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
-        self._pending: Future[Saved] | None = None
-        self._saved: list[Saved] = []
+        self._pending: Future[SavedStep] | None = None
+        self._saved: list[SavedStep] = []
         self._staging = Staging()
         self._last_step: int | None = None
         self._last_time_s = time.monotonic()
@@ -173,7 +173,7 @@ class Checkpoints:
         """
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def poll(self) -> list[Saved]:
+    def poll(self) -> list[SavedStep]:
         """What was committed and not yet told, each once, for the log. Local and free.
 
         A failure is not lost: one rank raises it here, several raise it together in the next `save` or `wait`.
@@ -221,7 +221,7 @@ class Checkpoints:
                 self._tell(f"{self._directory}: removed {count} unfinished save{'s' if count > 1 else ''} of this run")
         self._swept = True
 
-    def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> Saved:
+    def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> SavedStep:
         """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
         write_checkpoint(job.tensors, local, writer, self._exchange)
@@ -229,7 +229,7 @@ class Checkpoints:
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)
         stall_s = elapsed_s if stall_s is None else stall_s
-        return Saved(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
+        return SavedStep(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
 
     def _prune(self, writer: TensorWriter) -> int:
         """Rank 0, after the commit -> bytes of the new checkpoint."""

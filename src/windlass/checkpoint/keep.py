@@ -15,7 +15,7 @@ from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import Chunk, SavedTensor, read_index
 from windlass.checkpoint.manifest import Problem, step_name
 from windlass.checkpoint.store import committed_steps, delete, quarantined
-from windlass.checkpoint.stream import Source, as_bytes, whole_box
+from windlass.checkpoint.stream import TensorSource, as_bytes, whole_box
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint, UserError
 
@@ -59,7 +59,7 @@ def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], l
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckpointRow:
     """A line of `windlass checkpoint list`. `verified`: None: not asked for. `problem`: '' or what is wrong."""
 
     name: str
@@ -84,7 +84,7 @@ def checkpoints_of(run_directory: Path) -> Path:
     return checkpoints
 
 
-def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Row]:
+def list_checkpoints(run_directory: Path, verified: bool = False) -> list[CheckpointRow]:
     """Every committed checkpoint, oldest first, then those put aside. `verified`: also read every byte."""
     checkpoints = checkpoints_of(run_directory)
     rows = []
@@ -93,15 +93,15 @@ def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Row]:
         try:
             manifest = Checkpoint.open(directory).manifest
         except BadCheckpoint as error:
-            rows.append(Row(directory.name, step, "", 0, None, 0, False, error.given))
+            rows.append(CheckpointRow(directory.name, step, "", 0, None, 0, False, error.given))
             continue
         problems = verify(directory) if verified else survey(directory)
         text = "; ".join(map(str, problems))
         good = not problems if verified or problems else None
         facts = (manifest.time, manifest.num_bytes, manifest.metric, manifest.world)
-        rows.append(Row(directory.name, step, *facts, good, text))
+        rows.append(CheckpointRow(directory.name, step, *facts, good, text))
     return rows + [
-        Row(name, None, "", 0, None, 0, False, "put aside: it failed its verification")
+        CheckpointRow(name, None, "", 0, None, 0, False, "put aside: it failed its verification")
         for name in quarantined(checkpoints)
     ]
 
@@ -145,7 +145,7 @@ def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor
     cuts_a, cuts_b = [[(c.offsets, c.sizes) for c in _boxes(tensor)] for tensor in (a, b)]
     if cuts_a == cuts_b:
         return _hashes(one, a) == _hashes(two, b)
-    with Source(one) as first, Source(two) as second:
+    with TensorSource(one) as first, TensorSource(two) as second:
         pairs = zip(first.blocks(a, whole_box(a)), second.blocks(b, whole_box(b)), strict=True)
         return all((left == right).all() for (_, left), (_, right) in pairs)
 
@@ -159,7 +159,7 @@ def largest_difference(first: Path, second: Path, name: str) -> float:
     one, two = Checkpoint.open(first), Checkpoint.open(second)
     a, b = read_index(one)[name], read_index(two)[name]
     dtype, most = DTYPES[a.dtype], torch.zeros((), dtype=torch.float64)
-    with Source(one) as left, Source(two) as right:
+    with TensorSource(one) as left, TensorSource(two) as right:
         for (_, ours), (_, theirs) in zip(left.blocks(a, whole_box(a)), right.blocks(b, whole_box(b)), strict=True):
             values = [torch.frombuffer(as_bytes(block), dtype=dtype).double() for block in (ours, theirs)]
             most = torch.maximum(most, (values[0] - values[1]).abs().max())  # a NaN stays

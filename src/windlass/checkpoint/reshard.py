@@ -23,21 +23,21 @@ from windlass.checkpoint.index import Chunk, SavedTensor, read_index, seal_index
 from windlass.checkpoint.manifest import CAPSULE, INDEX, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
-from windlass.checkpoint.stream import Box, Source, as_bytes
+from windlass.checkpoint.stream import Box, TensorSource, as_bytes
 from windlass.checkpoint.verify import Checkpoint, complaint
 
 FILES_AT_ONCE = 16
 IN_FLIGHT = 2
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """A box of a tensor, and the rank whose file holds it."""
 
     rank: int
     box: Box
 
 
-Parts = Mapping[str, list[Part]]
+Parts = Mapping[str, list[RankPart]]
 """Tensor name -> its parts, which tile it."""
 
 
@@ -58,7 +58,7 @@ def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifes
         check_space(target, manifest.num_bytes)
         draft.create()
         try:
-            with Source(checkpoint) as opened:
+            with TensorSource(checkpoint) as opened:
                 entries, moved = _move(opened, tensors, parts, draft)
             for name, content in _other_files(checkpoint, draft.token):
                 entries[name] = draft.add(name, content)
@@ -78,7 +78,7 @@ def _other_files(checkpoint: Checkpoint, token: str) -> Iterator[tuple[str, byte
 
 
 def _move(
-    source: Source, tensors: Mapping[str, SavedTensor], parts: Parts, draft: Draft
+    source: TensorSource, tensors: Mapping[str, SavedTensor], parts: Parts, draft: Draft
 ) -> tuple[dict[str, FileEntry], dict[str, SavedTensor]]:
     """All ranks' files, some at a time -> what the manifest and the index say of them."""
     entries: dict[str, FileEntry] = {}
@@ -102,11 +102,11 @@ def _writer(draft: Draft, rank: int) -> PieceWriter:
 
 
 def _copy(
-    source: Source, tensor: SavedTensor, parts: Iterable[Part], files: Mapping[int, "_File"]
-) -> Iterator[tuple[Part, int]]:
+    source: TensorSource, tensor: SavedTensor, parts: Iterable[RankPart], files: Mapping[int, "_File"]
+) -> Iterator[tuple[RankPart, int]]:
     """The parts of one tensor into their files -> each with the byte at which it begins. Parts of the same rows (a cut by
     columns) are read together, so that a row is read once for all of them."""
-    same_rows: dict[tuple[int, ...], list[Part]] = {}
+    same_rows: dict[tuple[int, ...], list[RankPart]] = {}
     for part in parts:
         rows = (part.box.offsets[0], part.box.sizes[0]) if tensor.shape else ()
         same_rows.setdefault(rows, []).append(part)

@@ -59,7 +59,7 @@ DTYPES = {
 assert set(DTYPES) == set(ITEM_BYTES)
 
 
-class Place(NamedTuple):
+class StoredPlace(NamedTuple):
     """Where a chunk's bytes begin. `entry`, on a file's first chunk only, is what the manifest will say of the file."""
 
     file: str
@@ -141,7 +141,7 @@ class TensorWriter(StorageWriter):
             writer.write(memoryview(rank_header(self.draft.token)))
             for item in plan.items:
                 data = raw_bytes(planner.resolve_data(item))  # type: ignore[arg-type]  # no BytesIO: refused in the plan
-                place = Place(name, writer.write(data))
+                place = StoredPlace(name, writer.write(data))
                 results.append(WriteResult(item.index, len(data), place))
             entry = writer.close()
         first = results[0]
@@ -180,13 +180,13 @@ def _saved_tensors(metadata: Metadata, results: list[WriteResult]) -> dict[str, 
 
 def _metadata(tensors: dict[str, SavedTensor]) -> Metadata:
     state: dict[str, Any] = {}
-    places: dict[MetadataIndex, Place] = {}
+    places: dict[MetadataIndex, StoredPlace] = {}
     for name, saved in tensors.items():
         chunks = [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in saved.chunks]
         state[name] = TensorStorageMetadata(
             TensorProperties(dtype=DTYPES[saved.dtype]), torch.Size(saved.shape), chunks
         )
-        places |= {MetadataIndex(name, chunk.offsets): Place(chunk.file, chunk.at) for chunk in saved.chunks}
+        places |= {MetadataIndex(name, chunk.offsets): StoredPlace(chunk.file, chunk.at) for chunk in saved.chunks}
     return Metadata(state, storage_data=places)
 
 

@@ -65,7 +65,7 @@ def cut(box: Box, most_elements: int) -> Iterator[Box]:
         yield from cut(Box(tuple(offsets), tuple(sizes)), most_elements)
 
 
-class Source:
+class TensorSource:
     """A checkpoint's tensors as streams. Holds at most OPEN_FILES open; use it in a `with`."""
 
     def __init__(self, checkpoint: Checkpoint):

@@ -5,7 +5,7 @@ from typing import Final
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.lint.findings import Finding
-from windlass.data.lint.lint import BEFORE_TRAINING, FULL, Limits, Looked, Result, lint
+from windlass.data.lint.lint import BEFORE_TRAINING, FULL, Limits, LintResult, Looked, lint
 from windlass.data.prepare.manifest import Prepared, check_shards, load_prepared, open_prepared
 from windlass.errors import BadShard, UserError, nearest
 from windlass.runtime import Runtime
@@ -84,7 +84,7 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
     return notes + [finding.line for finding in findings]
 
 
-def _lint(prepared: Prepared, config: RunConfig | None, limits: Limits) -> Result:
+def _lint(prepared: Prepared, config: RunConfig | None, limits: Limits) -> LintResult:
     if config is None:
         return lint(prepared, limits)
     model = config.model.directory() if config.model.from_ is not None else None

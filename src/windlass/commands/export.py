@@ -20,7 +20,7 @@ from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_to
 from windlass.errors import UserError
 from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
 from windlass.training.base_model_files import KEPT_GENERATION, kept_files
-from windlass.training.open_saved import Saved, open_saved
+from windlass.training.open_saved import SavedModel, open_saved
 
 LOGIT_TOLERANCE = 1e-5  # fp32: transformers computes the same formula in another order
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -93,7 +93,7 @@ def replace(target: Path, draft: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_generation_config(draft: Path, saved: Saved) -> None:
+def write_generation_config(draft: Path, saved: SavedModel) -> None:
     """Sampling settings that the base model's authors gave stay, with this model's own token ids."""
     if saved.step is not None:
         base = kept_files(saved.directory).get(KEPT_GENERATION)
@@ -112,7 +112,7 @@ def write_generation_config(draft: Path, saved: Saved) -> None:
 
 
 @torch.no_grad()
-def compare_models(saved: Saved, directory: Path, dtype: torch.dtype) -> float:
+def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype) -> float:
     """Largest difference of logits between our model, whose weights are given up, and `directory` loaded by transformers.
     Raises UserError where they disagree."""
     from transformers import AutoModelForCausalLM

@@ -16,7 +16,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.cache import KVCache
 from windlass.report.events import EventLog
-from windlass.training.open_saved import Saved, open_saved
+from windlass.training.open_saved import SavedModel, open_saved
 
 
 def generate(
@@ -79,7 +79,13 @@ def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
 
 @torch.no_grad()
 def sample(
-    saved: Saved, prompt_ids: list[int], ends: set[int], max_tokens: int, temperature: float, top_p: float, seed: int
+    saved: SavedModel,
+    prompt_ids: list[int],
+    ends: set[int],
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
 ) -> Iterator[int]:
     """New ids until one of `ends`, `max_tokens`, or the last position of the model."""
     model, architecture = saved.model, saved.architecture

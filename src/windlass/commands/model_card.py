@@ -19,14 +19,14 @@ from windlass.config import check_recipe, to_yaml
 from windlass.hub.client import NAME
 from windlass.model.flops import count_parameters
 from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
-from windlass.training.open_saved import Saved
+from windlass.training.open_saved import SavedModel
 from windlass.units import format_count
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
-def write_card(directory: Path, saved: Saved, dtype: str, command: list[str], compared: str) -> None:
+def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str], compared: str) -> None:
     """README.md of `directory`. `command`: what exported it; `compared`: a sentence on what was checked."""
     template = jinja2.Template(
         TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
@@ -49,7 +49,7 @@ def write_card(directory: Path, saved: Saved, dtype: str, command: list[str], co
     (directory / "README.md").write_text(template.render(facts), "utf-8")
 
 
-def front_matter(saved: Saved) -> dict[str, Any]:
+def front_matter(saved: SavedModel) -> dict[str, Any]:
     """What the hub shows and searches by."""
     config = saved.capsule.get("config", {})
     base = config.get("model", {}).get("from")
@@ -79,7 +79,7 @@ def base_license(card: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def provenance(saved: Saved, dtype: str, command: list[str]) -> dict[str, str]:
+def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, str]:
     """The rows of the card's table."""
     rows: dict[str, str] = {}
     if saved.step is not None:
@@ -102,7 +102,7 @@ def provenance(saved: Saved, dtype: str, command: list[str]) -> dict[str, str]:
     return rows | {"weights": f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"}
 
 
-def _record(saved: Saved) -> dict[str, Any]:
+def _record(saved: SavedModel) -> dict[str, Any]:
     if saved.step is None:
         return {}
     record: dict[str, Any] = json.loads(Checkpoint.open(saved.directory).read("provenance.json"))
@@ -117,7 +117,7 @@ def _command(argv: list[str]) -> str:
     return shlex.join(shown).replace("|", "\\|").replace("\n", " ")
 
 
-def _title(saved: Saved) -> str:
+def _title(saved: SavedModel) -> str:
     return saved.directory.parent.parent.name if saved.step is not None else saved.directory.name
 
 

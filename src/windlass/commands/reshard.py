@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from windlass.checkpoint.index import SavedTensor, read_index
 from windlass.checkpoint.manifest import step_name
-from windlass.checkpoint.reshard import Part, reshard
+from windlass.checkpoint.reshard import RankPart, reshard
 from windlass.checkpoint.stream import Box, whole_box
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
@@ -30,7 +30,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.slices import ranges_at
 from windlass.parallel.build import build_program
-from windlass.parallel.config import Layout, ParallelConfig
+from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.schedules import check_torch
 from windlass.precision.policy import precision_of
@@ -97,7 +97,7 @@ def check_that_ranks_are_counted(settings: Mapping[str, Any]) -> None:
             )
 
 
-def layout_of(config: RunConfig, num_ranks: int | None) -> Layout:
+def layout_of(config: RunConfig, num_ranks: int | None) -> MeshLayout:
     """`num_ranks` None: as many as the sizes that are given multiply to."""
     parallel = config.parallel
     given = max(parallel.replicate, 1) * max(parallel.shard, 1)
@@ -110,10 +110,10 @@ class Held(NamedTuple):
     """How a parameter lies: its shape, and its parts, each with the first rank that holds it."""
 
     shape: list[int]
-    parts: list[Part]
+    parts: list[RankPart]
 
 
-def held_by_ranks(config: RunConfig, architecture: Architecture, layout: Layout) -> dict[str, Held]:
+def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLayout) -> dict[str, Held]:
     """Parameter name -> how it lies in `layout`. One process, shapes only. Raises UserError where the model cannot be cut so."""
     assert not dist.is_initialized(), "this process stands for other ranks"
     # none of these changes what lies where: the first would allocate, the others do nothing on shapes
@@ -129,7 +129,7 @@ def held_by_ranks(config: RunConfig, architecture: Architecture, layout: Layout)
             mesh, shapes = make_mesh(lean, "cpu"), torch.device("meta")
             program = build_program(architecture, parallel, precision, mesh, shapes, lambda _named: None)
             for record in program.records():
-                parts = [Part(rank + others, box) for rank, box in _boxes(record.tensor, own_rank)]
+                parts = [RankPart(rank + others, box) for rank, box in _boxes(record.tensor, own_rank)]
                 held[record.name] = Held(list(record.logical_shape), parts)
         finally:
             dist.destroy_process_group()
@@ -150,18 +150,18 @@ def _boxes(parameter: torch.Tensor, own_rank: int) -> list[tuple[int, Box]]:
     return sorted((rank, box) for box, rank in found.items())
 
 
-def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, Held]) -> dict[str, list[Part]]:
+def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, Held]) -> dict[str, list[RankPart]]:
     """The parts of every saved tensor: of parameters and of states of their shape as the parameters', of the rest whole."""
     parts = {}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         own = held.get(rest if kind == "model" else rest.rpartition(".")[0])
-        whole = Part(own.parts[0].rank if own else 0, whole_box(tensor))
+        whole = RankPart(own.parts[0].rank if own else 0, whole_box(tensor))
         parts[name] = own.parts if own and own.shape == tensor.shape else [whole]
     return parts
 
 
-def _axes(layout: Layout) -> str:
+def _axes(layout: MeshLayout) -> str:
     sizes = vars(layout)
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one"
 

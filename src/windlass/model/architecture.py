@@ -115,12 +115,6 @@ class Architecture:
             fields = {"attention_dropout": self.attn_dropout}
         return {name: probability for name, probability in fields.items() if probability}
 
-    def to_hf(self) -> dict[str, object]:
-        """config.json again: what transformers needs to build the same model."""
-        from windlass.model.families.family_table import FAMILIES
-
-        return FAMILIES[self.family].from_architecture(self)
-
 
 def divisors(count: int) -> list[int]:
     """All divisors, rising: the choices an error message offers."""

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.families.family_table import to_hf
 from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
 from windlass.model.slices import local_part, owned_ranges
 from windlass.model.weight_files import INDEX, SINGLE, check_stored_head, is_pointer, listed, weight_files
@@ -168,8 +169,8 @@ def save_weights(
     if write:
         writer.finish()
         kind = str(dtype).removeprefix("torch.")
-        _write_json(out / "config.json", {**arch.to_hf(), "dtype": kind, "torch_dtype": kind})
-        ids = {name: value for name, value in arch.to_hf().items() if name.endswith("_token_id") and value is not None}
+        _write_json(out / "config.json", {**to_hf(arch), "dtype": kind, "torch_dtype": kind})
+        ids = {name: value for name, value in to_hf(arch).items() if name.endswith("_token_id") and value is not None}
         _write_json(out / GENERATION, {"_from_model_config": True, **ids})
 
 

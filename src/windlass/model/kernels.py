@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from windlass.model.architecture import Architecture
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
 from windlass.model.attention.documents import find_documents
+from windlass.model.attention.layout import AttentionLayout
 
 KERNELS: Final = {
     "aten::_scaled_dot_product_cudnn_attention": "cuDNN",
@@ -68,7 +69,7 @@ def _run_once(
     shapes = ((rows, heads, length, arch.head_dim) for heads in (arch.num_heads, arch.num_kv_heads, arch.num_kv_heads))
     q_BHTK, k_BGTK, v_BGTK = (torch.zeros(s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
     starts_BM = torch.tensor([[0, length // 2]] * rows, device=device)
-    layout = Layout(0, window, find_documents(starts_BM, length) if documents else None)
+    layout = AttentionLayout(0, window, find_documents(starts_BM, length) if documents else None)
     with _Watch() as watch:
         keys_B = torch.zeros(rows, dtype=torch.int64, device=device)
         attend(q_BHTK, k_BGTK, v_BGTK, layout, arch.attn_dropout, keys_B)

@@ -32,7 +32,7 @@ Routed = tuple[Tensor, Tensor]
 """counts_BE (int64): counted tokens of each sequence sent to each expert; mass_BE: their probabilities of it, summed."""
 
 
-class Exchange(Protocol):
+class ExpertExchange(Protocol):
     """Rows to the ranks that hold their experts, and back (parallel/expert.py)."""
 
     def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -96,7 +96,7 @@ class Experts(nn.Module):
         self.gate_proj = ExpertMatrix(arch.num_experts, arch.expert_size, arch.hidden_size)
         self.up_proj = ExpertMatrix(arch.num_experts, arch.expert_size, arch.hidden_size)
         self.down_proj = ExpertMatrix(arch.num_experts, arch.hidden_size, arch.expert_size)
-        self.exchange: Exchange | None = None  # parallel/expert.py gives it
+        self.exchange: ExpertExchange | None = None  # parallel/expert.py gives it
         self.finish: Callable[[Tensor], Tensor] | None = None  # of the sum: parallel/expert.py gives it
 
     def forward(self, hidden_BTD: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:

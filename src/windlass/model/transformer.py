@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from windlass.errors import UserError
 from windlass.model.activation import activate
 from windlass.model.architecture import Architecture
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
 from windlass.model.attention.context import Context
 from windlass.model.attention.documents import Documents, find_documents
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
 from windlass.model.loss import IGNORED, Head
@@ -58,7 +59,7 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
 
     def forward(
-        self, hidden_BTD: Tensor, rope: Rope, layout: Layout, cache: LayerCache | None, keys_B: Tensor | None
+        self, hidden_BTD: Tensor, rope: Rope, layout: AttentionLayout, cache: LayerCache | None, keys_B: Tensor | None
     ) -> Tensor:
         q_BTHK = self.q_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTGK = self.k_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
@@ -108,7 +109,7 @@ class Block(nn.Module):
         self,
         hidden_BTD: Tensor,
         rope: Rope,
-        layout: Layout,
+        layout: AttentionLayout,
         cache: LayerCache | None = None,
         keys_B: Tensor | None = None,
         counted_BT: Tensor | None = None,
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
         for index, block in self.model.layers.items():
             turned = None if int(index) in self.arch.unrotated_layers else rope
             window = self.arch.window if int(index) in self.arch.window_layers else None
-            layout = Layout(offset, window, found, heads_H, stream_T, context, parts)
+            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts)
             kept = None if cache is None else cache[index]
             out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
             hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)

@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s, so that one process with torch's own clip gives the same numbers
 
 
-class Parameter(Protocol):
+class ClippedParameter(Protocol):
     @property
     def tensor(self) -> torch.nn.Parameter: ...
     @property
     def counted(self) -> bool: ...
 
 
-def clip_gradients(records: Sequence[Parameter], max_norm: float, parts: dist.ProcessGroup) -> torch.Tensor:
+def clip_gradients(records: Sequence[ClippedParameter], max_norm: float, parts: dist.ProcessGroup) -> torch.Tensor:
     """Scales every gradient in place; -> the global norm before scaling, 0-dim, equal on every rank. Reads nothing on the
     host. A non-finite norm leaves non-finite gradients: the optimizer skips that step.
 

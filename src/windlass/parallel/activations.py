@@ -51,7 +51,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecomputePlan:
     """What each block does, in order, and what they keep together."""
 
     kinds: tuple[str, ...]
@@ -76,11 +76,11 @@ def plan_recompute(
     micro_batch: int,
     length: int,
     frozen: Collection[str] = (),
-) -> Plan:
+) -> RecomputePlan:
     """What every block recomputes with micro-batches of [micro_batch, length] tokens. Raises UserError where even full keeps
     more than `config.activation_gib`."""
     if config.activation_gib is None:
-        return Plan((config.recompute,) * architecture.num_layers)
+        return RecomputePlan((config.recompute,) * architecture.num_layers)
     kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), frozen)
     budget = int(config.activation_gib * GIB)
     least = sum(block.full for block in kept)
@@ -96,7 +96,7 @@ def plan_recompute(
             remedy,
         )
     kinds = choose(kept, budget)
-    return Plan(kinds, sum(_bytes(block, kind) for block, kind in zip(kept, kinds, strict=True)))
+    return RecomputePlan(kinds, sum(_bytes(block, kind) for block, kind in zip(kept, kinds, strict=True)))
 
 
 def choose(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:

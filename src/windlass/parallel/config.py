@@ -33,7 +33,7 @@ BUCKET_MIB = 25  # torch's default, and ours
 
 
 @dataclass(frozen=True)
-class Layout:
+class MeshLayout:
     """Every axis with its size; `world` is their product. expert divides shard x context and adds no ranks."""
 
     pp: int
@@ -239,7 +239,7 @@ class ParallelConfig(Settings):
         """Raises where the schedule cannot run `num_micro` micro-batches per step (schedules.py)."""
         check_micro_batches(self.schedule, self.pp, num_micro, tokens_per_micro, micro_batch)
 
-    def layout(self, world: int) -> Layout:
+    def layout(self, world: int) -> MeshLayout:
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
         others = {axis: size for axis in ("pp", "context", "tp") if (size := getattr(self, axis)) > 1}
         rest = world // math.prod(others.values())  # ranks for replicate x shard
@@ -267,4 +267,4 @@ class ParallelConfig(Settings):
                 f"start {product} ranks{choice}",
             )
         check_expert_ranks(self.expert, shard, self.context)
-        return Layout(self.pp, replicate, shard, self.context, self.tp, self.expert)
+        return MeshLayout(self.pp, replicate, shard, self.context, self.tp, self.expert)

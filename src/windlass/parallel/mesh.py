@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from windlass.parallel.config import Layout
+from windlass.parallel.config import MeshLayout
 
 AXES: Final = ("pp", "replicate", "shard", "context", "tp")
 
@@ -28,7 +28,7 @@ AXES: Final = ("pp", "replicate", "shard", "context", "tp")
 class Mesh:
     """One rank's view of the grid."""
 
-    layout: Layout
+    layout: MeshLayout
     dense: DeviceMesh
     coordinate: dict[str, int]
     loss_group: dist.ProcessGroup
@@ -77,7 +77,7 @@ def _sum(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return value
 
 
-def make_mesh(layout: Layout, device_type: str) -> Mesh:
+def make_mesh(layout: MeshLayout, device_type: str) -> Mesh:
     """Called by all ranks of an initialised default group of `layout.world` ranks. `device_type`: "cpu" or "cuda"."""
     world, rank = dist.get_world_size(), dist.get_rank()
     assert layout.world == world, (layout, world)
@@ -98,7 +98,7 @@ def make_mesh(layout: Layout, device_type: str) -> Mesh:
     return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, batch_group, context, expert, parts)
 
 
-def _expert_mesh(layout: Layout, device_type: str) -> DeviceMesh | None:
+def _expert_mesh(layout: MeshLayout, device_type: str) -> DeviceMesh | None:
     """The same ranks in the same order; expert is the inner part of fsdp, so that its ranks are neighbours."""
     if layout.expert == 1:
         return None

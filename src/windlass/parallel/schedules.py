@@ -27,7 +27,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble
 
 
 @dataclass(frozen=True)
-class Kind:
+class ScheduleKind:
     """`stages_per_rank`; `splits`: whether backward is cut in two; `torch`: the class in torch.distributed.pipelining."""
 
     stages_per_rank: int
@@ -35,12 +35,12 @@ class Kind:
     torch: str
 
 
-KINDS: Final[dict[Schedule, Kind]] = {
-    "gpipe": Kind(1, False, "ScheduleGPipe"),
-    "1f1b": Kind(1, False, "Schedule1F1B"),
-    "interleaved-1f1b": Kind(2, False, "ScheduleInterleaved1F1B"),
-    "interleaved-zero-bubble": Kind(2, True, "ScheduleInterleavedZeroBubble"),
-    "zbv": Kind(2, True, "ScheduleZBVZeroBubble"),
+KINDS: Final[dict[Schedule, ScheduleKind]] = {
+    "gpipe": ScheduleKind(1, False, "ScheduleGPipe"),
+    "1f1b": ScheduleKind(1, False, "Schedule1F1B"),
+    "interleaved-1f1b": ScheduleKind(2, False, "ScheduleInterleaved1F1B"),
+    "interleaved-zero-bubble": ScheduleKind(2, True, "ScheduleInterleavedZeroBubble"),
+    "zbv": ScheduleKind(2, True, "ScheduleZBVZeroBubble"),
 }
 TORCH_FOR_SPLITS: Final = (2, 13)
 """torch 2.11 runs no autograd function of our own (the head's) with a backward that is cut in two, and fails to set up zbv

@@ -31,7 +31,7 @@ DATAFLOW: Final = (
 
 
 @dataclass(frozen=True)
-class Row:
+class ProofRow:
     """A line of the table. `largest`: relative difference; `where`: the first that differs, with both numbers, or ''."""
 
     what: str
@@ -45,22 +45,22 @@ class Row:
         return self.largest <= self.allowed  # NaN does not
 
 
-def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[float], first_step: int = 1) -> Row:
+def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[float], first_step: int = 1) -> ProofRow:
     """One number per step, the same on every rank."""
     largest, where = 0.0, ""
     for rank, ours in enumerate(ranks):
         if len(ours) != len(expected):
             there = _count(ours, "number")
-            return Row(what, _count(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
+            return ProofRow(what, _count(expected, "step"), float("inf"), TOLERANCE, f"rank {rank} has {there}")
         for step, (a, b) in enumerate(zip(ours, expected), first_step):
             apart = abs(a - b) / max(1.0, abs(b))
             if not apart <= TOLERANCE and not where:
                 where = f"step {step} on rank {rank}: {a!r}, one process has {b!r}"
             largest = _worse(largest, apart)
-    return Row(what, f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+    return ProofRow(what, f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
-def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> Row:
+def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> ProofRow:
     """What the routers are said to do, each step, the same on every rank."""
     largest, where = 0.0, ""
     for rank, ours in enumerate(ranks):
@@ -76,10 +76,10 @@ def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -
                 if not apart <= TOLERANCE and not where:
                     where = f"step {step + 1} on rank {rank}: {name} {told}"
                 largest = _worse(largest, apart)
-    return Row("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+    return ProofRow("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
-def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> Row:
+def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> ProofRow:
     """Every tensor of the model, whole, on every rank that has it. The one told is the nearest to the loss of those that differ:
     backward carries a mistake from where it is made down to the embedding."""
     names = names_of(architecture)
@@ -108,7 +108,7 @@ def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architectu
             where += (
                 f"; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_called(first, names)} on"
             )
-    return Row(what, f"{compared} tensors, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+    return ProofRow(what, f"{compared} tensors, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
 def _depth(name: str) -> tuple[int, int, int]:
@@ -153,7 +153,7 @@ def _factor(ours: torch.Tensor, theirs: torch.Tensor) -> str:
     return f" (all of it is {factor:.6g} times too large)" if rest <= 1e-9 * float(theirs.abs().max()) else ""
 
 
-def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]]) -> Row:
+def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]]) -> ProofRow:
     """Every sample of each global batch is read once over the batch ranks, and ranks of one place read the same."""
     what, where, wrong = "samples", "", 0
     for step, whole_batch in enumerate(expected):
@@ -169,7 +169,7 @@ def same_rows(seen: Sequence[Seen], expected: Sequence[dict[str, torch.Tensor]])
                 where = where or f"step {step + 1}: {name} over the ranks are not the global batch's, each once"
                 wrong += 1
     num_rows = sum(len(batch["input_ids"]) for batch in expected)
-    return Row(what, f"{num_rows} rows, {_count(seen, 'rank')}", float(wrong), 0.0, where)
+    return ProofRow(what, f"{num_rows} rows, {_count(seen, 'rank')}", float(wrong), 0.0, where)
 
 
 def _sorted(rows: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ def _sorted(rows: torch.Tensor) -> torch.Tensor:
     return rows[order]
 
 
-def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> Iterator[Row]:
+def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> Iterator[ProofRow]:
     """A whole training of the layout against one process, in the order of time: the first that differs is where it begins."""
     losses, norms = [one.losses for one in seen], [one.norms for one in seen]
     yield numbers("loss", [one[:1] for one in losses], truth.losses[:1])
@@ -198,7 +198,7 @@ def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> I
         yield figures([one.figures for one in seen], truth.figures)
 
 
-def reported(lines: Sequence[Event], truth: Truth) -> Iterator[Row]:
+def reported(lines: Sequence[Event], truth: Truth) -> Iterator[ProofRow]:
     """What events.jsonl says, of which console, report and page are made: averages over counted targets."""
     steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
     for what, name, expected in (
@@ -218,7 +218,7 @@ def _number(value: float | None) -> float:
 
 def compare_resumed(
     what: str, after: int, seen: Sequence[Seen], truth: Truth, architecture: Architecture
-) -> Iterator[Row]:
+) -> Iterator[ProofRow]:
     """A training that went on from the checkpoint `after` that many steps."""
     yield numbers(f"{what}: loss", [one.losses for one in seen], truth.losses[after:], after + 1)
     held = [trimmed(one.weights, architecture) for one in seen]
@@ -227,6 +227,6 @@ def compare_resumed(
     yield numbers(f"{what}: validation", scored, truth.evaluations[-1:], len(truth.losses))
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(row: ProofRow) -> dict[str, Any]:
     finite = row.largest if row.largest < float("inf") else None
     return {**vars(row), "largest": finite, "agrees": row.agrees}

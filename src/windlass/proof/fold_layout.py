@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.parallel.config import Layout, ParallelConfig
+from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.rules.expert import check_expert_ranks
 
 AXES: Final = ("pp", "replicate", "shard", "context", "tp", "expert")
@@ -29,7 +29,7 @@ class Cell:
     """One layout that is proved. Every axis of `parallel` is a number."""
 
     parallel: ParallelConfig
-    layout: Layout
+    layout: MeshLayout
 
     @property
     def world(self) -> int:
@@ -126,6 +126,6 @@ def _folded(parallel: ParallelConfig, axes: tuple[str, ...]) -> Cell:
     return _cell(changed, changed.layout(world))
 
 
-def _cell(parallel: ParallelConfig, layout: Layout) -> Cell:
+def _cell(parallel: ParallelConfig, layout: MeshLayout) -> Cell:
     sizes = {axis: getattr(layout, axis) for axis in AXES}
     return Cell(parallel.model_copy(update=sizes), layout)

@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReferenceSettings:
     learning_rates: Sequence[float]
     beta1: float = 0.9
     beta2: float = 0.95
@@ -127,7 +127,7 @@ def train_reference(
     directory: Path,
     batches: Sequence[tuple[torch.Tensor, ...]],
     dtype: torch.dtype,
-    settings: Settings,
+    settings: ReferenceSettings,
     held_out: Sequence[tuple[torch.Tensor, ...]] = (),
 ) -> Trace:
     """`batches`: one global batch per step, (ids_BT, targets_BT), targets already shifted, -100 = not counted; for rows of
@@ -215,7 +215,7 @@ def loads(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, num_c
     return torch.stack(found)
 
 
-def _optimizers(named: Mapping[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
+def _optimizers(named: Mapping[str, nn.Parameter], settings: ReferenceSettings) -> list[torch.optim.Optimizer]:
     """One parameter per group; what is frozen is in none."""
     adamw: list[dict[str, Any]] = []
     muon: list[dict[str, Any]] = []

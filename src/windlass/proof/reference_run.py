@@ -23,12 +23,13 @@ from windlass.data.shards.mds import Reader
 from windlass.data.stream.loader import Loader
 from windlass.model import init
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.families.family_table import to_hf
 from windlass.model.loss import IGNORED
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate
 from windlass.parallel.program import Batch
-from windlass.proof.reference import Group, Settings, Trace, by_matrix, train_reference
+from windlass.proof.reference import Group, ReferenceSettings, Trace, by_matrix, train_reference
 from windlass.proof.watch import DRAWN_BLOCK, odd
 
 Expected = Mapping[str, torch.Tensor]
@@ -132,7 +133,7 @@ def reference(
     """The twin trained by torch and transformers on one process."""
     optim, steps = config.optim, config.run.steps
     assert steps is not None
-    settings = Settings(
+    settings = ReferenceSettings(
         [learning_rate(step, steps, optim) for step in range(steps)],
         optim.beta1,
         optim.beta2,
@@ -174,7 +175,7 @@ def write_model(directory: Path, architecture: Architecture) -> None:
     """A random model of transformers' own making, in fp64; norms and biases are moved off 1 and 0, so that they matter."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields: dict[str, Any] = dict(architecture.to_hf())
+    fields: dict[str, Any] = dict(to_hf(architecture))
     generator = torch.Generator().manual_seed(5)
     with torch.random.fork_rng(devices=[]):  # transformers draws from the process's own generator
         torch.manual_seed(5)

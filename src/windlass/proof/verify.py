@@ -32,7 +32,7 @@ from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.parallel.program import Batch
-from windlass.proof.compare import Row, as_json, compare, compare_resumed, reported, same_rows, tensors
+from windlass.proof.compare import ProofRow, as_json, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
 from windlass.proof.pool import MAX_RANKS, RankFailed, Ranks
 from windlass.proof.proxy import STEPS, Twin, make_twin
@@ -71,14 +71,14 @@ class Verdict:
     """What became of one cell. `failed`: what a rank raised, where one did."""
 
     cell: Cell
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ProofRow] = field(default_factory=list)
     failed: str = ""
     against: str = "torch and transformers"
     elapsed_s: float = 0.0
     unproved: list[str] = field(default_factory=list)
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> ProofRow | None:
         """The first row that differs."""
         return next((row for row in self.rows if not row.agrees), None)
 
@@ -174,7 +174,7 @@ def clipping_some(twin: Twin, norms: Sequence[float]) -> Twin:
     return replace(twin, config=_changed(twin.config, optim={"max_norm": (low + high) / 2}))
 
 
-def _drawn(twin: Twin, cell: Cell, pool: Ranks) -> list[Row]:
+def _drawn(twin: Twin, cell: Cell, pool: Ranks) -> list[ProofRow]:
     """The weights that the recipe begins with, where it has no model to begin with: every rank's part of one whole."""
     if not twin.is_drawn:
         return []

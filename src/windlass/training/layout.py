@@ -2,11 +2,11 @@
 
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
-from windlass.parallel.config import Layout
+from windlass.parallel.config import MeshLayout
 from windlass.parallel.stages import cut_stages
 
 
-def describe_layout(config: RunConfig, layout: Layout, architecture: Architecture, num_micro: int) -> str:
+def describe_layout(config: RunConfig, layout: MeshLayout, architecture: Architecture, num_micro: int) -> str:
     """The idle share is that of gpipe and 1f1b with stages that take equal time."""
     parallel = config.parallel
     axes = [f"replicate {layout.replicate}", f"shard {layout.shard}"]

@@ -22,7 +22,7 @@ from windlass.model.transformer import Decoder
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedModel:
     """A model in memory, on one device. `step` and `capsule` are of the checkpoint; a Hugging Face directory has none."""
 
     model: Decoder
@@ -58,20 +58,20 @@ def open_reader(directory: Path, rank: int, world: int, group: dist.ProcessGroup
     return Checkpoints(directory.parent, CheckpointConfig(), run_id="reader", rank=rank, world=world, group=group)
 
 
-def open_saved(path: Path, step: int | None = None, dtype: torch.dtype = torch.float32) -> Saved:
+def open_saved(path: Path, step: int | None = None, dtype: torch.dtype = torch.float32) -> SavedModel:
     """The model at `path` on the CPU, in `dtype`. Raises UserError where there is none, BadCheckpoint where it is damaged."""
     if (path / "config.json").is_file():
         architecture = architecture_from_hf(read_hf_config(path))
         model = _empty(architecture, dtype)
         load_weights(path, architecture, dict(model.named_parameters()))
-        return Saved(model, architecture, path, path, None, {})
+        return SavedModel(model, architecture, path, path, None, {})
     directory = find_checkpoint(path, step)
     capsule = read_capsule(directory)
     architecture = architecture_from_hf(capsule["model"])
     model = _empty(architecture, dtype)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     open_reader(directory, 0, 1, None).restore_from(directory, tensors, what="weights")
-    return Saved(model, architecture, directory / "tokenizer", directory, capsule["step"], capsule)
+    return SavedModel(model, architecture, directory / "tokenizer", directory, capsule["step"], capsule)
 
 
 def _empty(architecture: Architecture, dtype: torch.dtype) -> Decoder:

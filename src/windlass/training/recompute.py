@@ -2,12 +2,12 @@
 
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
-from windlass.parallel.activations import Plan, plan_recompute
+from windlass.parallel.activations import RecomputePlan, plan_recompute
 from windlass.precision.policy import precision_of
 from windlass.training.parameter_rules import frozen_names, rules_of
 
 
-def plan_of(config: RunConfig, architecture: Architecture, device_type: str) -> Plan:
+def plan_of(config: RunConfig, architecture: Architecture, device_type: str) -> RecomputePlan:
     """The kind of every block. Raises UserError where the budget is less than even full recomputation keeps."""
     return plan_recompute(
         architecture,

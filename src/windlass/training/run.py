@@ -16,6 +16,7 @@ from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.stream.loader import Loader
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.model.families.family_table import to_hf
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
@@ -28,7 +29,7 @@ from windlass.training.restore import state_tensors
 
 def model_header(architecture: Architecture) -> str:
     """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
-    fields = {key: value for key, value in architecture.to_hf().items() if value is not None}
+    fields = {key: value for key, value in to_hf(architecture).items() if value is not None}
     return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
 
 
@@ -149,7 +150,7 @@ class Run:
             "skipped": self.loader.skipped,
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
-            "model": self.architecture.to_hf(),
+            "model": to_hf(self.architecture),
             "config": self.config.model_dump(mode="json", by_alias=True),
             "data": {
                 "stream": self.prepared.stream,

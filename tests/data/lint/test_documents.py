@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.data.lint.documents import Block, Documents, blocks, content_lengths, place, runs_of
+from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, place, runs_of
 from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
 from windlass.data.shards.mds import Reader, Writer
 
@@ -20,7 +20,7 @@ def written(directory, documents, way=pack, shard_bytes=4096):
 
 
 def read(reader, runs):
-    documents = Documents(EOS)
+    documents = DocumentWalk(EOS)
     found = [document for block in blocks(reader, runs, is_text=True) for document in documents.add(block)]
     return found + list(documents.end())
 
@@ -73,10 +73,10 @@ def test_padding_is_no_content_and_the_masked_eos_of_a_document_is():
     ids = np.array([[EOS, 100, EOS, EOS, EOS], [100, 101, EOS, EOS, EOS], [EOS, 100, 101, 102, 103]], np.int32)
     labels = ids.copy()
     labels[0, 3:] = labels[1] = NOT_COUNTED
-    assert content_lengths(Block(ids, labels, 0, True), EOS).tolist() == [3, 3, 5]
+    assert content_lengths(SampleBlock(ids, labels, 0, True), EOS).tolist() == [3, 3, 5]
     ids[1], labels[1] = [EOS, 100, 101, 102, EOS], [NOT_COUNTED, 100, 101, 102, NOT_COUNTED]
-    assert content_lengths(Block(ids, labels, 0, True), EOS).tolist() == [3, 5, 5]
-    assert content_lengths(Block(ids, labels, 0, True, is_text=True), EOS).tolist() == [3, 4, 5], (
+    assert content_lengths(SampleBlock(ids, labels, 0, True), EOS).tolist() == [3, 5, 5]
+    assert content_lengths(SampleBlock(ids, labels, 0, True, is_text=True), EOS).tolist() == [3, 4, 5], (
         "padding behind a piece"
     )
 

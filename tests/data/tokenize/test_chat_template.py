@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.conftest import data_config
 from tests.data.planted import BOS, TURN, Planted
-from windlass.data.lint.documents import Documents, blocks
+from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
 from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
 from windlass.data.prepare.prepare import prepare
@@ -233,7 +233,7 @@ def prepared_chat(planted, root, **changes):
 def test_a_preparation_holds_the_masks_and_has_no_findings(planted, tmp_path, packing):
     template_of(planted, PLAIN)
     prepared, said = prepared_chat(planted, tmp_path / "rows", packing=packing)
-    reader, documents = Reader(prepared.shards("train")), Documents(prepared.eos_id)
+    reader, documents = Reader(prepared.shards("train")), DocumentWalk(prepared.eos_id)
     found = [document for block in blocks(reader, [range(reader.num_samples)]) for document in documents.add(block)]
     assert len(found) == prepared.sets["train"].documents > 20 and all(document.is_whole for document in found)
     for document in found:

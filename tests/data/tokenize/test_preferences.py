@@ -28,7 +28,7 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.tokenize.chat_template import labelled
 from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, pair_of, rows_of
-from windlass.data.tokenize.resume import Part
+from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.training.preflight import make_ready
@@ -193,7 +193,7 @@ def parts_of(lengths, eos=5, per_part=3):
         pairs.append(ids)
     for at in range(0, len(pairs), per_part):
         held = pairs[at : at + per_part]
-        yield Part(np.concatenate(held), np.arange(at, at + len(held)))
+        yield FinishedPart(np.concatenate(held), np.arange(at, at + len(held)))
 
 
 def test_a_sample_is_a_pair_whatever_way_the_ids_come():

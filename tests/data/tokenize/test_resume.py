@@ -12,7 +12,7 @@ import pytest
 from tests.data.conftest import data_config, write_corpus
 from windlass.data.prepare.prepare import prepare
 from windlass.data.tokenize import resume as room
-from windlass.data.tokenize.resume import Part, encode_in_parts, kept, limited, open_parts
+from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, kept, limited, open_parts
 
 EOS = 0
 TEXTS = ["a" * (1 + 7 * number % 13) for number in range(40)]
@@ -78,7 +78,7 @@ def test_a_limit_ends_behind_the_document_that_reaches_it(limit, documents):
     lengths = [2, 3, 3, 3]
     ids = np.ones(11, np.int32)
     ids[np.cumsum(lengths) - 1] = EOS
-    whole = [Part(ids[:5], np.array([1, 2])), Part(ids[5:], np.array([2, 2]))]
+    whole = [FinishedPart(ids[:5], np.array([1, 2])), FinishedPart(ids[5:], np.array([2, 2]))]
     assert len(joined(limited(whole, EOS, limit))[1]) == documents
 
 

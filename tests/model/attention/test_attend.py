@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
+from windlass.model.attention.layout import AttentionLayout
 
 
 def explicit(q_BHTK, k_BGSK, v_BGSK, offset, window=None):
@@ -26,7 +27,7 @@ def test_attention_equals_explicit_softmax(queries, offset, kv_heads, window):
     torch.manual_seed(0)
     q = torch.randn(2, 6, queries, 10, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, kv_heads, offset + queries, 10, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    ours, expected = attend(q, k, v, Layout(offset, window)), explicit(q, k, v, offset, window)
+    ours, expected = attend(q, k, v, AttentionLayout(offset, window)), explicit(q, k, v, offset, window)
     assert (ours - expected).abs().max() < 1e-14
     weights = torch.randn_like(ours)
     given, wanted = (torch.autograd.grad((out * weights).sum(), (q, k, v)) for out in (ours, expected))

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
 from windlass.model.attention.context import KINDS, Context, copies, in_rank_order, in_row_order
 from windlass.model.attention.documents import find_documents
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.slices import Zigzag
 
 ROWS, LENGTH, CHANNELS = 2, 24, 6
@@ -59,12 +60,12 @@ def compare(kind, num_heads, kv_heads, window, isolated, probability, dtype):
     documents = find_documents(STARTS, LENGTH) if isolated else None
     for x in whole:
         x.requires_grad_()
-    expected = attend(*whole, Layout(0, window, documents), probability, KEYS)
+    expected = attend(*whole, AttentionLayout(0, window, documents), probability, KEYS)
     wanted = torch.autograd.grad((expected * weights).sum(), whole)
     places = context.zigzag.take(torch.arange(LENGTH))
     mine = [x.detach()[:, :, places].requires_grad_() for x in whole]
     parts = context.parts(STARTS if isolated else None, ROWS, LENGTH, torch.device("cpu"))
-    out = attend(*mine, Layout(0, window, documents, context=context, parts=parts), probability, KEYS)
+    out = attend(*mine, AttentionLayout(0, window, documents, context=context, parts=parts), probability, KEYS)
     given = torch.autograd.grad((out * weights[:, :, places]).sum(), mine)
     found = [(out - expected[:, :, places]).abs().max()]
     found += [(ours - theirs[:, :, places]).abs().max() for ours, theirs in zip(given, wanted, strict=True)]

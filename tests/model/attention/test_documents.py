@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tests.model.tiny import hf_model, our_model
 from tests.parallel.tiny import Operators
-from windlass.model.attention.attend import Layout, attend
+from windlass.model.attention.attend import attend
 from windlass.model.attention.causal import spread
 from windlass.model.attention.documents import (
     attend_documents,
@@ -18,6 +18,7 @@ from windlass.model.attention.documents import (
     flash_by_document,
     has_kernel,
 )
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.transformer import Decoder
 
 STARTS = torch.tensor([[0, 5, 6, 17], [0, 17, 17, 17], [0, 3, 7, 8]])
@@ -48,7 +49,7 @@ def without_a_kernel(q_BHTK, k_BGTK, v_BGTK, documents, window):
         mock.patch("windlass.model.attention.attend.has_kernel", return_value=False),
         mock.patch("windlass.model.attention.unfused.PIECE_WEIGHTS", 5 * 3 * 6 * LENGTH),  # five queries at a time
     ):
-        return attend(q_BHTK, k_BGTK, v_BGTK, Layout(0, window, documents))
+        return attend(q_BHTK, k_BGTK, v_BGTK, AttentionLayout(0, window, documents))
 
 
 @pytest.mark.parametrize("way", [attend_documents, without_a_kernel])
@@ -66,7 +67,7 @@ def test_values_and_gradients_equal_explicit_softmax(way, kv_heads, window):
 
 def without_a_kernel_after(q_BHTK, k_BGSK, v_BGSK, documents, window):
     with mock.patch("windlass.model.attention.attend.has_kernel", return_value=False):
-        return attend(q_BHTK, k_BGSK, v_BGSK, Layout(k_BGSK.shape[2] - q_BHTK.shape[2], window, documents))
+        return attend(q_BHTK, k_BGSK, v_BGSK, AttentionLayout(k_BGSK.shape[2] - q_BHTK.shape[2], window, documents))
 
 
 def in_small_masks(q_BHTK, k_BGSK, v_BGSK, documents, window):
@@ -95,7 +96,7 @@ def test_queries_that_are_a_part_of_the_row_see_their_documents_keys(way, part, 
 @pytest.mark.parametrize("window", [None, 3])
 def test_narrower_dtypes(dtype, tolerance, window):
     heads = random_heads(3, dtype)
-    ours = attend(*heads, Layout(0, window, find_documents(STARTS, LENGTH)))
+    ours = attend(*heads, AttentionLayout(0, window, find_documents(STARTS, LENGTH)))
     expected = explicit(*(x.double() for x in heads), window)
     assert ours.dtype == dtype and (ours - expected).abs().max() <= tolerance
     weights = torch.randn_like(expected)
@@ -177,7 +178,7 @@ def test_what_the_kernel_for_gpus_is_asked(window, sees_back, takes_groups, offs
         for queries, keys in zip(*spans, strict=True):
             q, k, v = (x[at].transpose(0, 1)[None] for x, at in ((q_NHK, queries), (k_NGK, keys), (v_NGK, keys)))
             if q.shape[2]:  # the last query lies over the last key
-                out_NHK[queries] = attend(q, k, v, Layout(k.shape[2] - q.shape[2], back))[0].transpose(0, 1)
+                out_NHK[queries] = attend(q, k, v, AttentionLayout(k.shape[2] - q.shape[2], back))[0].transpose(0, 1)
         return out_NHK
 
     from windlass.model.attention import documents as attention_documents

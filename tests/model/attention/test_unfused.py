@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from windlass.model.attention import unfused as attention_unfused
-from windlass.model.attention.attend import Layout
 from windlass.model.attention.documents import find_documents
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.attention.unfused import attend_unfused
 from windlass.model.dropout import ATTENTION, keep_mask, row_keys
 
@@ -56,7 +56,7 @@ def test_it_is_the_formula_with_the_same_mask(monkeypatch, piece, window, isolat
     monkeypatch.setattr(attention_unfused, "PIECE_WEIGHTS", piece * B * H * T)
     given = inputs()
     documents = find_documents(STARTS, T) if isolated else None
-    ours = attend_unfused(*given, Layout(0, window, documents), probability, KEYS)
+    ours = attend_unfused(*given, AttentionLayout(0, window, documents), probability, KEYS)
     theirs = explicit(*given, probability, seen(window, STARTS if isolated else None))
     assert (ours - theirs).abs().max() < 1e-13
     for one, two in zip(gradients(ours, given), gradients(theirs, given), strict=True):
@@ -66,7 +66,7 @@ def test_it_is_the_formula_with_the_same_mask(monkeypatch, piece, window, isolat
 def test_with_next_to_no_dropout_it_is_the_fused_kernel():
     q, k, v = inputs()
     fused = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    assert (attend_unfused(q, k, v, Layout(), 0.0, KEYS) - fused).abs().max() < 1e-13
+    assert (attend_unfused(q, k, v, AttentionLayout(), 0.0, KEYS) - fused).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -75,7 +75,10 @@ def test_lower_precision_stays_near(dtype, tolerance):
     with torch.no_grad():
         for one, two in zip(exact, given, strict=True):
             one.copy_(two)
-    ours, theirs = attend_unfused(*given, Layout(), 0.3, KEYS), attend_unfused(*exact, Layout(), 0.3, KEYS)
+    ours, theirs = (
+        attend_unfused(*given, AttentionLayout(), 0.3, KEYS),
+        attend_unfused(*exact, AttentionLayout(), 0.3, KEYS),
+    )
     assert ours.dtype == dtype
     assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
     for one, two in zip(gradients(ours, given), gradients(theirs, exact), strict=True):
@@ -85,16 +88,16 @@ def test_lower_precision_stays_near(dtype, tolerance):
 def test_autocast_computes_in_its_dtype_as_the_fused_kernel_does():
     given = inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        out = attend_unfused(*given, Layout(), 0.3, KEYS)
+        out = attend_unfused(*given, AttentionLayout(), 0.3, KEYS)
     assert out.dtype == torch.bfloat16
     assert all(gradient.dtype == torch.float32 for gradient in gradients(out, given))
 
 
 def test_a_rank_with_some_heads_computes_its_slice():
     q, k, v = inputs()
-    whole = attend_unfused(q, k, v, Layout(), 0.3, KEYS)
+    whole = attend_unfused(q, k, v, AttentionLayout(), 0.3, KEYS)
     mine = torch.arange(3, 6, dtype=torch.int32)
-    part = attend_unfused(q[:, 3:], k[:, 1:], v[:, 1:], Layout(heads_H=mine), 0.3, KEYS)
+    part = attend_unfused(q[:, 3:], k[:, 1:], v[:, 1:], AttentionLayout(heads_H=mine), 0.3, KEYS)
     assert torch.equal(part, whole[:, 3:])
 
 
@@ -113,7 +116,7 @@ def test_no_more_than_a_piece_of_weights_exists(monkeypatch):
     with mock.patch.object(attention_unfused, "_scores", spy):
         given = inputs()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = attend_unfused(*given, Layout(0, 4), 0.3, KEYS)
+            out = attend_unfused(*given, AttentionLayout(0, 4), 0.3, KEYS)
         gradients(out, given)
     assert sizes[:2] == [(B, H, 2, 2), (B, H, 2, 4)] and len(sizes) == 24
     assert max(size[2] for size in sizes) == 2 and max(size[3] for size in sizes) == 5
@@ -127,8 +130,8 @@ def test_a_rank_with_the_end_of_a_row_computes_its_queries(monkeypatch, window, 
     monkeypatch.setattr(attention_unfused, "PIECE_WEIGHTS", 2 * B * H * T)
     given, other = inputs(), inputs()
     starts = torch.tensor([[0, 3, 9, T], [0, T, T, T]])[:B]
-    whole = Layout(0, window, find_documents(starts, T) if isolated else None)
-    end = Layout(offset, window, find_documents(starts, T, offset) if isolated else None)
+    whole = AttentionLayout(0, window, find_documents(starts, T) if isolated else None)
+    end = AttentionLayout(offset, window, find_documents(starts, T, offset) if isolated else None)
     expected = attend_unfused(*given, whole, 0.3, KEYS)[:, :, offset:]
     ours = attend_unfused(other[0][:, :, offset:], *other[1:], end, 0.3, KEYS)
     assert (ours - expected).abs().max() < 1e-13

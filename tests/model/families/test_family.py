@@ -9,7 +9,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.families.family import INFERENCE, NEVER
-from windlass.model.families.family_table import FAMILIES
+from windlass.model.families.family_table import FAMILIES, to_hf
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
 GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 6}
@@ -59,7 +59,7 @@ def test_token_ids_survive_the_way_out_and_in():
     config = {**config_of("llama"), "bos_token_id": 3, "eos_token_id": [4, 5], "pad_token_id": 6}
     arch = architecture_from_hf(config)
     assert isinstance(arch, Architecture) and arch.eos_token_id == (4, 5)
-    assert {name: arch.to_hf()[name] for name in config if name.endswith("_token_id")} == {
+    assert {name: to_hf(arch)[name] for name in config if name.endswith("_token_id")} == {
         name: value for name, value in config.items() if name.endswith("_token_id")
     }
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
-from windlass.model.families.family_table import FAMILIES, NEAREST
+from windlass.model.families.family_table import FAMILIES, NEAREST, to_hf
 
 CONFIGS = {
     "llama": LlamaConfig,
@@ -153,4 +153,4 @@ def test_the_nearest_of_every_stranger_is_a_family_and_no_family_is_a_stranger()
 @pytest.mark.parametrize("fields", [{}, {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}])
 def test_an_architecture_survives_its_own_config_json(family, fields):
     arch = architecture(family, **fields)
-    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(arch)))) == arch

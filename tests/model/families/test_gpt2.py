@@ -8,6 +8,7 @@ from transformers import GPT2Config
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
+from windlass.model.families.family_table import to_hf
 
 GPT2 = {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6}
 
@@ -19,7 +20,7 @@ def test_transformers_other_names_of_gpt2s_sizes_are_understood():
 
 def test_the_inner_width_is_four_times_the_outer_when_left_out():
     assert ModelConfig(**GPT2).architecture(211).intermediate_size == 192
-    assert ModelConfig(**GPT2, n_inner=50).architecture(211).to_hf()["n_inner"] == 50
+    assert to_hf(ModelConfig(**GPT2, n_inner=50).architecture(211))["n_inner"] == 50
 
 
 def test_dropout_of_published_configs_is_accepted_and_goes_out_again():
@@ -29,9 +30,9 @@ def test_dropout_of_published_configs_is_accepted_and_goes_out_again():
     assert (arch.resid_dropout, arch.embd_dropout, arch.attn_dropout) == (0.1, 0.1, 0.1)
     assert ModelConfig(**GPT2).architecture(211).dropout == arch.dropout
     changed = replace(arch, resid_dropout=0.0, embd_dropout=0.2, attn_dropout=0.3)
-    again = GPT2Config(**changed.to_hf())
+    again = GPT2Config(**to_hf(changed))
     assert (again.resid_pdrop, again.embd_pdrop, again.attn_pdrop) == (0.0, 0.2, 0.3)
-    assert architecture_from_hf(json.loads(json.dumps(changed.to_hf()))) == changed
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(changed)))) == changed
 
 
 @pytest.mark.parametrize(

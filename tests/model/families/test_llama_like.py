@@ -7,6 +7,7 @@ from transformers import MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 from windlass.errors import UserError
 from windlass.model.config import architecture_from_hf
+from windlass.model.families.family_table import to_hf
 
 SIZES = {
     "vocab_size": 211,
@@ -47,9 +48,9 @@ def test_windows_lie_where_transformers_has_them(family, fields):
     layers = tuple(layer for layer, kind in enumerate(theirs.layer_types) if kind == "sliding_attention")
     assert arch.window_layers == layers
     assert arch.window == (theirs.sliding_window if layers else None)
-    again = architecture_from_hf(json.loads(json.dumps(arch.to_hf())))
+    again = architecture_from_hf(json.loads(json.dumps(to_hf(arch))))
     assert again == arch
-    saved = CONFIGS[family](**arch.to_hf())
+    saved = CONFIGS[family](**to_hf(arch))
     assert saved.layer_types == theirs.layer_types and (not layers or saved.sliding_window == arch.window)
 
 
@@ -58,8 +59,8 @@ def test_mistrals_window_is_in_every_layer(fields):
     arch, theirs = architecture("mistral", **fields), MistralConfig(**SIZES, **fields)
     assert arch.window == theirs.sliding_window
     assert arch.window_layers == (() if arch.window is None else (0, 1, 2, 3, 4))
-    assert MistralConfig(**arch.to_hf()).sliding_window == theirs.sliding_window
-    assert architecture_from_hf(json.loads(json.dumps(arch.to_hf()))) == arch
+    assert MistralConfig(**to_hf(arch)).sliding_window == theirs.sliding_window
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(arch)))) == arch
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.model.tiny import SCALINGS
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
+from windlass.model.families.family_table import to_hf
 from windlass.model.families.rope_scaling import merge_rope
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 99}
@@ -34,7 +35,7 @@ def test_the_older_spelling_means_the_same(scaling):
     kind = {"type" if key == "rope_type" else key: value for key, value in SCALINGS[scaling].items()}
     assert architecture(rope_scaling=kind, rope_theta=500.0) == new
     assert new.rope_scaling.kind == SCALINGS[scaling]["rope_type"]
-    assert architecture_from_hf(json.loads(json.dumps(new.to_hf()))) == new
+    assert architecture_from_hf(json.loads(json.dumps(to_hf(new)))) == new
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

@@ -6,7 +6,7 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
-from windlass.parallel.config import Layout, ParallelConfig
+from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.rules.degrees import check_degree, check_exchange, check_heads, check_positions
 
 
@@ -82,7 +82,7 @@ def test_what_tp_cannot_be_beside_is_refused(settings, given, remedy):
 
 
 def test_tp_takes_its_ranks_before_replicate_and_shard():
-    assert ParallelConfig(tp=2).layout(8) == Layout(pp=1, replicate=1, shard=4, context=1, tp=2, expert=1)
+    assert ParallelConfig(tp=2).layout(8) == MeshLayout(pp=1, replicate=1, shard=4, context=1, tp=2, expert=1)
     assert ParallelConfig(tp=2, zero=1, shard=1, replicate=-1).layout(8).replicate == 4
     with pytest.raises(UserError, match="tp"):
         ParallelConfig(tp=2).layout(3)
@@ -193,7 +193,7 @@ def test_what_context_cannot_be_beside_is_refused(settings, given, remedy):
 
 
 def test_context_takes_its_ranks_before_replicate_and_shard():
-    assert ParallelConfig(context=2).layout(8) == Layout(pp=1, replicate=1, shard=4, context=2, tp=1, expert=1)
+    assert ParallelConfig(context=2).layout(8) == MeshLayout(pp=1, replicate=1, shard=4, context=2, tp=1, expert=1)
     assert ParallelConfig(context=2, tp=2, zero=1).layout(8).shard == 2
     assert ParallelConfig(context=4, zero=0).layout(8).replicate == 2
     assert ParallelConfig(context=2, shard=1, prefetch=1).layout(2).world == 2, "parameters are cut over context"

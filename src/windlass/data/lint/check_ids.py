@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
-from windlass.data.lint.documents import Block, Document, content_lengths
+from windlass.data.lint.documents import Document, SampleBlock, content_lengths
 from windlass.data.lint.findings import Findings
 from windlass.data.packing import NOT_COUNTED
 
@@ -76,7 +76,7 @@ class BlockChecks:
         self._specials = np.zeros(vocabulary.size, np.int64)
         self._last: int | None = None  # the set's last target
 
-    def add(self, block: Block) -> None:
+    def add(self, block: SampleBlock) -> None:
         ids_NL, labels_NL, eos_id = block.ids_NL, block.labels_NL, self._vocabulary.eos_id
         is_counted_NT = labels_NL[:, 1:] != NOT_COUNTED
         lengths_N = content_lengths(block, eos_id)
@@ -92,7 +92,7 @@ class BlockChecks:
         self._check_ids(block)
         self._check_labels(block, is_counted_NT, is_content_NT)
 
-    def _check_ids(self, block: Block) -> None:
+    def _check_ids(self, block: SampleBlock) -> None:
         size, ids_NL = self._vocabulary.size, block.ids_NL
         is_bad_NL = (ids_NL < 0) | (ids_NL >= size)
         self._tell("ids-out-of-vocabulary", block, is_bad_NL, lambda n, at: f"id {ids_NL[n, at]}, of {size} tokens")
@@ -106,7 +106,7 @@ class BlockChecks:
                 "bos-doubled", block, is_bos_NL[:, 1:] & is_bos_NL[:, :-1], lambda n, at: f"{bos} twice in a row"
             )
 
-    def _check_labels(self, block: Block, is_counted_NT: np.ndarray, is_content_NT: np.ndarray) -> None:
+    def _check_labels(self, block: SampleBlock, is_counted_NT: np.ndarray, is_content_NT: np.ndarray) -> None:
         ids_NL, labels_NL = block.ids_NL, block.labels_NL
         differs_NT = is_counted_NT & (labels_NL[:, 1:] != ids_NL[:, 1:])
         self._tell(
@@ -131,7 +131,7 @@ class BlockChecks:
                 lambda n, at: f"position {at + 1} is predicted from the document before, isolated or not",
             )
 
-    def _tell(self, code: str, block: Block, is_bad_NX: np.ndarray, what: Callable[[int, int], str]) -> None:
+    def _tell(self, code: str, block: SampleBlock, is_bad_NX: np.ndarray, what: Callable[[int, int], str]) -> None:
         count = int(is_bad_NX.sum())
         if count:
             row, at = (int(place[0]) for place in np.nonzero(is_bad_NX))

@@ -4,7 +4,7 @@ import numpy as np
 import xxhash
 
 from windlass.data.lint.check_ids import Copies, Seen, Where
-from windlass.data.lint.documents import Block
+from windlass.data.lint.documents import SampleBlock
 from windlass.data.lint.findings import Findings
 from windlass.data.packing import NOT_COUNTED
 
@@ -19,7 +19,7 @@ class PairChecks:
         self._turned = (0, 0)
         self._copies = Copies()
 
-    def add(self, block: Block) -> None:
+    def add(self, block: SampleBlock) -> None:
         rows_N2L = block.ids_NL.reshape(block.num_samples, 2, -1)
         is_counted_N2L = block.labels_NL.reshape(rows_N2L.shape) != NOT_COUNTED
         is_counted_N2L[:, :, 0] = False  # context alone

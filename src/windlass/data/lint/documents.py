@@ -23,7 +23,7 @@ SAMPLES_AT_ONCE: Final = 256
 NUM_RUNS: Final = 8
 
 
-class Block(NamedTuple):
+class SampleBlock(NamedTuple):
     """Neighbouring samples as rows, [N, T+1] int32 each; `first`: the number of the first sample in its set. `begins_run`:
     whether what lies before it was not read. `rows_per_sample`: 2 for pairs. `is_text`: every id is a target, EOS too, but for
     the first of the rest of a cut document; of chats masks say what is learned."""
@@ -76,7 +76,7 @@ def place(reader: Reader, sample: int) -> str:
     raise AssertionError("a sample behind the end of its set")
 
 
-def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False) -> Iterator[Block]:
+def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False) -> Iterator[SampleBlock]:
     """The samples of `runs`, at most SAMPLES_AT_ONCE at a time; the rest as in Block. Raises BadShard."""
     ends = np.cumsum(reader.shard_samples)
     for run in runs:
@@ -89,10 +89,10 @@ def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text:
             ids_NL, labels_NL = (np.stack(column) for column in zip(*rows))
             length = ids_NL.shape[1] // rows_per_sample
             parts = ids_NL.reshape(-1, length), labels_NL.reshape(-1, length)
-            yield Block(*parts, start, start == run.start, rows_per_sample, is_text)
+            yield SampleBlock(*parts, start, start == run.start, rows_per_sample, is_text)
 
 
-def content_lengths(block: Block, eos_id: int) -> np.ndarray:
+def content_lengths(block: SampleBlock, eos_id: int) -> np.ndarray:
     """Ids of each sample before its padding, [N]: the EOS at its end that count nothing, but for the one that ends a document
     whose end is not learned."""
     is_content_NL = (block.ids_NL != eos_id) | (block.labels_NL != NOT_COUNTED)
@@ -105,7 +105,7 @@ def content_lengths(block: Block, eos_id: int) -> np.ndarray:
     return np.where(ends_open_N & (lengths_N < length), lengths_N + 1, lengths_N)
 
 
-class Documents:
+class DocumentWalk:
     """Puts documents together. `add` the blocks of a set in order; `end` gives the piece that is left."""
 
     def __init__(self, eos_id: int):
@@ -114,7 +114,7 @@ class Documents:
         self._counted: list[np.ndarray] = []
         self._sample, self._begins, self._is_open = 0, False, False
 
-    def add(self, block: Block) -> Iterator[Document]:
+    def add(self, block: SampleBlock) -> Iterator[Document]:
         if block.begins_run:
             yield from self.end()
         for row, length in enumerate(content_lengths(block, self._eos_id).tolist()):

@@ -9,64 +9,72 @@ from typing import Final, Literal, NamedTuple
 Severity = Literal["error", "warning"]
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     severity: Severity
     change: str
 
 
 AGAIN: Final = "prepare again into another data.directory"
 
-KINDS: Final[dict[str, Kind]] = {
-    "ids-out-of-vocabulary": Kind("error", f"the shards are of another tokenizer, or damaged: {AGAIN}"),
-    "labels-are-other-ids": Kind(
+KINDS: Final[dict[str, FindingKind]] = {
+    "ids-out-of-vocabulary": FindingKind("error", f"the shards are of another tokenizer, or damaged: {AGAIN}"),
+    "labels-are-other-ids": FindingKind(
         "error", f"labels are the ids themselves, unshifted, or -100: the loader shifts; {AGAIN}"
     ),
-    "mask-empty": Kind("error", "nothing of it would be learned: mend what wrote the labels, or leave it out"),
-    "mask-full": Kind("error", "prompts would be learned like answers: see that the chat template marks the answers"),
-    "mask-holes": Kind("error", f"in text every token is a target: {AGAIN}"),
-    "leak-across-documents": Kind("error", f"isolated documents do not predict each other: {AGAIN}"),
-    "ids-of-another-tokenizer": Kind(
+    "mask-empty": FindingKind("error", "nothing of it would be learned: mend what wrote the labels, or leave it out"),
+    "mask-full": FindingKind(
+        "error", "prompts would be learned like answers: see that the chat template marks the answers"
+    ),
+    "mask-holes": FindingKind("error", f"in text every token is a target: {AGAIN}"),
+    "leak-across-documents": FindingKind("error", f"isolated documents do not predict each other: {AGAIN}"),
+    "ids-of-another-tokenizer": FindingKind(
         "error", f"the shards were written with another tokenizer than lies beside them: {AGAIN}"
     ),
-    "isolation-cuts-turns": Kind(
+    "isolation-cuts-turns": FindingKind(
         "error",
         "EOS ends turns in this template, and documents are told apart by EOS: set data.tokenizer.eos_token to a special "
         "token that the template does not write, or data.isolate=false",
     ),
-    "eos-missing": Kind("error", f"documents would run into each other: {AGAIN}"),
-    "eos-doubled": Kind(
+    "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
+    "eos-doubled": FindingKind(
         "error", "the text brings an end of its own: take it out of the text, one EOS is put behind it"
     ),
-    "eos-of-another": Kind("error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"),
-    "bos-doubled": Kind(
+    "eos-of-another": FindingKind(
+        "error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"
+    ),
+    "bos-doubled": FindingKind(
         "error", "two beginnings stand where one is meant: the template writes one, so nothing else may"
     ),
-    "template-round-trip": Kind("error", "mend the chat template of the tokenizer, or take another"),
-    "tokenizer-of-another-model": Kind("error", "set data.tokenizer.from to what model.from names, and prepare again"),
-    "pair-of-equals": Kind("error", "of a pair one answer is preferred to another: leave it out"),
-    "pair-of-two-prompts": Kind(
+    "template-round-trip": FindingKind("error", "mend the chat template of the tokenizer, or take another"),
+    "tokenizer-of-another-model": FindingKind(
+        "error", "set data.tokenizer.from to what model.from names, and prepare again"
+    ),
+    "pair-of-equals": FindingKind("error", "of a pair one answer is preferred to another: leave it out"),
+    "pair-of-two-prompts": FindingKind(
         "error", f"both answers of a pair go on with one prompt: mend what wrote them; {AGAIN}"
     ),
-    "pair-contradicted": Kind("warning", "one pair teaches the opposite of the other: leave one of them out"),
-    "model-ends-otherwise": Kind(
+    "pair-contradicted": FindingKind("warning", "one pair teaches the opposite of the other: leave one of them out"),
+    "model-ends-otherwise": FindingKind(
         "warning", "the model was taught another end: set eos_token in the tokenizer's tokenizer_config.json to it"
     ),
-    "empty-documents": Kind("warning", "leave them out of the source"),
-    "duplicate-documents": Kind("warning", "leave the copies out of the source"),
-    "near-duplicates": Kind(
+    "empty-documents": FindingKind("warning", "leave them out of the source"),
+    "duplicate-documents": FindingKind("warning", "leave the copies out of the source"),
+    "near-duplicates": FindingKind(
         "warning", "they differ in white space, case or the last token alone: leave the copies out of the source"
     ),
-    "validation-in-train": Kind("warning", "the validation loss flatters: take them out of the training documents"),
-    "repeated-token": Kind("warning", "leave such documents out of the source"),
-    "damaged-text": Kind(
+    "validation-in-train": FindingKind(
+        "warning", "the validation loss flatters: take them out of the training documents"
+    ),
+    "repeated-token": FindingKind("warning", "leave such documents out of the source"),
+    "damaged-text": FindingKind(
         "warning",
         "it was decoded wrongly once, or keeps a byte order mark: read it again in the encoding it was written in",
     ),
-    "special-token-as-text": Kind(
+    "special-token-as-text": FindingKind(
         "warning", "it is plain text here; where it was meant to end or mark something, take it out of the text"
     ),
-    "documents-cut": Kind("warning", "raise data.sequence_length, or shorten the documents"),
-    "mostly-padding": Kind("warning", "lower data.sequence_length, or pack by concatenation"),
+    "documents-cut": FindingKind("warning", "raise data.sequence_length, or shorten the documents"),
+    "mostly-padding": FindingKind("warning", "lower data.sequence_length, or pack by concatenation"),
 }
 
 

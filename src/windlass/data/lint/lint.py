@@ -20,7 +20,7 @@ from windlass.data.lint.check_ids import BlockChecks, DocumentChecks, Expected, 
 from windlass.data.lint.check_preferences import PairChecks
 from windlass.data.lint.check_text import Folded, OfTrain, TextChecks
 from windlass.data.lint.check_tokenizer import check_eos, check_model, vocabulary_of
-from windlass.data.lint.documents import NUM_RUNS, Documents, blocks, place, runs_of
+from windlass.data.lint.documents import NUM_RUNS, DocumentWalk, blocks, place, runs_of
 from windlass.data.lint.findings import Finding, Findings
 from windlass.data.prepare.manifest import Prepared
 from windlass.data.shards.mds import Reader
@@ -55,12 +55,14 @@ class Looked(NamedTuple):
     text_tokens: int
 
 
-class Result(NamedTuple):
+class LintResult(NamedTuple):
     findings: list[Finding]
     looked: list[Looked]
 
 
-def lint(prepared: Prepared, limits: Limits = FULL, *, model: Path | None = None, is_isolated: bool = False) -> Result:
+def lint(
+    prepared: Prepared, limits: Limits = FULL, *, model: Path | None = None, is_isolated: bool = False
+) -> LintResult:
     """Every finding, errors first. `model`: the directory of the weights that training starts from; `is_isolated`: whether
     documents are to attend to themselves alone.
 
@@ -91,7 +93,7 @@ def lint(prepared: Prepared, limits: Limits = FULL, *, model: Path | None = None
             train, train_reader = hashes["train"]
             overlap(found, train, documents, partial(place, reader), partial(place, train_reader))
         findings += found.list()
-    return Result(sorted(findings, key=lambda finding: finding.severity), looked)
+    return LintResult(sorted(findings, key=lambda finding: finding.severity), looked)
 
 
 def _check_set(
@@ -113,7 +115,7 @@ def _check_set(
     is_plain = expected.format == "text" and expected.bytes_add_up
     by_text = TextChecks(found, vocabulary, tokenizer, where, limits.text_tokens, is_plain, of_train)
     by_pair = PairChecks(found, where)
-    documents = Documents(vocabulary.eos_id)
+    documents = DocumentWalk(vocabulary.eos_id)
     is_pairs = expected.format == "preference"
     for block in blocks(reader, runs, ROWS if is_pairs else 1, expected.format == "text"):
         by_block.add(block)

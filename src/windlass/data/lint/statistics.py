@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from windlass.data.lint.documents import Block, Documents, blocks, content_lengths, place, runs_of
+from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, place, runs_of
 from windlass.data.lint.lint import expected_of
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import Prepared, SetInfo
@@ -92,7 +92,7 @@ def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
     """Raises BadShard."""
     reader = Reader(prepared.shards(name))
     tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)
-    documents = Documents(prepared.eos_id)
+    documents = DocumentWalk(prepared.eos_id)
     counts_V = np.zeros(prepared.vocab_size, np.int64)
     lengths: list[int] = []
     num_looked = num_targets = num_content = num_pieces = 0
@@ -148,7 +148,7 @@ def kind_of_rows(prepared: Prepared, name: str) -> tuple[int, bool]:
     return ROWS if kind == "preference" else 1, kind == "text"
 
 
-def _segments(block: Block, row: int, prepared: Prepared, is_isolated: bool) -> Iterator[Segment]:
+def _segments(block: SampleBlock, row: int, prepared: Prepared, is_isolated: bool) -> Iterator[Segment]:
     tokenizer, _ = open_tokenizer(prepared.tokenizer_directory)
     kinds = _kinds(block, row, prepared.eos_id, is_isolated)
     size, ids_L = prepared.vocab_size, block.ids_NL[row]
@@ -159,7 +159,7 @@ def _segments(block: Block, row: int, prepared: Prepared, is_isolated: bool) -> 
         yield Segment(kinds[start], text, end - start)
 
 
-def _kinds(block: Block, row: int, eos_id: int, is_isolated: bool) -> list[Kind]:
+def _kinds(block: SampleBlock, row: int, eos_id: int, is_isolated: bool) -> list[Kind]:
     """What each id of the row is. The first one is context alone: the sample before has it as its last target."""
     ids_L, labels_L = block.ids_NL[row], block.labels_NL[row].copy()
     if is_isolated:

@@ -21,7 +21,7 @@ import xxhash
 from windlass.data.prepare import baselines
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
-from windlass.data.prepare.plan import Plan, Report, choose
+from windlass.data.prepare.plan import PreparePlan, Report, choose
 from windlass.data.prepare.write_set import Growing, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
@@ -40,7 +40,11 @@ Tokenizer = tuple[Path, int, np.ndarray, bool]
 
 
 def _tokenizer(
-    plan: Plan, selections: Mapping[str, Selection], amounts: Mapping[str, list[Amount]], directory: Path, work: Path
+    plan: PreparePlan,
+    selections: Mapping[str, Selection],
+    amounts: Mapping[str, list[Amount]],
+    directory: Path,
+    work: Path,
 ) -> Tokenizer:
     """The tokenizer, written to `directory`."""
     if plan.config.tokenizer.train is not None:
@@ -54,13 +58,13 @@ def _tokenizer(
     return directory, eos_id, tokenizer.token_bytes(opened), is_fast
 
 
-def _tell_corpus(plan: Plan) -> None:
+def _tell_corpus(plan: PreparePlan) -> None:
     scanned = plan.training_files
     size = format_bytes(sum(file.num_bytes for file in scanned))
     plan.report(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
 
 
-def make(plan: Plan, temporary: Path, work: Path) -> Prepared:
+def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
     """Everything but prepared.json, into `temporary`. `work`: what outlives a kill. Raises UserError."""
     selections, amounts = choose(plan, work)
     check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
@@ -75,7 +79,7 @@ def make(plan: Plan, temporary: Path, work: Path) -> Prepared:
     return _prepared(plan, temporary, selections, infos, known)
 
 
-def make_growing(plan: Plan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:
+def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:
     """The same in `directory` itself, whose training set others may read while it is written. What is there of the very same
     preparation is gone on with, anything else replaced; `begun` is called then. Raises UserError."""
     beat = journal.Beat()
@@ -119,7 +123,7 @@ def make_growing(plan: Plan, directory: Path, work: Path, begun: Callable[[], No
         raise
 
 
-def _goes_on(plan: Plan, directory: Path) -> bool:
+def _goes_on(plan: PreparePlan, directory: Path) -> bool:
     """Whether what lies there is a growing preparation of this plan, whole as far as it was told."""
     try:
         told = journal.open_journal(directory)
@@ -141,7 +145,7 @@ def _goes_on(plan: Plan, directory: Path) -> bool:
     return True
 
 
-def _check_enough(plan: Plan, info: SetInfo) -> None:
+def _check_enough(plan: PreparePlan, info: SetInfo) -> None:
     length = plan.config.sequence_length
     if info.tokens < length:
         given = f"sequence_length {length}, but the training text has {info.tokens} tokens"
@@ -149,7 +153,11 @@ def _check_enough(plan: Plan, info: SetInfo) -> None:
 
 
 def _prepared(
-    plan: Plan, directory: Path, selections: Mapping[str, Selection], infos: Mapping[str, SetInfo], known: Tokenizer
+    plan: PreparePlan,
+    directory: Path,
+    selections: Mapping[str, Selection],
+    infos: Mapping[str, SetInfo],
+    known: Tokenizer,
 ) -> Prepared:
     _check_enough(plan, infos["train"])
     scored = _baselines(selections, infos, directory, known)

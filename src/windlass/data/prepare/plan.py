@@ -25,7 +25,7 @@ DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was
 Report = Callable[[str], None]
 
 
-class Plan(NamedTuple):
+class PreparePlan(NamedTuple):
     """What is to be prepared, and from what."""
 
     config: DataConfig
@@ -73,11 +73,13 @@ class Plan(NamedTuple):
         return {pin: commit for pin, commit in found.items() if commit is not None}
 
 
-def look(config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, commits: Mapping[str, str]) -> Plan:
+def look(
+    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, commits: Mapping[str, str]
+) -> PreparePlan:
     """Every source looked at. `commits`: those that datasets of the hub are to have. Raises UserError."""
     files = {name: scan(source, report, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
-    return Plan(config, sets, files, loaded, report, {})
+    return PreparePlan(config, sets, files, loaded, report, {})
 
 
 def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
@@ -93,7 +95,7 @@ def _pin(source: SourceConfig) -> str:
 
 
 def choose(
-    plan: Plan, work: Path, tick: Callable[[], None] = lambda: None
+    plan: PreparePlan, work: Path, tick: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Selection], dict[str, list[Amount]]]:
     """The documents of every set, and how many. What is not local is fetched, or, of a growing set, comes as it is read; `tick`
     is called while it is waited for. Raises UserError."""

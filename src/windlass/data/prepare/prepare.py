@@ -24,7 +24,7 @@ from windlass.data.prepare.directory import (
     told_if_full,
 )
 from windlass.data.prepare.manifest import Prepared, check_shards, find_prepared, load_prepared, open_prepared
-from windlass.data.prepare.plan import Plan, Report, look
+from windlass.data.prepare.plan import PreparePlan, Report, look
 from windlass.data.shards.journal import beating, open_journal
 from windlass.data.shards.remote import claim, publish
 from windlass.data.shards.store import Store, is_url
@@ -82,7 +82,7 @@ def prepare(
     return open_prepared(config, sets)
 
 
-def _make(plan: Plan, directory: Path, begun: Callable[[], None]) -> None:
+def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
     if plan.config.may_grow:
         with told_if_full(directory, directory), kept_work(directory) as work:
             make_growing(plan, directory, open_parts(work, plan.fingerprint), begun)
@@ -100,13 +100,13 @@ def other_stream(place: str) -> UserError:
     )
 
 
-def _is_stale(plan: Plan, directory: Path) -> bool:
+def _is_stale(plan: PreparePlan, directory: Path) -> bool:
     """Whether a preparation of this plan is finished there, and a source that grew has other files since."""
     found = load_prepared(directory)
     return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
 
 
-def _what_is_wrong(find: Callable[[], Prepared | None], plan: Plan, may_lack: int = 0) -> str | None:
+def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, may_lack: int = 0) -> str | None:
     """Why what `find` finds is not the preparation of this plan; None if it is, but for so many shards."""
     try:
         found = find()

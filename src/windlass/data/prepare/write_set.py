@@ -24,7 +24,7 @@ from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total
 from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
-from windlass.data.tokenize.resume import Part, encode_in_parts, limited
+from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
 from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
 
@@ -132,7 +132,7 @@ class _Counted:
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
         self._start_s = self._reported_s = time.monotonic()
 
-    def through(self, parts: Iterator[Part], source: Source) -> Iterator[np.ndarray]:
+    def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
         """The ids of one source: of pairs those that fit, and no more than its limit in tokens."""
         whole = checked_limit(source, parts)
         fitting = Fitting(self._eos_id, self._length, source.too_long)

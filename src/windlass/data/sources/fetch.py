@@ -27,7 +27,7 @@ from windlass.data.sources.formats import read_rows
 from windlass.data.sources.growing import Patience, arriving_rows
 from windlass.data.sources.scan import Source, SourceFile, all_rows, check_unchanged
 from windlass.data.sources.urls import is_of_a_library, refused_url
-from windlass.data.tokenize.resume import Part
+from windlass.data.tokenize.resume import FinishedPart
 from windlass.errors import AbsentSource, UserError
 from windlass.units import MIB, format_bytes, format_duration
 
@@ -260,7 +260,7 @@ class _Chunks:
         ]
 
 
-def checked_limit(source: Source, parts: Iterable[Part]) -> Iterator[Part]:
+def checked_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
     """The parts of a source. Raises UserError where they end before its limit in tokens because no more text was fetched."""
     num_tokens = 0
     for part in parts:

@@ -30,7 +30,7 @@ import numpy as np
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools, up_to_last_answer
 from windlass.data.tokenize.chat_template import CHOSEN_END, CONVERSATIONS_AT_ONCE, Template, flagged
-from windlass.data.tokenize.resume import Part
+from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
@@ -187,7 +187,7 @@ class Fitting:
         self._eos_id, self._length, self._too_long = eos_id, sequence_length, too_long
         self.num_dropped = self.num_pairs = self.longest = 0
 
-    def through(self, parts: Iterable[Part], name: str) -> Iterator[Part]:
+    def through(self, parts: Iterable[FinishedPart], name: str) -> Iterator[FinishedPart]:
         """Raises UserError, at the end, where pairs are too long and are not to be dropped."""
         for part in parts:
             pairs = np.split(part.ids, np.flatnonzero(part.ids == self._eos_id)[:-1] + 1)
@@ -200,7 +200,7 @@ class Fitting:
                 yield part
             elif fits_N.any():
                 kept = [pair for pair, fits in zip(pairs, fits_N) if fits]
-                yield Part(np.concatenate(kept), part.sizes[fits_N])
+                yield FinishedPart(np.concatenate(kept), part.sizes[fits_N])
         if self.num_dropped and (self._too_long is None or self.num_dropped == self.num_pairs):
             raise UserError(
                 f"{self.num_dropped} of {self.num_pairs} pairs of {name} are longer than data.sequence_length="

@@ -25,7 +25,7 @@ FINGERPRINT: Final = "fingerprint"
 Encode = Callable[[Iterable[str]], Iterator[np.ndarray]]
 
 
-class Part(NamedTuple):
+class FinishedPart(NamedTuple):
     """Whole documents: their ids, each with its EOS, and the bytes of each one's text, [documents]."""
 
     ids: np.ndarray
@@ -42,7 +42,7 @@ def open_parts(directory: Path, fingerprint: str) -> Path:
     return directory
 
 
-def kept(directory: Path) -> Iterator[Part]:
+def kept(directory: Path) -> Iterator[FinishedPart]:
     """The parts that are whole, up to the first that is not; that and what follows is removed."""
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):
@@ -52,7 +52,7 @@ def kept(directory: Path) -> Iterator[Part]:
                 damaged.unlink()
             return
         stream = io.BytesIO(data)
-        yield Part(np.load(stream), np.load(stream))
+        yield FinishedPart(np.load(stream), np.load(stream))
 
 
 def _name(number: int, data: bytes) -> str:
@@ -61,7 +61,7 @@ def _name(number: int, data: bytes) -> str:
 
 def encode_in_parts(
     texts: Iterable[str], encode: Encode, eos_id: int, directory: Path, part_tokens: int | None = None
-) -> Iterator[Part]:
+) -> Iterator[FinishedPart]:
     """The documents as parts: first what was kept, then what `encode` makes of the rest, kept before it is yielded.
 
     encode: texts -> arrays of ids in order, EOS behind each document and nowhere else. part_tokens: the size of a part,
@@ -93,8 +93,8 @@ def encode_in_parts(
         yield _keep(directory, number, rest, sizes, int((rest == eos_id).sum()))
 
 
-def _keep(directory: Path, number: int, ids: np.ndarray, sizes: deque[int], num_documents: int) -> Part:
-    part = Part(ids, np.array([sizes.popleft() for _ in range(num_documents)], np.int64))
+def _keep(directory: Path, number: int, ids: np.ndarray, sizes: deque[int], num_documents: int) -> FinishedPart:
+    part = FinishedPart(ids, np.array([sizes.popleft() for _ in range(num_documents)], np.int64))
     stream = io.BytesIO()
     np.save(stream, part.ids)
     np.save(stream, part.sizes)
@@ -103,14 +103,14 @@ def _keep(directory: Path, number: int, ids: np.ndarray, sizes: deque[int], num_
     return part
 
 
-def limited(parts: Iterable[Part], eos_id: int, num_tokens: int | None) -> Iterator[Part]:
+def limited(parts: Iterable[FinishedPart], eos_id: int, num_tokens: int | None) -> Iterator[FinishedPart]:
     """The parts up to the document that reaches `num_tokens`."""
     left = num_tokens
     for part in parts:
         if left is not None and len(part.ids) >= left:
             ends = np.flatnonzero(part.ids == eos_id) + 1
             last = int(np.searchsorted(ends, left))  # the first document that ends at or behind the limit
-            yield Part(part.ids[: ends[last]], part.sizes[: last + 1])
+            yield FinishedPart(part.ids[: ends[last]], part.sizes[: last + 1])
             return
         left = None if left is None else left - len(part.ids)
         yield part

@@ -32,16 +32,14 @@ matrix product.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from windlass.model.attention.causal import sees
+from windlass.model.attention.layout import AttentionLayout
 from windlass.model.dropout import ATTENTION, keep_mask, row_keys
-
-if TYPE_CHECKING:  # attention.py imports this file
-    from windlass.model.attention.attend import Layout
 
 PIECE_WEIGHTS: Final = (
     1 << 21
@@ -53,7 +51,7 @@ def attend_unfused(
     q_BHTK: Tensor,
     k_BGTK: Tensor,
     v_BGTK: Tensor,
-    layout: "Layout",
+    layout: AttentionLayout,
     probability: float,
     keys_B: Tensor,
 ) -> Tensor:

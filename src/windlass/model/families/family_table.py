@@ -203,3 +203,8 @@ NEAREST: Final[dict[str, tuple[str, str]]] = {
     "glm": ("llama", "partly rotated heads"),
     "mamba": ("llama", "state spaces in place of attention"),
 }
+
+
+def to_hf(arch: Architecture) -> dict[str, object]:
+    """The config.json from which transformers builds the same model."""
+    return FAMILIES[arch.family].from_architecture(arch)

@@ -1,0 +1,24 @@
+"""Who sees whom: what attention needs to know of a row besides queries, keys and values."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from windlass.model.attention.context import Context
+from windlass.model.attention.documents import Documents
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Query t stands at position query_offset + t among the keys 0..S-1, and sees of its own document the last `window`
+    keys up to itself. Without documents a row is one. Of ranks that share heads or positions, for the masks of dropout: which
+    heads these are, and which positions the residual stream has here. `context`: the ranks that share the row; `parts`: the
+    documents that this rank's slices of it meet, where it computes slices."""
+
+    query_offset: int = 0
+    window: int | None = None
+    documents: Documents | None = None
+    heads_H: Tensor | None = None
+    stream_T: Tensor | None = None
+    context: Context | None = None
+    parts: tuple[Documents, ...] = ()
