@@ -9,5 +9,6 @@ urls              errors of a URL's file system, put in words
 formats           file formats: bytes in, rows out
 kinds             whether the files of a source fit its settings
 chat_rows         rows that hold a conversation
+preference_rows   rows that hold two answers to one prompt
 select            which documents a set keeps, without duplicates where asked
 """

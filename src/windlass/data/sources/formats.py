@@ -4,8 +4,8 @@
     *.parquet            a row is a row: the column `text` (or another), read row group by row group
     everything else      the file is one row: plain text
 
-Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (`messages.conversation_of`,
-`pairs.pair_of`).
+Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (chat_rows.conversation_of,
+preference_rows.pair_of).
 
 Each but Parquet may be compressed, as `.gz` or `.zst` behind the name says. Memory: a line, a batch of 256 rows of
 Parquet beside its pages, or a whole plain file. A text is exact: its UTF-8 bytes are what the file holds.
@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, cast
 
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
-from windlass.data.tokenize.preferences import PAIR_COLUMNS, pair_of
+from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
 from windlass.errors import UserError, nearest
 
 Kind = Literal["text", "jsonl", "parquet"]
