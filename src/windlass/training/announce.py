@@ -4,6 +4,7 @@ from typing import Any
 
 from windlass.config import to_yaml
 from windlass.data.stream.ledger import entry
+from windlass.data.stream.mixture import shares_of
 from windlass.model.architecture import describe_dropout
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
@@ -60,7 +61,7 @@ def announce(run: Run, source: str) -> None:
             consumed=run.loader.consumed,
             skipped=run.loader.skipped,
             samples_per_step=run.loader.global_batch,
-            shares=run.prepared.shares(config.data.weights),
+            shares=shares_of(run.prepared.sets["train"].source_shards, config.data.weights),
             arrival=config.data.order.first_epoch == "arrival",
             known=run.loader.new_shards(),
         ),
@@ -85,7 +86,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     inside = "documents attend to themselves alone" if data.isolate else "documents see those before them in a sequence"
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""
     found = {"packing": f"{data.packing}{full}; {inside}"}
-    shares = run.prepared.shares(data.weights)
+    shares = shares_of(train.source_shards, data.weights)
     if shares is not None:
         samples = [shard.num_samples for shard in run.loader.shards]
         names = [source.label for source in data.sources]

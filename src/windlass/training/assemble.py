@@ -16,12 +16,12 @@ import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.provenance import collect_provenance
-from windlass.commands.data_lint import check_before_training
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
 from windlass.data.stream.arrival import Past
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
 from windlass.data.stream.loader import Loader
+from windlass.data.stream.mixture import shares_of
 from windlass.data.stream.skip import SkipRule
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
@@ -49,7 +49,7 @@ from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun, check_length, check_settings, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_model, check_vocabulary, make_ready_once
+from windlass.training.preflight import check_before_training, check_model, check_vocabulary, make_ready_once
 from windlass.training.recompute import plan_of
 from windlass.training.restore import restore
 from windlass.training.run import Run
@@ -264,7 +264,7 @@ def open_loader(
         consumed=consumed,
         with_keys=bool(architecture.dropout),
         borders=prepared.borders("train") if config.data.isolate else None,
-        shares=prepared.shares(config.data.weights),
+        shares=shares_of(prepared.sets["train"].source_shards, config.data.weights),
         skip_rule=rule,
         arrival=config.data.order.first_epoch == "arrival",
         past=past,

@@ -29,7 +29,6 @@ from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
 from windlass.data.sources.source_files import SourceFile
-from windlass.data.stream.mixture import Shares
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
@@ -109,11 +108,6 @@ class Prepared:
     def borders(self, name: str) -> Borders:
         """What isolating the documents of a set takes."""
         return Borders(self.eos_id, self.sets[name].max_documents)
-
-    def shares(self, weights: list[float] | None) -> Shares | None:
-        """The training set as a mixture by `weights`, where there are some."""
-        counts = self.sets["train"].source_shards
-        return None if weights is None else Shares([k for k, n in enumerate(counts) for _ in range(n)], weights)
 
     def token_bytes(self, name: str) -> np.ndarray | None:
         """Bytes per token id [V], or None where they do not add up to the text of this set (see SetInfo)."""
