@@ -49,7 +49,7 @@ ENVIRONMENT_READERS = ("runtime.py", "launch/")
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are first named"}
 BROAD_EXCEPT = {
-    "data/sources/fetch.py": "the same while sources are looked at; what is none of a library's errors is raised as it is",
+    "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",
     "checkpoint/exchange.py": "one rank's failure is carried to all ranks, which raise it together; alone it would hang them",

@@ -19,15 +19,16 @@ import numpy as np
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.files import write_durably
 from windlass.data.packing import Borders
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
-from windlass.data.shards.mds import Folder, ShardSource, read_index, write_durably
+from windlass.data.shards.mds import Folder, ShardSource, read_index
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
-from windlass.data.sources.scan import SourceFile
+from windlass.data.sources.source_files import SourceFile
 from windlass.data.stream.mixture import Shares
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError

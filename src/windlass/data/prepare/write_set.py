@@ -19,8 +19,8 @@ from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
 from windlass.data.sources.fetch import checked_limit
-from windlass.data.sources.scan import Source
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
+from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
