@@ -61,7 +61,7 @@ def test_epochs_are_held_against_the_warm_up_too(base, prepared):
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
     newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
     names = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
-    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "capsule.json", "MANIFEST"} <= names
+    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "trainer_state.json", "MANIFEST"} <= names
     provenance = json.loads((newest / "provenance.json").read_text())
     assert {"argv", "hosts", "packages", "git", "python"} <= provenance.keys()
 

@@ -67,18 +67,18 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     if not is_prepared:
         config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
-    capsule = begun(config := with_steps(config, prepared))
-    notes = check_data(capsule, config, prepared, runtime)
-    architecture = architecture_from_hf(capsule["model"]) if capsule is not None else shape_of(config, prepared)
+    trainer_state = begun(config := with_steps(config, prepared))
+    notes = check_data(trainer_state, config, prepared, runtime)
+    architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
     check_model(config, architecture)
     rules = rules_of(config, architecture)
     kinds = plan_of(config, architecture, runtime.device.type).kinds
     check_vocabulary(prepared.vocab_size, architecture)
-    lease = open_directory(config.run.directory, runtime)
+    run_lock = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
-    fill = nothing if capsule is not None else starting_weights(config, architecture)
+    fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
     program = build_program(*parts, fill, frozen_names(rules), kinds)
     optimizer = optimizer_of(config, program, rules, precision)
@@ -87,7 +87,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     start = restore(config, checkpoints, program, optimizer, tell)
     for sentence in notes:
         tell(sentence)
-    limits = skip_rule(config, runtime, prepared, start), past_of(capsule, config, prepared)
+    limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
     loader = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules)
     run = Run(
@@ -103,8 +103,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
         checkpoints=checkpoints,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts()),
-        base=base_files(config, is_new=capsule is None),
-        lease=lease,
+        base=base_files(config, is_new=trainer_state is None),
+        run_lock=run_lock,
         restore_output=restore_output,
         start_step=start.step,
         health=open_health(config, recorder, start.step),
@@ -113,21 +113,23 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     return run
 
 
-def check_data(capsule: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime) -> list[str]:
+def check_data(
+    trainer_state: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime
+) -> list[str]:
     """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
-    if capsule is None:
+    if trainer_state is None:
         return check_before_training(prepared, config, runtime)
-    return check_continuation(capsule, config, prepared)
+    return check_continuation(trainer_state, config, prepared)
 
 
-def check_continuation(capsule: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
+def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
     """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
     drift is accepted. Raises UserError."""
-    check_settings(capsule, config)
-    check_length(capsule, config)
-    if capsule["data"]["stream"] == prepared.stream:
+    check_settings(trainer_state, config)
+    check_length(trainer_state, config)
+    if trainer_state["data"]["stream"] == prepared.stream:
         return []
-    if stream_to_keep(capsule, config) is not None:
+    if stream_to_keep(trainer_state, config) is not None:
         raise other_stream(prepared.place)
     return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]
 

@@ -41,12 +41,12 @@ def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
     keep = None
-    capsule = begun(config)
-    if capsule is not None:
-        config = keep_pins(config, capsule)
-        check_settings(capsule, config)
-        rules_of(config, architecture_from_hf(capsule["model"]))
-        keep = stream_to_keep(capsule, config)
+    trainer_state = begun(config)
+    if trainer_state is not None:
+        config = keep_pins(config, trainer_state)
+        check_settings(trainer_state, config)
+        rules_of(config, architecture_from_hf(trainer_state["model"]))
+        keep = stream_to_keep(trainer_state, config)
         config = pin_tokenizer(config)
     else:
         config = pin_model(config)
@@ -98,16 +98,16 @@ def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     """The recipe's data, prepared without a run, and what it names of the hub, fetched: a run then needs no network. A run that
     has begun keeps the stream it began with, and its weights lie in its checkpoints. Raises UserError."""
-    capsule = begun(config)
+    trainer_state = begun(config)
     keep = None
-    if capsule is not None:
-        config, keep = keep_pins(config, capsule), stream_to_keep(capsule, config)
+    if trainer_state is not None:
+        config, keep = keep_pins(config, trainer_state), stream_to_keep(trainer_state, config)
     elif with_weights:
         config = pin_model(config)
         if config.model.commit is not None:
             check_model(config, config.model.architecture(config.data.tokenizer.train or 1))
     config = pin_tokenizer(config)
-    if capsule is None and with_weights:
+    if trainer_state is None and with_weights:
         fetch_weights(config)
     for line in told_pins(config):
         print(line)

@@ -51,7 +51,7 @@ class Run:
     provenance: dict[str, Any]
     base: Mapping[str, bytes | Path]
     """Files of a checkpoint that tell of the model that this run began from (see training/base_model_files)."""
-    lease: BinaryIO | None
+    run_lock: BinaryIO | None
     """The lock on the run directory; rank 0 holds it."""
     restore_output: Callable[[], None]
     """Ends the log beside the terminal."""
@@ -115,7 +115,7 @@ class Run:
             metric = (
                 self.metric if self.metric_step == step else None
             )  # a loss belongs to the weights it was measured on
-            self.checkpoints.save(step, tensors, self._capsule(step), self._files(), metric, final=is_last)
+            self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
         except (UserError, OSError) as error:
             self._tell_failure(step, error)
             if is_last:
@@ -142,7 +142,7 @@ class Run:
             return False
         return self.runtime.agree(self.checkpoints.clock_due)
 
-    def _capsule(self, step: int) -> dict[str, Any]:
+    def _trainer_state(self, step: int) -> dict[str, Any]:
         """The rest of the state: small, the same on all ranks, JSON."""
         return {
             "step": step,
@@ -157,7 +157,6 @@ class Run:
                 "corpus_hash": self.prepared.corpus_hash,
                 "read_from": self.loader.read_from,
             },
-            "generator": torch.get_rng_state().numpy().tobytes().hex(),
             "world": self.runtime.world,
         }
 
@@ -184,6 +183,6 @@ class Run:
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             write_report(self.config.run.directory)
-        if self.lease is not None:
-            self.lease.close()
+        if self.run_lock is not None:
+            self.run_lock.close()
         self.restore_output()
