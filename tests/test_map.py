@@ -28,14 +28,20 @@ PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "launch", "precision", "hub"), ()),
-    **dict.fromkeys(DATA, (*DATA, "hub")),
+    "data": ("hub",),
+    "data.shards": ("data",),
+    "data.sources": ("data", "hub"),
+    "data.tokenize": ("data", "data.sources", "hub"),
+    "data.prepare": ("data", "data.shards", "data.sources", "data.tokenize"),
+    "data.stream": ("data", "data.shards", "data.prepare"),
+    "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
     "report.page": ("report",),
     **dict.fromkeys(
         ("model", "model.attention", "model.families"), ("model", "model.attention", "model.families", "hub")
     ),
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "parallel"),
-    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub", "commands"),
+    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch", "report.page"),
@@ -298,6 +304,8 @@ def test_the_import_rule_knows_each_floor():
     config = ast.parse("from windlass.report.config import ReportConfig\nfrom windlass.report.metrics import Recorder")
     assert forbidden_imports("windlass.config", config) == [(2, "windlass.report.metrics")]
     assert forbidden_imports("windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
+    pool = ast.parse("from windlass.data.tokenize.pool import encode")
+    assert forbidden_imports("windlass.data.sources.x", pool) and not forbidden_imports("windlass.data.prepare.x", pool)
     assert not forbidden_imports("windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
 
 
