@@ -153,7 +153,7 @@ def train_twin(config: RunConfig, borders: Sequence[int]) -> Seen:
         )  # not asked of what is proved
         seen = Seen([], [], [], {}, {}, {}, [], place)
         run.program = watcher = Watcher(run.program, seen)
-        following = run.loader.next
+        following = run.source.next
 
         def next_batches() -> list[Batch]:
             batches = following()
@@ -161,7 +161,7 @@ def train_twin(config: RunConfig, borders: Sequence[int]) -> Seen:
             seen.rows.append({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
             return batches
 
-        run.loader.next = next_batches  # type: ignore[method-assign]
+        run.source.next = next_batches  # type: ignore[method-assign]
         with Stop(runtime) as stop:
             loop(run, stop)
         seen.weights = watcher.weights()
