@@ -73,6 +73,7 @@ NO_TEST_OF_ITS_OWN = {
     "checkpoint/staging.py": "checkpoint/test_checkpoints.py: what training changes after save() is not in the checkpoint",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
+    "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",
     "model/cache.py": "model/test_transformer.py: with and without it the same text",
     "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",

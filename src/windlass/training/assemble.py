@@ -28,12 +28,12 @@ from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.flops import flops_per_token
 from windlass.model.hf import load_weights
-from windlass.model.init import initialise
+from windlass.model.init import BLOCK, initialise
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.build import Fill, build_program
+from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
 from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
@@ -61,7 +61,7 @@ def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
 
-def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
+def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
     if not is_prepared:
@@ -80,7 +80,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
     fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), kinds)
+    program = build_program(*parts, fill, frozen_names(rules), kinds, probe)
     optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
     tell = console.say if runtime.rank == 0 else _silent
@@ -153,10 +153,10 @@ def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
     return architecture
 
 
-def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
-    """What a new run starts from: drawn from the seed, or read from `model.from`."""
+def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
+    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
     if config.model.from_ is None:
-        return lambda named: initialise(named.items(), architecture, config.run.seed)
+        return lambda named: initialise(named.items(), architecture, config.run.seed, block)
     source = config.model.directory()
     return lambda named: load_weights(source, architecture, named)
 
