@@ -19,16 +19,16 @@ import numpy as np
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.files import write_durably
 from windlass.data.packing import Borders
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
-from windlass.data.shards.mds import Folder, ShardSource, read_index, write_durably
+from windlass.data.shards.mds import Folder, ShardSource, read_index
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
-from windlass.data.sources.scan import SourceFile
-from windlass.data.stream.mixture import Shares
+from windlass.data.sources.source_files import SourceFile
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
@@ -108,11 +108,6 @@ class Prepared:
     def borders(self, name: str) -> Borders:
         """What isolating the documents of a set takes."""
         return Borders(self.eos_id, self.sets[name].max_documents)
-
-    def shares(self, weights: list[float] | None) -> Shares | None:
-        """The training set as a mixture by `weights`, where there are some."""
-        counts = self.sets["train"].source_shards
-        return None if weights is None else Shares([k for k, n in enumerate(counts) for _ in range(n)], weights)
 
     def token_bytes(self, name: str) -> np.ndarray | None:
         """Bytes per token id [V], or None where they do not add up to the text of this set (see SetInfo)."""
