@@ -11,7 +11,7 @@ import functools
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
