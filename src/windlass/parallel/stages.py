@@ -6,9 +6,9 @@ model; the embedding is a lookup and costs none. The slowest stage sets the pace
 
     the cut minimises the largest stage's FLOPs; among equals, the largest stage's parameters, which count the embedding too
 
-Of experts those count that a token meets; where dense layers stand beside sparse ones, each block counts as their mean. With
-blocks alike, all but the first and the last stage hold the same number of blocks, or one more: the later ones, which
-keep activations of fewer micro-batches. A tied head lies apart from its embedding (pipeline.py) and is counted on its stage.
+Only the experts that a token meets count; where a model mixes dense and sparse layers, each block counts as their mean. With
+equal blocks, all but the first and the last stage hold the same number of blocks, or one more: the later ones, which
+keep activations of fewer micro-batches. A tied head is apart from its embedding (pipeline.py) and counts on its own stage.
 
 GPT-2 (12 blocks, tied, 50,257 tokens) on 4 ranks: 1, 5, 5, 1 blocks, since embedding and head weigh as much as 5.5 blocks each.
 """
