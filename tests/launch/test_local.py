@@ -18,6 +18,7 @@ run = pathlib.Path(os.environ["RUN"])
 rank, case = int(os.environ["RANK"]), sys.argv[1]
 from windlass.errors import EXIT_USER_ERROR, UserError
 from windlass.launch import local
+local.die_with_agent()  # the agent may be signalled while it starts the other rank
 assert local.is_worker() and local.has_agent() and local.is_elastic()
 if case == "user" or (case == "user-1" and rank == 1):
     local.tell(UserError("given", "a rule", "a change"))

@@ -61,7 +61,7 @@ def test_epochs_are_held_against_the_warm_up_too(base, prepared):
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
     newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
     names = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
-    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "capsule.json", "MANIFEST"} <= names
+    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "trainer_state.json", "MANIFEST"} <= names
     provenance = json.loads((newest / "provenance.json").read_text())
     assert {"argv", "hosts", "packages", "git", "python"} <= provenance.keys()
 
@@ -73,7 +73,7 @@ def spoil_a_moment(config):
         for step in range(4):
             if step == 3 and runtime.rank == 1:
                 run.optimizer.state_tensors()["model.norm.weight.exp_avg"].view(torch.int32)[0] ^= 1
-            batches, count = run.objective.weigh(run.loader.next(), run.program)
+            batches, count = run.objective.weigh(run.source.next(), run.program)
             try:
                 run.program.run(batches, count)
             except OutOfSync as error:

@@ -28,9 +28,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.model.chunks import Chunks
+
 IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
-CHUNK_LOGITS: Final = 1 << 27  # 512 MiB of fp32 logits at a time: 2,668 tokens at GPT-2's vocabulary, 883 at Qwen3's
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,12 @@ def head_loss(
 class Head(nn.Linear):
     """lm_head: hidden states -> logits over the true vocabulary, or with targets the summed loss."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, padded_vocab_size: int):
+    def __init__(
+        self, hidden_size: int, vocab_size: int, padded_vocab_size: int, chunk_logits: int = Chunks.head_logits
+    ):
         super().__init__(hidden_size, padded_vocab_size, bias=False)
-        self.vocab_size = vocab_size
-        self.chunk_tokens = max(1, CHUNK_LOGITS // padded_vocab_size)
+        self.vocab_size, self.chunk_logits = vocab_size, chunk_logits
+        self.chunk_tokens = max(1, chunk_logits // padded_vocab_size)
 
     def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocab_size] in hidden's dtype; with targets the 0-dim sum in nats, at least fp32."""

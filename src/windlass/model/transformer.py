@@ -30,6 +30,7 @@ from windlass.model.attention.context import Context
 from windlass.model.attention.documents import Documents, find_documents
 from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
+from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
 from windlass.model.loss import IGNORED, Head
 from windlass.model.moe import MoE, Routed
@@ -141,8 +142,16 @@ class Trunk(nn.Module):
 class Decoder(nn.Module):
     """The model, or with `layers`, `first`, `last` the part of it that a pipeline stage keeps."""
 
-    def __init__(self, arch: Architecture, layers: range | None = None, first: bool = True, last: bool = True):
+    def __init__(
+        self,
+        arch: Architecture,
+        layers: range | None = None,
+        first: bool = True,
+        last: bool = True,
+        chunks: Chunks = USUAL,
+    ):
         super().__init__()
+        self.chunks = chunks
         self.arch, self.first, self.last, self.drops = arch, first, last, bool(arch.dropout)
         self.share = Share()  # of the stream's positions and of the heads; parallel/tensor.py sets it
         self.context: Context | None = None  # of the rows; parallel/context.py sets it
@@ -157,7 +166,7 @@ class Decoder(nn.Module):
         self.routing = Routing(arch, [index for index in kept if index in sparse])
         if last:
             self.model.norm = make_norm(arch.hidden_size, arch)
-            self.lm_head = Head(arch.hidden_size, arch.vocab_size, arch.padded_vocab_size)
+            self.lm_head = Head(arch.hidden_size, arch.vocab_size, arch.padded_vocab_size, chunks.head_logits)
         self.tie()
 
     @property
@@ -205,7 +214,7 @@ class Decoder(nn.Module):
         for index, block in self.model.layers.items():
             turned = None if int(index) in self.arch.unrotated_layers else rope
             window = self.arch.window if int(index) in self.arch.window_layers else None
-            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts)
+            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts, self.chunks)
             kept = None if cache is None else cache[index]
             out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
             hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)

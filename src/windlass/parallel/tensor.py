@@ -191,8 +191,9 @@ class VocabularyHead(nn.Module):
     def __init__(self, head: Head, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.vocab_size = mesh, head.vocab_size
-        self.chunk_tokens = head.chunk_tokens * mesh.size()  # as many logits at a time, of fewer columns
         self.weight = _cut(head.weight, mesh, BY_ROWS)
+        # as many logits at a time as the whole head, of fewer columns
+        self.chunk_tokens = max(1, head.chunk_logits * mesh.size() // head.weight.shape[0])
 
     def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         assert targets_BT is not None, (

@@ -43,23 +43,21 @@ def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
 def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, tell: Tell) -> Start:
     """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
     directory = config.run.directory
-    capsule = checkpoints.restore(state_tensors(program, optimizer))
-    if capsule is not None:
-        return _continue(capsule, config, f"from step {capsule['step']} of {directory}", tell)
+    trainer_state = checkpoints.restore(state_tensors(program, optimizer))
+    if trainer_state is not None:
+        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", tell)
     if config.run.start_from is None:
         return Start(0, 0, f"at step 0: {directory} holds no committed checkpoint")
     source = Path(config.run.start_from)
     if config.run.start_what == "weights":
-        capsule = checkpoints.restore_from(source, weight_tensors(program), what="weights")
-        return Start(0, 0, f"at step 0 with the weights of step {capsule['step']} of {source}")
-    capsule = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
-    return _continue(capsule, config, f"from step {capsule['step']} of {source}", tell)
+        trainer_state = checkpoints.restore_from(source, weight_tensors(program), what="weights")
+        return Start(0, 0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
+    trainer_state = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
+    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", tell)
 
 
-def _continue(capsule: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
-    for sentence in check_settings(capsule, config) + check_length(capsule, config):
+def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
+    for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
         tell(sentence)
-    generator = bytearray.fromhex(capsule["generator"])
-    torch.set_rng_state(torch.frombuffer(generator, dtype=torch.uint8))
-    skipped = dict(capsule.get("skipped", []))  # older checkpoints do not have it
-    return Start(capsule["step"], capsule["samples_consumed"], source, skipped, capsule["data"]["stream"])
+    consumed, stream = trainer_state["samples_consumed"], trainer_state["data"]["stream"]
+    return Start(trainer_state["step"], consumed, source, dict(trainer_state["skipped"]), stream)

@@ -243,7 +243,7 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
 
 # ---- kills and company
 
-ROOT = Path(__file__).parents[2]  # KILLED imports from tests
+ROOT = Path(__file__).parents[3]  # KILLED imports from tests
 KILLED = """
 import os, signal, sys
 from tests.data.conftest import data_config

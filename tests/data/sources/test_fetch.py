@@ -15,8 +15,9 @@ from tests.data.conftest import data_config
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources import fetch as room
-from windlass.data.sources.fetch import fetch, is_remote
-from windlass.data.sources.scan import Source, scan
+from windlass.data.sources.fetch import fetch
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source, is_remote
 from windlass.data.tokenize.tokenizer import save_trained, train
 from windlass.errors import AbsentSource, UserError
 

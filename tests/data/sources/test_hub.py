@@ -12,7 +12,8 @@ from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.sources.fetch import fetch
 from windlass.data.sources.hub import commit_of
-from windlass.data.sources.scan import Source, scan
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source
 from windlass.errors import UserError
 
 TEXTS = [f"row {number}" if number % 4 else "" for number in range(30)]

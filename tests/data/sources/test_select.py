@@ -6,8 +6,9 @@ import pytest
 from tests.data.conftest import data_config, make_text
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
-from windlass.data.sources.scan import scan, source_of
+from windlass.data.sources.scan import scan
 from windlass.data.sources.select import duplicates, measure, select
+from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
 

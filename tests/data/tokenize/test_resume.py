@@ -85,16 +85,16 @@ def test_a_limit_ends_behind_the_document_that_reaches_it(limit, documents):
 KILLED = """
 import os, pathlib, signal, sys
 from tests.data.conftest import data_config
-from windlass.data import encode, parts
 from windlass.data.prepare.prepare import prepare
-parts.PART_TOKENS, encode.BATCH_CHARS = 300, 500
-left, write = [int(sys.argv[2])], parts.write_durably
+from windlass.data.tokenize import pool, resume
+resume.PART_TOKENS, pool.BATCH_CHARS = 300, 500
+left, write = [int(sys.argv[2])], resume.write_durably
 def counted(path, *chunks):
     write(path, *chunks)
     left[0] -= path.suffix == ".part"
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-parts.write_durably = counted
+resume.write_durably = counted
 prepare(data_config(pathlib.Path(sys.argv[1])), {}, report=print)
 """
 
@@ -103,7 +103,7 @@ prepare(data_config(pathlib.Path(sys.argv[1])), {}, report=print)
 def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monkeypatch, event):
     write_corpus(tmp_path / "corpus")
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(event)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == -9, done.stderr
     assert len(list((tmp_path / ".data.work").rglob("*.part"))) == event
     encoded, original = [], room.encode_in_parts

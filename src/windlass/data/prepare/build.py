@@ -26,10 +26,10 @@ from windlass.data.prepare.write_set import Growing, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
+from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import pieces
-from windlass.data.tokenize.preferences import texts_of_pair
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, format_bytes, format_duration

@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import corpus_hash, fingerprint, settings_of, stream_fingerprint
 from windlass.data.sources.config import DEFAULT_SPLIT
-from windlass.data.sources.fetch import Stream, fetch, is_remote
+from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
-from windlass.data.sources.scan import Source, SourceFile, scan, source_of
+from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, measure, select
+from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.errors import UserError
 

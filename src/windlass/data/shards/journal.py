@@ -27,9 +27,10 @@ from typing import Any, Final, TypeVar
 
 import xxhash
 
+from windlass.data.files import write_durably
 from windlass.data.packing import most_documents
 from windlass.data.shards.index import Shard, parse_index
-from windlass.data.shards.mds import Writer, write_durably
+from windlass.data.shards.mds import Writer
 from windlass.errors import BadShard, UserError
 
 JOURNAL_NAME: Final = "growing.jsonl"

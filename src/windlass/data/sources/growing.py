@@ -20,7 +20,7 @@ import xxhash
 
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.formats import kind_of
-from windlass.data.sources.scan import SourceFile, all_rows, file_at, names_below
+from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
 from windlass.errors import UserError
 from windlass.units import format_duration
 

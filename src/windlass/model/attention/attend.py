@@ -37,14 +37,15 @@ def attend(
     if context.kind == "ulysses":
         heads_H = None if keys_B is None else context.heads(layout.heads_H, q_BHTK)
         shares = to_heads(q_BHTK, k_BGSK, v_BGSK, context)
-        out_BHTK = _attend(*shares, AttentionLayout(0, window, layout.documents, heads_H), probability, keys_B)
+        whole = AttentionLayout(0, window, layout.documents, heads_H, chunks=layout.chunks)
+        out_BHTK = _attend(*shares, whole, probability, keys_B)
         return to_positions(out_BHTK, context)
     k_BGSK, v_BGSK = gather_keys(k_BGSK, v_BGSK, context)
     places = context.zigzag.of(k_BGSK.shape[2])
     outs = []
     for q_BHCK, place, documents in zip(q_BHTK.chunk(2, 2), places, layout.parts, strict=True):
         k_BGCK, v_BGCK = k_BGSK[:, :, : place.stop], v_BGSK[:, :, : place.stop]
-        part = AttentionLayout(place.start, window, documents, layout.heads_H)
+        part = AttentionLayout(place.start, window, documents, layout.heads_H, chunks=layout.chunks)
         outs.append(_attend(q_BHCK, k_BGCK, v_BGCK, part, probability, keys_B))
     return torch.cat(outs, 2)
 
