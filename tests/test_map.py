@@ -39,7 +39,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch", "report.page"),
-    "": ("", "cli", "training"),
+    "": (
+        "",
+        "cli",
+        "training",
+        "model",
+        "parallel.rules",
+    ),  # config checks a recipe by the rules; they take an Architecture
 }
 
 MAX_FILE_LINES = 300

@@ -18,7 +18,6 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
-from windlass.parallel.rules.degrees import check_degree, check_heads
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
@@ -61,9 +60,6 @@ def build_program(
     Kept per rank afterwards: its own shard of the parameters and nothing else; the whole model exists on no rank. `frozen`:
     names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
     """
-    config.check_blocks(architecture.num_layers)
-    check_degree(mesh.layout.tp, architecture)
-    check_heads(mesh.layout.context, config.context_kind, mesh.layout.tp, architecture)
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
         parts = [Decoder(architecture)] if stages is None else stages.parts(architecture, mesh.coordinate["pp"])
