@@ -20,10 +20,11 @@ from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
+from windlass.other_names import refuse_other_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
 from windlass.parallel.rules.check_layout import Beside, check_layout
-from windlass.precision.config import PrecisionConfig
+from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
@@ -60,7 +61,7 @@ class RunConfig(Settings):
     @classmethod
     def _check_names(cls, given: Any) -> Any:
         if isinstance(given, Mapping):
-            ParallelConfig.check_sections(given)
+            refuse_other_names(given, tuple(POLICIES))
         return given
 
     @model_validator(mode="after")

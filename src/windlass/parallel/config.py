@@ -6,14 +6,12 @@ parallel/rules holds what the settings allow of each other, of a model and of a 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from windlass.errors import UserError
-from windlass.parallel.rules.names_of_layouts import refuse_other_names, refuse_other_sections
 from windlass.settings import Settings
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
@@ -104,7 +102,6 @@ class ParallelConfig(Settings):
         """What is left open follows from what is given, so that each field holds what it means, and a dump loads again."""
         if not isinstance(given, dict):
             return given
-        refuse_other_names(given)
         if isinstance(given.get("pp"), int) and given["pp"] > 1:
             given = {"zero": 1} | given
         if given.get("zero") == 0:
@@ -115,11 +112,6 @@ class ParallelConfig(Settings):
     def computes_slices(self) -> bool:
         """Attention of a rank's slices of rows goes the way of rows that hold several documents."""
         return self.context > 1 and self.context_kind == "allgather"
-
-    @staticmethod
-    def check_sections(recipe: Mapping[str, Any]) -> None:
-        """Raises where a recipe has another tool's section for what `parallel` says."""
-        refuse_other_sections(recipe)
 
     def layout(self, world: int) -> MeshLayout:
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""

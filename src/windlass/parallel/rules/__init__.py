@@ -6,5 +6,4 @@ expert            expert parallelism
 pipeline          stages, schedules and their micro-batches
 batch             the global batch in micro-batches
 effects           settings that contradict each other or change nothing
-names_of_layouts  other tools' names of layouts, answered with ours
 """

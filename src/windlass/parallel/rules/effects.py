@@ -4,9 +4,9 @@ What depends on the number of ranks alone (`shard: -1` on one rank) is not refus
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from windlass.errors import UserError
+from windlass.other_names import as_yaml
 from windlass.parallel.config import ParallelConfig
 
 
@@ -35,7 +35,7 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
         for name in ("offload", "blocks_per_unit", "prefetch"):
             if not _is_default(parallel, name):
                 yield UserError(
-                    f"parallel.{name}={_as_yaml(getattr(parallel, name))} with parallel.zero=0",
+                    f"parallel.{name}={as_yaml(getattr(parallel, name))} with parallel.zero=0",
                     f"zero 0 is DDP, which has no FSDP units; {name} is a property of those",
                     f"remove parallel.{name}, or use parallel.zero=2 or 3",
                 )
@@ -85,7 +85,3 @@ def unit_errors(parallel: ParallelConfig, num_blocks: int) -> Iterator[UserError
 
 def _is_default(parallel: ParallelConfig, name: str) -> bool:
     return bool(getattr(parallel, name) == type(parallel).model_fields[name].default)
-
-
-def _as_yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
