@@ -186,7 +186,7 @@ def cache_in_training(_ranks, _directory, planted):
 def _initial(planted):
     draw = init.draw_block
     rank = torch.distributed.get_rank()
-    with plant(planted, init, "draw_block", lambda key, index: draw(f"{rank}/{key}", index)):
+    with plant(planted, init, "draw_block", lambda key, *rest: draw(f"{rank}/{key}", *rest)):
         program = tiny.make_program(2, 3, 1, 2)
     return {record.name: tiny.full(record.tensor) for record in program.records()}
 

@@ -28,14 +28,20 @@ PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "launch", "precision", "hub"), ()),
-    **dict.fromkeys(DATA, (*DATA, "hub")),
+    "data": ("hub",),
+    "data.shards": ("data",),
+    "data.sources": ("data", "hub"),
+    "data.tokenize": ("data", "data.sources", "hub"),
+    "data.prepare": ("data", "data.shards", "data.sources", "data.tokenize"),
+    "data.stream": ("data", "data.shards", "data.prepare"),
+    "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
     "report.page": ("report",),
     **dict.fromkeys(
         ("model", "model.attention", "model.families"), ("model", "model.attention", "model.families", "hub")
     ),
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "parallel"),
-    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub", "commands"),
+    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch", "report.page"),
@@ -60,12 +66,14 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
+    "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
     "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",
     "checkpoint/staging.py": "checkpoint/test_checkpoints.py: what training changes after save() is not in the checkpoint",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
+    "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",
     "model/cache.py": "model/test_transformer.py: with and without it the same text",
     "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
@@ -298,6 +306,8 @@ def test_the_import_rule_knows_each_floor():
     config = ast.parse("from windlass.report.config import ReportConfig\nfrom windlass.report.metrics import Recorder")
     assert forbidden_imports("windlass.config", config) == [(2, "windlass.report.metrics")]
     assert forbidden_imports("windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
+    pool = ast.parse("from windlass.data.tokenize.pool import encode")
+    assert forbidden_imports("windlass.data.sources.x", pool) and not forbidden_imports("windlass.data.prepare.x", pool)
     assert not forbidden_imports("windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
 
 

@@ -390,7 +390,7 @@ def test_workers_die_with_their_launcher(base):
     assert len(ranks) == 2
     process.kill()
     process.wait(LIMIT_S)
-    _, alive = psutil.wait_procs(ranks, timeout=20)
+    _, alive = psutil.wait_procs(ranks, timeout=LIMIT_S)
     for worker in alive:
         worker.kill()
     assert not alive

@@ -21,6 +21,7 @@ rank, case = int(os.environ["RANK"]), sys.argv[1]
 from windlass import errors
 from windlass.launch import local
 from windlass.status import write_status
+local.die_with_agent()  # the agent may be signalled while it starts the other rank
 assert local.is_worker() and local.has_agent() and local.is_elastic()
 kind, _, only = case.partition("-")
 if hasattr(errors, kind) and only in ("", str(rank)):

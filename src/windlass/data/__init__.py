@@ -12,5 +12,5 @@ lint       what is in prepared data, and what is wrong with it
 
 config     the recipe's `data` and `evaluate` sections
 files      durable files, and URLs that may be printed
-packing    token ids -> samples of T+1 ids, nothing lost
+packing    token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
 """

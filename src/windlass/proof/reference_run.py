@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from windlass.data.packing import isolate
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.loader import Loader
-from windlass.model import init
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
+from windlass.model.init import initialise
 from windlass.model.loss import IGNORED
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
@@ -106,8 +105,7 @@ def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tens
     """The weights that a new model begins with, each tensor drawn whole."""
     shapes = parameter_shapes(architecture)
     tensors = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    with mock.patch.object(init, "BLOCK", DRAWN_BLOCK):
-        init.initialise(tensors.items(), architecture, config.run.seed)
+    initialise(tensors.items(), architecture, config.run.seed, DRAWN_BLOCK)
     return tensors
 
 

@@ -12,7 +12,7 @@ from windlass.training.drift import stream_to_keep
 def past_of(trainer_state: Mapping[str, Any] | None, config: RunConfig, prepared: Prepared) -> Past | None:
     """The shards that the checkpoint has read, which the loader compares with those that lie there; None for a new run, another
     order, or where other data is accepted."""
-    read = None if trainer_state is None else trainer_state["data"]["read_from"]
+    read = None if trainer_state is None else trainer_state.get("read_from")
     if trainer_state is None or read is None or config.data.order.first_epoch != "arrival":
         return None
     if stream_to_keep(dict(trainer_state), config) is None:

@@ -16,24 +16,24 @@ import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.provenance import collect_provenance
-from windlass.commands.data_lint import check_before_training
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
 from windlass.data.stream.arrival import Past
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
 from windlass.data.stream.loader import Loader
+from windlass.data.stream.mixture import shares_of
 from windlass.data.stream.skip import SkipRule
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.flops import flops_per_token
 from windlass.model.hf import load_weights
-from windlass.model.init import initialise
+from windlass.model.init import BLOCK, initialise
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.build import Fill, build_program
+from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
 from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
@@ -49,7 +49,7 @@ from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun, check_length, check_settings, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_model, check_vocabulary, make_ready_once
+from windlass.training.preflight import check_before_training, check_model, check_vocabulary, make_ready_once
 from windlass.training.recompute import plan_of
 from windlass.training.restore import restore
 from windlass.training.run import Run
@@ -61,7 +61,7 @@ def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
 
-def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
+def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
     if not is_prepared:
@@ -80,7 +80,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
     fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), kinds)
+    program = build_program(*parts, fill, frozen_names(rules), kinds, probe)
     optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
     tell = console.say if runtime.rank == 0 else _silent
@@ -88,7 +88,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     for sentence in notes:
         tell(sentence)
     limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
-    loader = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
+    source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
         config=config,
@@ -98,7 +98,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
         program=checked(program, optimizer.state_tensors, config.parallel),
         optimizer=optimizer,
         objective=Pretrain(),
-        loader=loader,
+        source=source,
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
@@ -153,10 +153,10 @@ def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
     return architecture
 
 
-def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
-    """What a new run starts from: drawn from the seed, or read from `model.from`."""
+def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
+    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
     if config.model.from_ is None:
-        return lambda named: initialise(named.items(), architecture, config.run.seed)
+        return lambda named: initialise(named.items(), architecture, config.run.seed, block)
     source = config.model.directory()
     return lambda named: load_weights(source, architecture, named)
 
@@ -266,7 +266,7 @@ def open_loader(
         consumed=consumed,
         with_keys=bool(architecture.dropout),
         borders=prepared.borders("train") if config.data.isolate else None,
-        shares=prepared.shares(config.data.weights),
+        shares=shares_of(prepared.sets["train"].source_shards, config.data.weights),
         skip_rule=rule,
         arrival=config.data.order.first_epoch == "arrival",
         past=past,

@@ -5,7 +5,11 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
+from typing import Final
+
 from windlass.config import RunConfig
+from windlass.data.lint.findings import Finding
+from windlass.data.lint.lint import BEFORE_TRAINING, lint
 from windlass.data.prepare.background import start
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, prepare
 from windlass.errors import AbsentSource, BadShard, UserError
@@ -21,6 +25,9 @@ from windlass.training.drift import begun, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
 from windlass.training.recompute import plan_of
+
+SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
+RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
 
 
 def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
@@ -149,3 +156,29 @@ def check_directory(config: RunConfig) -> None:
             "a run directory is a directory, or can be made",
             "choose another run.directory",
         )
+
+
+def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtime) -> list[str]:
+    """Warnings, a line each, of what can be looked at within seconds. Collective. Raises UserError where there are errors,
+    BadShard where a shard cannot be read and none may be left out."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    if runtime.rank == 0:
+        limits = BEFORE_TRAINING if prepared.remote is None else BEFORE_TRAINING._replace(runs=RUNS_OF_REMOTE)
+        try:
+            model = config.model.directory() if config.model.from_ is not None else None
+            findings = lint(prepared, limits, model=model, is_isolated=config.data.isolate).findings
+        except BadShard as error:
+            if config.data.max_bad_shards == 0:
+                raise
+            notes = [f"the data was not looked at for faults before training: {error.given}"]
+    findings, notes = runtime.shared((findings, notes))
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        more = f"; and {len(errors) - SHOWN} more errors" if len(errors) > SHOWN else ""
+        raise UserError(
+            f"the data in {prepared.place} is wrong: " + "; ".join(f.line for f in errors[:SHOWN]) + more,
+            "training begins on data without errors of `windlass data lint`",
+            f"{errors[0].change}; all of them: windlass data lint RECIPE",
+        )
+    return notes + [finding.line for finding in findings]

@@ -83,13 +83,10 @@ def test_a_process_that_is_killed_is_told_by_its_exit_code(open_source, tmp_path
 
 
 def test_a_process_that_crashes_is_told_by_its_last_line_and_promises_nothing(corpus, tmp_path, monkeypatch):
-    """Its interpreter is told to break where it prepares."""
     broken = (
         "import windlass.data.prepare.background as room; room.prepare = lambda *_: {}['no such key']; room.serve()"
     )
-    monkeypatch.setattr(
-        "windlass.data.prepare.background.START", f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); {broken}"
-    )
+    monkeypatch.setattr("windlass.data.prepare.background._command", lambda: [sys.executable, "-c", broken])
     with pytest.raises(UserError) as caught:
         start(data_config(tmp_path, order={"first_epoch": "arrival"}), {}, print)
     assert caught.value.given.endswith("ended with exit code 1: KeyError: 'no such key'")

@@ -38,7 +38,6 @@ def test_no_shard_of_a_mixture_holds_two_sources(corpus, tmp_path):
         shards = Reader(mixed.directory / "train").shard_samples
         assert sum(shards[sum(counts[:number]) :][: counts[number]]) == len(wanted)
         begin += len(wanted)
-    assert mixed.shares(None) is None and mixed.shares([1.0, 1.0]).shard_sources == [0] * counts[0] + [1] * counts[1]
 
 
 @pytest.mark.long

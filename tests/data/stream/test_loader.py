@@ -2,8 +2,8 @@
 
 import random
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -242,14 +242,24 @@ def test_no_more_is_read_ahead_than_said(directory, monkeypatch):
 
 
 def test_the_wait_is_measured(directory, monkeypatch):
-    batches = Loader._batches
-    monkeypatch.setattr(Loader, "_batches", lambda self, start: time.sleep(0.5) or batches(self, start))
+    batches, now_s, is_asked = Loader._batches, [0.0], threading.Event()
+
+    def perf_counter():
+        is_asked.set()
+        return now_s[0]
+
+    def read(self, start):
+        if start == 0:
+            assert is_asked.wait(60)
+            now_s[0] = 0.5
+        return batches(self, start)
+
+    monkeypatch.setattr("windlass.data.stream.loader.time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(Loader, "_batches", read)
     loader = make(directory)
-    loader.next()
-    assert loader.wait_s > 0.4
-    time.sleep(2)
-    loader.next()
-    assert loader.wait_s < 0.3
+    for waited_s in (0.5, 0.0):
+        loader.next()
+        assert loader.wait_s == waited_s
     loader.close()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.data.stream.mixture import LONGEST_PATTERN, Mixture, pattern_of, slots_of
+from windlass.data.stream.mixture import LONGEST_PATTERN, Mixture, Shares, pattern_of, shares_of, slots_of
 
 WEIGHTS = [
     [1.0],
@@ -74,3 +74,8 @@ def test_by_arrival_each_source_begins_with_its_first_shards():
     first = mixture.take(0, 16)
     assert set(first[:, 0].tolist()) == {0, 1, 8, 9} and len({tuple(place) for place in first.tolist()}) == 16
     assert (first != Mixture(sizes, owners, [1, 1], 3, 2).take(0, 16)).any()
+
+
+def test_shards_are_those_of_each_source_in_turn():
+    assert shares_of([2, 1], None) is None
+    assert shares_of([2, 1], [1.0, 3.0]) == Shares([0, 0, 1], [1.0, 3.0])

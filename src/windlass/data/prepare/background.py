@@ -27,10 +27,6 @@ from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSour
 
 POLL_S: Final = 0.1
 KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
-START: Final = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from windlass.data.prepare.background import serve; serve()"
-)
 
 
 def serve() -> None:
@@ -70,12 +66,16 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
+def _command() -> list[str]:
+    search = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # also the entries that this program added
+    return ["env", search, sys.executable, "-P", "-m", "windlass.data.prepare.background"]
+
+
 class Background:
     """The process, and what it has said. It ends with this process at the latest."""
 
     def __init__(self, config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, begun: str | None):
-        command = [sys.executable, "-c", START, json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._report, self._error = report, list[UserError]()
         self._directory = Path(config.directory).absolute()
         self._crash = "what it wrote before says why"
@@ -165,3 +165,7 @@ def _can_begin(directory: Path, fingerprint: str | None, shuffle_window: int) ->
     if journal is None or journal.begin["fingerprint"] != fingerprint:
         return False
     return journal.end is not None or len(journal.shards) >= shuffle_window
+
+
+if __name__ == "__main__":
+    serve()

@@ -18,7 +18,7 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
-from windlass.data.sources.fetch import checked_limit
+from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
@@ -118,6 +118,21 @@ def _encode(
     return encode(texts, amount.bytes, tokenizer, os.cpu_count() or 1, is_fast, at_once)
 
 
+def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
+    """`parts`, unchanged. Raises UserError where they end before the source's limit in tokens because fetching stopped."""
+    num_tokens = 0
+    for part in parts:
+        num_tokens += len(part.ids)
+        yield part
+    fetched = fetched_bytes(source.files)
+    if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
+        raise UserError(
+            f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
+            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
+            "give the limit as `documents` or `rows`",
+        )
+
+
 class _Counted:
     """Counts documents, tokens, and the bytes they stand for, as they pass; tells how far the set is every ten seconds."""
 
@@ -134,7 +149,7 @@ class _Counted:
 
     def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
         """The ids of one source: of pairs those that fit, and no more than its limit in tokens."""
-        whole = checked_limit(source, parts)
+        whole = _check_limit(source, parts)
         fitting = Fitting(self._eos_id, self._length, source.too_long)
         fit = fitting.through(whole, self._name) if source.format == "preference" else whole
         for part in limited(fit, self._eos_id, source.num_tokens):

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,8 @@ from windlass.data.files import write_durably
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import Patience, arriving_rows
 from windlass.data.sources.hub import hub_rows
-from windlass.data.sources.source_files import Source, SourceFile, all_rows
+from windlass.data.sources.source_files import SourceFile, all_rows
 from windlass.data.sources.urls import url_rows
-from windlass.data.tokenize.resume import FinishedPart
 from windlass.errors import UserError
 from windlass.units import MIB, format_bytes, format_duration
 
@@ -153,20 +152,10 @@ class _Chunks:
         ]
 
 
-def checked_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
-    """The parts of a source. Raises UserError where they end before its limit in tokens because no more text was fetched."""
-    num_tokens = 0
-    for part in parts:
-        num_tokens += len(part.ids)
-        yield part
-    names = [CHUNK_NAME.fullmatch(file.name) for file in source.files]
-    fetched = sum(int(name[1]) for name in names if name)
-    if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
-        raise UserError(
-            f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
-            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
-            "give the limit as `documents` or `rows`",
-        )
+def fetched_bytes(files: list[SourceFile]) -> int:
+    """Bytes of text in the chunks among `files`; 0 where nothing was fetched."""
+    names = [CHUNK_NAME.fullmatch(file.name) for file in files]
+    return sum(int(name[1]) for name in names if name)
 
 
 def _rows_of(config: SourceConfig, files: list[SourceFile], first: int, end: int | None) -> Iterator[str]:

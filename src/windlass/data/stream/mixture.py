@@ -124,3 +124,8 @@ class Mixture:
 def _seed(seed: int, source: int) -> int:
     """Sources of equal size must not be permuted alike."""
     return xxhash.xxh64_intdigest(f"{seed} {source}".encode())
+
+
+def shares_of(source_shards: Sequence[int], weights: list[float] | None) -> Shares | None:
+    """The mixture by `weights` of a set that holds source_shards[k] shards of source k; None without weights."""
+    return None if weights is None else Shares([k for k, n in enumerate(source_shards) for _ in range(n)], weights)
