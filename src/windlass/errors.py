@@ -5,6 +5,7 @@
             AbsentSource         a source of data that is not here
             BadShard             damage in data that the user owns
             BadCheckpoint        damage in a checkpoint, or none where one is named
+            SeveralErrors        several mistakes of one recipe, each with its own rule and change
             Unavailable    74  a store, a hub or a server that does not answer now
             UnreachableSource 74  an AbsentSource whose server cannot be reached now
         Diverged           4   no step of the run changes a weight any more
