@@ -4,6 +4,7 @@ A `UserError` has three parts, each one sentence: what was given, the rule it br
 prints it without a traceback and exits with 2. Our own bugs are `assert`s and other exceptions, and keep their traceback.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 EXIT_NOT_EQUAL: Final = 1  # `verify`: a number is not that of one process; `checkpoint diff`: a tensor differs
@@ -45,6 +46,17 @@ class BadShard(UserError):
 
 class BadCheckpoint(UserError):
     """A checkpoint that is missing, incomplete, or whose bytes are not what its manifest promises."""
+
+
+class SeveralErrors(UserError):
+    """Several mistakes at once, each with its own rule and change."""
+
+    def __init__(self, errors: Sequence[UserError]):
+        super().__init__(*("; ".join(parts) for parts in zip(*((e.given, e.rule, e.change) for e in errors))))
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
 
 
 def nearest(word: str, choices: list[str]) -> str:

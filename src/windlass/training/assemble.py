@@ -46,11 +46,10 @@ from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
 from windlass.training.arrival import past_of
 from windlass.training.base_model_files import base_files
-from windlass.training.drift import begun, check_length, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_length, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_before_training, check_model, check_vocabulary, make_ready_once
-from windlass.training.recompute import plan_of
+from windlass.training.preflight import check_before_training, check_vocabulary, make_ready_once, plan_of
 from windlass.training.restore import restore
 from windlass.training.run import Run
 from windlass.training.run_directory import open_directory
@@ -70,9 +69,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     trainer_state = begun(config := with_steps(config, prepared))
     notes = check_data(trainer_state, config, prepared, runtime)
     architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
-    check_model(config, architecture)
     rules = rules_of(config, architecture)
-    kinds = plan_of(config, architecture, runtime.device.type).kinds
+    recompute = plan_of(config, architecture, rules, runtime.device.type)
     check_vocabulary(prepared.vocab_size, architecture)
     run_lock = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
@@ -80,7 +78,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
     fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), kinds, probe)
+    program = build_program(*parts, fill, frozen_names(rules), recompute.kinds, probe)
     optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
     tell = console.say if runtime.rank == 0 else _silent
@@ -109,7 +107,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source)
+    announce(run, start.source, rules, recompute)
     return run
 
 
@@ -123,9 +121,8 @@ def check_data(
 
 
 def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
-    drift is accepted. Raises UserError."""
-    check_settings(trainer_state, config)
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
+    settings). -> sentences on data whose drift is accepted. Raises UserError."""
     check_length(trainer_state, config)
     if trainer_state["data"]["stream"] == prepared.stream:
         return []
