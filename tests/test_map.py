@@ -21,7 +21,7 @@ ROOMS = (
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
     "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
-HALL = ("errors", "units", "hardware", "settings", "other_names")
+HALL = ("errors", "units", "hardware", "settings", "status", "other_names")
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
 

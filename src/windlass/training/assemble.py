@@ -87,7 +87,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         tell(sentence)
     limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
     source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
-    recorder = open_recorder(config, runtime, architecture, start.step, rules)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
         config=config,
         architecture=architecture,
@@ -182,14 +182,14 @@ def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> C
 
 
 def open_recorder(
-    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules
+    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
 ) -> Recorder:
     log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
         log,
-        Console(sys.stdout, total_steps=config.run.steps, device=_device_word(runtime)) if log else None,
+        console if log else None,
         every_steps=config.report.every_steps,
         total_steps=config.run.steps,
         tokens_per_step=config.run.tokens_per_step,
