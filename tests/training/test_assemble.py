@@ -28,7 +28,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prepared(base):
     config = tiny.recipe(base)
-    return prepare(config.data, config.evaluate.sets, report=lambda sentence: None)
+    return prepare(config.data, config.evaluate.sets, log=lambda sentence: None)
 
 
 @pytest.mark.parametrize(("length", "steps"), [({"tokens": 1281}, 11), ({"tokens": 1280}, 10), ({"epochs": 2.0}, None)])

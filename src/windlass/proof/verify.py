@@ -107,7 +107,7 @@ def prove_all(
 def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
     """One layout against one process, whole and resumed."""
     architecture, verdict = twin.architecture, Verdict(cell)
-    prepared = prepare(twin.config.data, {}, report=lambda _line: None)
+    prepared = prepare(twin.config.data, {}, log=lambda _line: None)
     write_model(twin.directory / "model", architecture)
     twin, rows = _with_targets(twin, prepared, borders_of(architecture, cell.layout.tp))
     config, borders = twin.config, borders_of(architecture, cell.layout.tp)
