@@ -12,8 +12,6 @@ health            whether a run still learns: skipped steps, updates that round 
 announce          prints what was derived before step 1 and writes resolved.yaml
 layout            the run's layout in one line
 recompute         which blocks recompute, from the recipe or from a memory budget
-arrival           progress of a growing preparation, and the check of its shards on resume
-skips             which shards a run may leave out, and how its ranks agree
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
 run_directory     makes and locks the run directory

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from windlass.config import to_yaml
+from windlass.config import RunConfig, to_yaml
 from windlass.model.architecture import describe_dropout
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
 from windlass.precision.policy import precision_of
-from windlass.training.arrival import describe_length, describe_order
 from windlass.training.layout import describe_layout
 from windlass.training.parameter_rules import describe_trainable, rules_of
 from windlass.training.recompute import describe_recompute
@@ -57,6 +56,22 @@ def announce(run: Run, source: str) -> None:
 
 def _num_samples(run: Run) -> int:
     return sum(shard.num_samples for shard in run.source.shards)
+
+
+def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_whole: bool) -> str:
+    """How much of the data a run reads, as far as that is known."""
+    samples = total_steps * config.sequences_per_step
+    if is_whole:
+        return f"{samples / num_samples:.2f} epochs"
+    return f"{samples} samples, of which {num_samples} are prepared so far"
+
+
+def describe_order(config: RunConfig, is_whole: bool) -> dict[str, str]:
+    """How the first epoch is read, where it is not shuffled."""
+    if config.data.order.first_epoch != "written":
+        return {}
+    rest = "" if is_whole else "; data is still being prepared: no baselines, and later shards are not linted"
+    return {"first epoch": f"in written order, shuffled inside windows of {config.data.shuffle_window} shards{rest}"}
 
 
 def _describe_attention(run: Run) -> str:
