@@ -18,11 +18,10 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
-from windlass.data.stream.arrival import Past
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
-from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixture import shares_of
-from windlass.data.stream.skip import SkipRule
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -44,16 +43,14 @@ from windlass.report.events import EventLog
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
-from windlass.training.arrival import past_of
 from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun, check_length, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import check_before_training, check_vocabulary, make_ready_once, plan_of
-from windlass.training.restore import restore
+from windlass.training.restore import Start, restore
 from windlass.training.run import Run
 from windlass.training.run_directory import open_directory
-from windlass.training.skips import skip_rule
 
 
 def _silent(_sentence: str) -> None:
@@ -85,8 +82,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     start = restore(config, checkpoints, program, optimizer, tell)
     for sentence in notes:
         tell(sentence)
-    limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
-    source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
+    source = open_source(config, architecture, mesh, runtime, prepared, start, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
         config=config,
@@ -240,35 +236,27 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
     )
 
 
-def open_loader(
+def open_source(
     config: RunConfig,
     architecture: Architecture,
     mesh: Mesh,
-    device: torch.device,
+    runtime: Runtime,
     prepared: Prepared,
-    consumed: int,
-    rule: SkipRule | None = None,
-    past: Past | None = None,
-    tell: Callable[[str], None] = _silent,
-) -> Loader:
-    return Loader(
-        prepared.shards("train", may_lack=0 if rule is None else rule.limit),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.run.micro_batch,
-        accumulation=config.accumulation(mesh.layout.batch_ranks),
-        batch_rank=mesh.batch_rank,
-        batch_ranks=mesh.layout.batch_ranks,
+    start: Start,
+    log: Callable[[str], None],
+) -> BatchSource:
+    """The training stream, cut over the batch axes, from where the run starts."""
+    batch_ranks = mesh.layout.batch_ranks
+    return open_stream(
+        prepared,
+        config.data,
+        BatchCut(config.run.micro_batch, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
         seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        consumed=consumed,
         with_keys=bool(architecture.dropout),
-        borders=prepared.borders("train") if config.data.isolate else None,
-        shares=shares_of(prepared.sets["train"].source_shards, config.data.weights),
-        skip_rule=rule,
-        arrival=config.data.order.first_epoch == "arrival",
-        past=past,
-        tell=tell,
-        device=device,
+        state=start.stream_state(config, prepared.stream),
+        ranks=runtime,
+        log=log,
+        device=runtime.device,
     )
 
 
