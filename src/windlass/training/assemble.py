@@ -84,6 +84,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         tell(sentence)
     source = open_source(config, architecture, mesh, runtime, prepared, start, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
+    hosts = runtime.hosts()
     run = Run(
         config=config,
         architecture=architecture,
@@ -96,7 +97,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, runtime.hosts()),
+        provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
         base=base_files(config, is_new=trainer_state is None),
         run_lock=run_lock,
         restore_output=restore_output,
