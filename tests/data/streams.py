@@ -13,16 +13,15 @@ class Bare:
     place = "here"
 
     def __init__(self, source, borders=None, shares=None):
-        self._source, self._borders, self._shares = source, borders, shares
+        self._source, self._borders = source, borders
+        counts = [] if shares is None else [shares.shard_sources.count(k) for k in range(len(shares.weights))]
+        self.sets = {"train": SimpleNamespace(source_shards=counts)}
 
     def shards(self, name, may_lack=0):
         return Folder(self._source, may_lack) if hasattr(self._source, "is_dir") else self._source
 
     def borders(self, name):
         return self._borders
-
-    def shares(self, weights):
-        return self._shares
 
 
 def open_bare(
