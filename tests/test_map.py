@@ -21,7 +21,7 @@ ROOMS = (
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
     "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
-HALL = ("errors", "units", "hardware", "settings", "status", "version")
+HALL = ("errors", "units", "hardware", "settings", "status", "version", "other_names")
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
 
@@ -45,7 +45,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
-    "": ("", "cli", "training"),
+    "": (
+        "",
+        "cli",
+        "training",
+        "model",
+        "parallel.rules",
+    ),  # config checks a recipe by the rules; they take an Architecture
 }
 
 MAX_FILE_LINES = 300

@@ -5,6 +5,7 @@
             AbsentSource         a source of data that is not here
             BadShard             damage in data that the user owns
             BadCheckpoint        damage in a checkpoint, or none where one is named
+            SeveralErrors        several mistakes of one recipe, each with its own rule and change
             Unavailable    74  a store, a hub or a server that does not answer now
             UnreachableSource 74  an AbsentSource whose server cannot be reached now
         Diverged           4   no step of the run changes a weight any more
@@ -26,6 +27,7 @@
 `code` and `retry` are attributes of each class. `windlass.cli.main` alone turns an error into an exit code.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 EXIT_BUG: Final = 1
@@ -70,6 +72,17 @@ class BadShard(UserError):
 
 class BadCheckpoint(UserError):
     """A checkpoint that is missing, incomplete, or whose bytes are not what its manifest promises."""
+
+
+class SeveralErrors(UserError):
+    """Several mistakes at once, each with its own rule and change."""
+
+    def __init__(self, errors: Sequence[UserError]):
+        super().__init__(*("; ".join(parts) for parts in zip(*((e.given, e.rule, e.change) for e in errors))))
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
 
 
 class Unavailable(UserError):

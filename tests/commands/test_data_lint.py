@@ -21,12 +21,12 @@ def base(tmp_path_factory):
     """A folder with prepared data, its recipe, and a second recipe whose validation documents are training documents."""
     base = tmp_path_factory.mktemp("lint")
     config = tiny.recipe(base)
-    prepare(config.data, config.evaluate.sets, report=lambda line: None)
+    prepare(config.data, config.evaluate.sets, log=lambda line: None)
     (base / "tiny.yaml").write_text(to_yaml(config))
     overlapping = tiny.recipe(
         base, data={"validation": {"path": str(base / "corpus")}, "directory": str(base / "other")}
     )
-    prepare(overlapping.data, overlapping.evaluate.sets, report=lambda line: None)
+    prepare(overlapping.data, overlapping.evaluate.sets, log=lambda line: None)
     (base / "overlap.yaml").write_text(to_yaml(overlapping))
     return base
 

@@ -32,7 +32,7 @@ DONE, STEPS, HELD_BACK = "_SUCCESS", 30, 40
 def base(tmp_path_factory):
     """A whole source, a tokenizer, and the recipe of a finished preparation of it."""
     base = tmp_path_factory.mktemp("base")
-    prepare(tiny.recipe(base).data, {}, report=lambda line: None)
+    prepare(tiny.recipe(base).data, {}, log=lambda line: None)
     (base / "corpus" / DONE).touch()
     return base
 
@@ -117,7 +117,7 @@ def prove(config, given):
 
 def test_a_run_that_waits_for_data_is_the_run_on_finished_data(base, ranks, monkeypatch):
     finished = by_arrival(base, "finished", base / "corpus")
-    prepare(finished.data, {}, report=lambda line: None)
+    prepare(finished.data, {}, log=lambda line: None)
     expected = ranks.run(1, tiny.train, finished)
     source, rest = begun_source(base, "waiting")
     waiting = by_arrival(base, "waiting", source)
@@ -139,7 +139,7 @@ def test_a_run_that_waits_for_data_is_the_run_on_finished_data(base, ranks, monk
 
 def test_a_finished_preparation_of_other_files_is_not_gone_on_with(base):
     config = by_arrival(base, "finished", base / "corpus")
-    prepared = prepare(config.data, {}, report=lambda line: None)
+    prepared = prepare(config.data, {}, log=lambda line: None)
     read = {"num_shards": 2, "shards": "0" * 32}
     trainer_state = {"data": {"stream": prepared.stream}, "read_from": read}
     past = past_of(trainer_state, config, prepared)
@@ -237,7 +237,7 @@ def test_trainer_or_preparation_killed_at_random_the_stream_is_one(base, tmp_pat
         assert output.returncode == 0, output.stdout + output.stderr
     filling.join()
     whole = by_arrival(base, f"whole-{seed}", source)
-    prepare(whole.data, {}, report=lambda line: None)
+    prepare(whole.data, {}, log=lambda line: None)
     reader = Reader(open_prepared(whole.data, {}).shards("train"))
     order = Order(reader.shard_samples, config.run.seed, config.data.shuffle_window, arrival=True)
     wanted = [tuple(place) for place in order.take(0, 60 * config.sequences_per_step).tolist()]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.lint.findings import Finding
-from windlass.data.lint.lint import FULL, Looked, lint
+from windlass.data.lint.lint import FULL, Coverage, lint
 from windlass.data.prepare.manifest import Prepared, check_shards, load_prepared, open_prepared
 from windlass.errors import UserError, nearest
 from windlass.units import format_count
 
 
-def open_place(place: str, overrides: list[str]) -> tuple[Prepared, RunConfig | None]:
+def open_data(place: str, overrides: list[str]) -> tuple[Prepared, RunConfig | None]:
     """The preparation of a recipe, or that in a directory, which has no recipe. Raises UserError."""
     directory = Path(place)
     if not directory.is_dir():
@@ -45,24 +45,24 @@ def choose_set(prepared: Prepared, name: str) -> str:
 
 def check(place: str, overrides: list[str]) -> tuple[list[str], bool]:
     """(lines to print, whether there is an error). Raises UserError."""
-    prepared, config = open_place(place, overrides)
+    prepared, config = open_data(place, overrides)
     model = None if config is None or config.model.from_ is None else config.model.directory()
     result = lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
     lines = []
     for finding in result.findings:
         lines += [finding.line, f"  change: {finding.change}"]
-    return [*lines, *map(_told, result.looked), _verdict(result.findings)], _has_error(result.findings)
+    return [*lines, *map(_told, result.coverage), _verdict(result.findings)], _has_error(result.findings)
 
 
 def _has_error(findings: list[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def _told(looked: Looked) -> str:
-    part = "all" if looked.samples == looked.of_samples else f"{looked.samples:,} of"
+def _told(covered: Coverage) -> str:
+    part = "all" if covered.samples == covered.of_samples else f"{covered.samples:,} of"
     return (
-        f"{looked.name}: {part} {looked.of_samples:,} samples, {looked.documents:,} documents, "
-        f"the text of {format_count(looked.text_tokens)} tokens"
+        f"{covered.name}: {part} {covered.of_samples:,} samples, {covered.documents:,} documents, "
+        f"the text of {format_count(covered.text_tokens)} tokens"
     )
 
 

@@ -21,7 +21,6 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
-from windlass.parallel.rules.degrees import check_degree, check_heads
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
@@ -80,9 +79,6 @@ def build_program(
     Each rank then keeps its own shard of the parameters and nothing else; no rank ever holds the whole model. `frozen`:
     names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
     """
-    config.check_blocks(architecture.num_layers)
-    check_degree(mesh.layout.tp, architecture)
-    check_heads(mesh.layout.context, config.context_kind, mesh.layout.tp, architecture)
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
         parts = [Decoder(architecture, chunks=probe.chunks)]

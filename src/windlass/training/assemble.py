@@ -54,7 +54,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     restore_output = redirect_output(config.run.directory, runtime.rank)
     console = open_console(config, runtime)
     fill = nothing if trainer_state else starting_weights(config, architecture)
-    program, optimizer = open_program(config, runtime, architecture, rules, recompute, fill, probe)
+    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe)
     checkpoints = open_checkpoints(config, runtime, console.say)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, log)
@@ -83,7 +83,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source)
+    announce(run, start.source, rules, recompute)
     return run
 
 

@@ -164,9 +164,8 @@ def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
 
 
 def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
-    drift is accepted. Raises UserError."""
-    check_settings(trainer_state, config)
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
+    settings). -> sentences on data whose drift is accepted. Raises UserError."""
     check_length(trainer_state, config)
     if trainer_state["data"]["stream"] == prepared.stream:
         return []

@@ -200,7 +200,7 @@ def prepared_pairs(planted, root, rows=None, source=None, **changes):
         sources=[{"path": str(root / "pairs.jsonl"), "format": "preference", **(source or {})}],
         **{"sequence_length": 128, "tokenizer": {"from": str(planted.directory / "tokenizer")}, **changes},
     )
-    return prepare(config, {}, report=said.append), said, config
+    return prepare(config, {}, log=said.append), said, config
 
 
 def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_path):
@@ -222,7 +222,7 @@ def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_pat
     assert any(line == "train: of a pair only the answers count: there are no bits per byte" for line in said)
     assert not any("conversations" in line for line in said)
     assert lint(prepared).findings == []
-    assert prepare(config, {}, report=said.append) and "unchanged: skipped" in said[-1]
+    assert prepare(config, {}, log=said.append) and "unchanged: skipped" in said[-1]
 
 
 def test_a_tokenizer_is_trained_on_the_texts_of_pairs_and_refused_for_conversations(planted, tmp_path):
@@ -257,7 +257,7 @@ def test_parquet_and_datasets_hold_pairs_too(planted, tmp_path):
         config = data_config(
             root, sources=[{**source, "format": "preference"}], tokenizer=tokenizer, sequence_length=128
         )
-        found = prepare(config, {}, report=lambda line: None)
+        found = prepare(config, {}, log=lambda line: None)
         for name in told.sets:
             wanted = [(ids.tolist(), labels.tolist()) for ids, labels in Reader(told.shards(name))]
             assert [(ids.tolist(), labels.tolist()) for ids, labels in Reader(found.shards(name))] == wanted

@@ -95,7 +95,7 @@ def counted(path, *chunks):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 resume.write_durably = counted
-prepare(data_config(pathlib.Path(sys.argv[1])), {}, report=print)
+prepare(data_config(pathlib.Path(sys.argv[1])), {}, log=print)
 """
 
 
@@ -118,11 +118,11 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
 
     monkeypatch.setattr("windlass.data.prepare.write_set.encode_in_parts", spied)
     lines = []
-    resumed = prepare(data_config(tmp_path), {}, report=lines.append)
+    resumed = prepare(data_config(tmp_path), {}, log=lines.append)
     assert "tokenizer: trained before the preparation was interrupted" in lines
     num_again = len(encoded)
     assert sorted(os.listdir(tmp_path)) == [".data.lock", "corpus", "data"]
-    whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, report=lambda line: None)
+    whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, log=lambda line: None)
     assert num_again < len(encoded) - num_again == sum(info.documents for info in whole.sets.values())
     for name in ("train", "validation", "tokenizer"):
         files = {path.name: path.read_bytes() for path in (whole.directory / name).iterdir()}

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import load_prepared
-from windlass.data.prepare.prepare import Report, prepare
+from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
 from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
 
@@ -74,9 +74,11 @@ def _command() -> list[str]:
 class Background:
     """The process, and what it has said. It ends with this process at the latest."""
 
-    def __init__(self, config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, begun: str | None):
+    def __init__(
+        self, config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], begun: str | None
+    ):
         self._process = subprocess.Popen(_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._report, self._error = report, list[UserError]()
+        self._log, self._error = log, list[UserError]()
         self._directory = Path(config.directory).absolute()
         self._crash = "what it wrote before says why"
         self.fingerprint: str | None = None
@@ -106,13 +108,13 @@ class Background:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "line" in message:
-            self._report(message["line"])
+            self._log(message["line"])
         elif "fingerprint" in message:
             self.fingerprint = message["fingerprint"]
         elif "crash" in message:
             self._crash = message["crash"]
         else:
-            self._error.append(KINDS[message["kind"]](*message["error"]))
+            self._error.append(KINDS.get(message["kind"], UserError)(*message["error"]))
 
     def wait_until(self, is_enough: Callable[[], bool]) -> None:
         """Until `is_enough()` or the preparation is done. Raises UserError where it fails before."""
@@ -141,13 +143,13 @@ def _died(code: int, crash: str) -> UserError:
 
 
 def start(
-    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report = print, begun: str | None = None
+    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None] = print, begun: str | None = None
 ) -> Background:
     """Prepares in the background; back when a run can begin: all other sets are there and the first shuffle window, or all.
     Raises UserError, as `prepare` does."""
     directory = Path(config.directory).absolute()
     (directory / BEAT_NAME).unlink(missing_ok=True)  # it may say why an earlier preparation failed
-    found = Background(config, sets, report, begun)
+    found = Background(config, sets, log, begun)
     found.wait_until(
         lambda: found.fingerprint is not None and _can_begin(directory, found.fingerprint, config.shuffle_window)
     )

@@ -235,11 +235,11 @@ def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 
-def check_shards(prepared: Prepared, may_lack: int = 0) -> None:
-    """Every set's shards are there, of the right size and number; of the training set's `may_lack` may not. The tokenizer and
+def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
+    """Every set's shards are there, of the right size and number; of the training set's `max_missing` may not. The tokenizer and
     each index.json are those that were written. Raises BadShard."""
     for name, info in prepared.sets.items():
-        lacking = may_lack if name == "train" else 0
+        lacking = max_missing if name == "train" else 0
         shards = (
             read_index(prepared.directory / name, lacking)
             if prepared.remote is None
@@ -252,7 +252,7 @@ def check_shards(prepared: Prepared, may_lack: int = 0) -> None:
     if prepared.remote is None:
         check_small_files(prepared.directory, prepared.files)
     elif not prepared.remote.store.is_read_only:
-        prepared.remote.check_sizes({name: may_lack if name == "train" else 0 for name in prepared.sets})
+        prepared.remote.check_sizes({name: max_missing if name == "train" else 0 for name in prepared.sets})
 
 
 def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:

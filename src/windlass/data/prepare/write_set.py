@@ -30,7 +30,6 @@ from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
 BYTES_PER_ID = 8  # of a shard: an id and its label
-Report = Callable[[str], None]
 
 
 class Growing(NamedTuple):
@@ -47,7 +46,7 @@ def write_set(
     config: DataConfig,
     tokenizer: tuple[Path, int, np.ndarray, bool],
     parts: Path,
-    report: Report,
+    log: Callable[[str], None],
     growing: Growing | None = None,
 ) -> SetInfo:
     """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
@@ -56,7 +55,7 @@ def write_set(
     T = config.sequence_length
     is_mixed = config.weights is not None and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
-    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), report)
+    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), log)
     # somebody may wait for a shard of a set that grows: nothing larger is encoded at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
@@ -137,10 +136,15 @@ class _Counted:
     """Counts documents, tokens, and the bytes they stand for, as they pass; tells how far the set is every ten seconds."""
 
     def __init__(
-        self, name: str, selection: Selection, num_bytes: int, known: tuple[np.ndarray, int, int], report: Report
+        self,
+        name: str,
+        selection: Selection,
+        num_bytes: int,
+        known: tuple[np.ndarray, int, int],
+        log: Callable[[str], None],
     ):
         """known: bytes per token [V], EOS id, targets per sequence."""
-        self._name, self._num_bytes, self._report = name, num_bytes, report
+        self._name, self._num_bytes, self._log = name, num_bytes, log
         self._bytes_V, self._eos_id, self._length = known
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
@@ -166,7 +170,7 @@ class _Counted:
                 left = f", {left} left"
                 if self._num_bytes >= UNKNOWN_BYTES:
                     done, left = format_bytes(self.text_bytes), ""
-                self._report(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
+                self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
         self.left_out += fitting.num_dropped
 
@@ -190,19 +194,19 @@ class _Counted:
         took = format_duration(time.monotonic() - self._start_s)
         amount = f"{info.documents} documents, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
         fill = 100 * info.tokens / (info.samples * num_targets)
-        self._report(
+        self._log(
             f"{self._name}: {amount}, {info.samples} samples ({fill:.2f} % full, {info.padding} positions are empty), {took}"
         )
         if info.left_out:
-            self._report(
+            self._log(
                 f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
             )
         if self.is_masked:
             learned = (
                 "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"
             )
-            self._report(f"{self._name}: {learned}: there are no bits per byte")
+            self._log(f"{self._name}: {learned}: there are no bits per byte")
         elif not info.bytes_add_up:
             difference = self.bytes - info.bytes
             rewrites = f"this tokenizer rewrites text (its tokens stand for {difference:+d} bytes)"
-            self._report(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")
+            self._log(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")

@@ -19,7 +19,7 @@ import xxhash
 
 from windlass.data.files import write_durably
 from windlass.data.sources.config import SourceConfig
-from windlass.data.sources.growing import Patience, arriving_rows
+from windlass.data.sources.growing import Patience, growing_rows
 from windlass.data.sources.hub import hub_rows
 from windlass.data.sources.source_files import SourceFile, all_rows
 from windlass.data.sources.urls import url_rows
@@ -69,7 +69,7 @@ class Stream:
         if config.grows_until is None:
             self._rows = _rows_of(config, files, first + self._chunks.rows, end)
         else:
-            rows = islice(arriving_rows(config, patience or Patience()), first, end)
+            rows = islice(growing_rows(config, patience or Patience()), first, end)
             self._rows = _behind(self._chunks.kept(), rows, config.label)
         self._most_texts = math.inf if config.documents is None else config.documents
         self._begun_bytes, self._is_whole = self._chunks.bytes, False

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from windlass.data.sources import formats
 from windlass.data.sources.config import SourceConfig
-from windlass.data.sources.growing import scan_arriving
+from windlass.data.sources.growing import scan_growing
 from windlass.data.sources.hub import scan_hub
 from windlass.data.sources.source_files import SourceFile, files_below, hash_file, is_binary
 from windlass.data.sources.urls import scan_url
@@ -39,7 +39,7 @@ def scan(source: SourceConfig, log: Callable[[str], None], known: str | None = N
     if source.builtin is not None:
         return [hash_file(path, name, "text") for path, name in _stdlib_files()]
     if source.grows_until is not None:
-        return [scan_arriving(source)]
+        return [scan_growing(source)]
     return _scan_paths(source, log)
 
 
