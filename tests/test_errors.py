@@ -82,7 +82,14 @@ def test_any_error_has_an_exit_code():
     assert [exit_code_of(error) for error in ends] == [130, 7, 0, 1, 1, 4]
 
 
-@pytest.mark.parametrize("kind", TABLE)
+def test_several_errors_cross_a_process_border_whole():
+    both = SeveralErrors([UserError("a", "b", "c"), BadShard("d", "e", "f")])
+    error = pickle.loads(pickle.dumps(both))
+    assert [type(one) for one in error.errors] == [UserError, BadShard] and str(error) == str(both)
+    assert (error.given, error.rule, error.change) == ("a; d", "b; e", "c; f")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABLE if kind is not SeveralErrors])
 def test_an_error_crosses_a_process_border_whole(kind):
     """Ranks send their errors to each other by pickle."""
     error = pickle.loads(pickle.dumps(kind("given", "rule", "change")))

@@ -11,7 +11,8 @@ Importing the package is free (no torch): `load_recipe` and `train` are fetched 
 
 from typing import Any
 
-__version__ = "0.1.0"
+from windlass.version import __version__
+
 __all__ = ["__version__", "load_recipe", "train"]
 
 

@@ -28,7 +28,7 @@
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 EXIT_BUG: Final = 1
 EXIT_USER_ERROR: Final = 2
@@ -80,6 +80,9 @@ class SeveralErrors(UserError):
     def __init__(self, errors: Sequence[UserError]):
         super().__init__(*("; ".join(parts) for parts in zip(*((e.given, e.rule, e.change) for e in errors))))
         self.errors = tuple(errors)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[UserError, ...]]]:
+        return type(self), (self.errors,)  # pickle would call it with the three sentences
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))

@@ -1,4 +1,4 @@
-"""The process a rank runs in: its place in the world, device, process group, threads, and the agreement to stop.
+"""The process a rank runs in: its rank in the world, device, process group, threads, and the agreement to stop.
 
 The only file that reads the environment while training. What torchrun (or our launcher, or a scheduler's prolog) set
 there is taken; with an empty environment the process is a world of its own, with a store in memory instead of a port.

@@ -81,7 +81,7 @@ def make_checkpoints(directory: Path, asynchronous: bool = False, **settings: ob
     rank = dist.get_rank() if world > 1 else 0
     group = dist.new_group(backend="gloo") if world > 1 else None
     config = CheckpointConfig.model_validate({"async": asynchronous, **settings})
-    return Checkpoints(directory, config, run_id="run", rank=rank, world=world, group=group, tell=lambda sentence: None)
+    return Checkpoints(directory, config, run_id="run", rank=rank, world=world, group=group, log=lambda sentence: None)
 
 
 def save_sharded(directory: Path, asynchronous: bool) -> dict[str, torch.Tensor]:

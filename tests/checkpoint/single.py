@@ -25,7 +25,7 @@ def make_tensors(step: int) -> dict[str, torch.Tensor]:
 def make_run(run: Path, told: list[str] | None = None, **settings: object) -> Checkpoints:
     config = CheckpointConfig.model_validate({"async": False, "keep_last": 10, **settings})
     tell = (lambda sentence: None) if told is None else told.append
-    return Checkpoints(run / "checkpoints", config, run_id="run", rank=0, world=1, group=None, tell=tell)
+    return Checkpoints(run / "checkpoints", config, run_id="run", rank=0, world=1, group=None, log=tell)
 
 
 def save_steps(run: Path, *steps: int, metrics: dict[int, float] | None = None, **settings: object) -> Checkpoints:

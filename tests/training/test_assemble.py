@@ -15,8 +15,9 @@ from windlass.data.prepare.prepare import prepare
 from windlass.errors import BadCheckpoint, OutOfSync, UserError
 from windlass.optim.adamw import AdamW
 from windlass.runtime import start_runtime
-from windlass.training.assemble import assemble, shape_of, with_steps
+from windlass.training.assemble import assemble, with_steps
 from windlass.training.loop import train
+from windlass.training.preflight import shape_of
 from windlass.training.restore import state_tensors
 
 

@@ -51,7 +51,7 @@ def moved(config, source):
     optimizer = parts.optimizer_of(config, program, NO_RULES, precision)
     group = runtime.saving if world > 1 else None
     checkpoints = Checkpoints(
-        config.run.directory, config.checkpoint, run_id="moved", rank=rank, world=world, group=group, tell=print
+        config.run.directory, config.checkpoint, run_id="moved", rank=rank, world=world, group=group, log=print
     )
     checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
     checkpoints.save(3, state_tensors(program, optimizer), trainer_state, {}, final=True)

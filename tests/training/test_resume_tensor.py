@@ -12,7 +12,7 @@ from windlass.parallel.build import build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import RankFailed
-from windlass.training.assemble import optimizer_of
+from windlass.training.open_program import optimizer_of
 from windlass.training.open_saved import read_trainer_state
 from windlass.training.restore import state_tensors
 
@@ -90,7 +90,7 @@ def carry(source, target, tree, world, parallel):
     state = state_tensors(program, optimizer)
     group = dist.new_group(backend="gloo") if world > 1 else None
     checkpoints = Checkpoints(
-        target, config.checkpoint, run_id="ring", rank=dist.get_rank(), world=world, group=group, tell=print
+        target, config.checkpoint, run_id="ring", rank=dist.get_rank(), world=world, group=group, log=print
     )
     checkpoints.restore_from(source, state, what="all")
     beside = [source / "resolved.yaml", source / "provenance.json", *(source / "tokenizer").iterdir()]

@@ -10,7 +10,7 @@
 
 A checkpoint is `tensors` (name -> Tensor or DTensor, sharded or replicated: weights, optimizer state, 0-dim
 counters), the trainer state (JSON: step, data position, schedule, fingerprints; rank 0's is written) and `files`
-(resolved recipe, tokenizer, provenance; rank 0's are written). All of it lies in one directory under one MANIFEST:
+(resolved recipe, tokenizer, provenance; rank 0's are written). All of it is in one directory under one MANIFEST:
 copied elsewhere, it suffices.
 
 Asynchronous: `save` copies every local shard into host buffers that are kept between saves, and returns; a thread
@@ -64,7 +64,7 @@ class SavedStep:
 
 
 def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
-    """Whether every_minutes has passed since the last save. Ask on rank 0 only, and let it tell the others.
+    """Whether every_minutes has passed since the last save. Ask on rank 0 only, and let it send the answer to the others.
 
     Clocks differ between ranks, so each asking its own would make some save and some not. The trainer already agrees
     on a stop flag without waiting for it (posted at one step, read at the next); this flag travels in the same
@@ -102,7 +102,7 @@ class Checkpoints:
     """The checkpoints of one run. All ranks make one, and call save, wait and restore together and in the same order.
 
     `directory`: `<run>/checkpoints`. `run_id` stays the same over restarts of a run; by it leftovers are known as our
-    own. `group`: a gloo group of all ranks that nobody else uses (None where world is 1). `tell`: gets a sentence for
+    own. `group`: a gloo group of all ranks that nobody else uses (None where world is 1). `log`: gets a sentence for
     whatever the user should know (a quarantined checkpoint, swept leftovers); on rank 0.
     """
 
@@ -115,10 +115,10 @@ class Checkpoints:
         rank: int,
         world: int,
         group: dist.ProcessGroup | None,
-        tell: Callable[[str], None] = _to_stderr,
+        log: Callable[[str], None] = _to_stderr,
     ):
         self._directory, self._config, self._run_id = directory, config, run_id
-        self._exchange, self._rank, self._tell = Exchange(rank, world, group), rank, tell
+        self._exchange, self._rank, self._log = Exchange(rank, world, group), rank, log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
         self._pending: Future[SavedStep] | None = None
         self._saved: list[SavedStep] = []
@@ -179,7 +179,7 @@ class Checkpoints:
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def poll(self) -> list[SavedStep]:
-        """What was committed and not yet told, each once, for the log. Local and free.
+        """What was committed since the last call, for the log. Local and free.
 
         A failure is not lost: one rank raises it here, several raise it together in the next `save` or `wait`.
         """
@@ -189,7 +189,7 @@ class Checkpoints:
         return saved
 
     def wait(self) -> None:
-        """Returns when no save is under way (`poll` tells what was committed). Raises its error, on all ranks alike."""
+        """Returns when no save is under way (`poll` returns what was committed). Raises its error, on all ranks alike."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -205,7 +205,7 @@ class Checkpoints:
         or dtypes differ.
         """
         self._sweep()
-        found = load_newest(self._directory, tensors, self._exchange, self._tell)
+        found = load_newest(self._directory, tensors, self._exchange, self._log)
         if found is not None:
             self._last_step, self._last_time_s = found["step"], time.monotonic()
         return found
@@ -217,13 +217,13 @@ class Checkpoints:
         converted). A path that holds no checkpoint is a UserError, never a fresh start.
         """
         self._sweep()
-        return load_path(path, tensors, what, self._exchange, self._tell)
+        return load_path(path, tensors, what, self._exchange, self._log)
 
     def _sweep(self) -> None:
         if self._rank == 0 and not self._swept:
             count = sweep(self._directory, self._run_id)
             if count:
-                self._tell(f"{self._directory}: removed {count} unfinished save{'s' if count > 1 else ''} of this run")
+                self._log(f"{self._directory}: removed {count} unfinished save{'s' if count > 1 else ''} of this run")
         self._swept = True
 
     def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> SavedStep:

@@ -9,14 +9,14 @@ from windlass.settings import Settings
 
 class CheckpointConfig(Settings):
     every_steps: Annotated[int, Field(ge=1)] | None = None
-    """Save after every so many optimizer steps. None: not by step. The end of a run is always saved."""
+    """Save each time this many optimizer steps are done. None: not by step. The end of a run is always saved."""
     every_minutes: Annotated[float, Field(gt=0)] | None = 30.0
-    """Save when so many minutes have passed since the last save, by rank 0's clock (asked on logging steps). null: not by
+    """Save when this many minutes have passed since the last save, by rank 0's clock (asked on logging steps). null: not by
     time. So a recipe that sets nothing loses at most half an hour."""
     keep_last: Annotated[int, Field(ge=1)] = 2
-    """Keep the newest so many checkpoints. At least 1, since a run must be able to resume."""
+    """Keep this many of the newest checkpoints. At least 1, since a run must be able to resume."""
     keep_best: Annotated[int, Field(ge=0)] = 0
-    """Keep, besides, the so many with the lowest validation loss (of the first validation set)."""
+    """Keep, besides, this many with the lowest validation loss (of the first validation set)."""
     keep_steps: list[Annotated[int, Field(ge=0)]] = []
     """Save at these steps and keep them for ever. 0 is the state before the first update."""
     async_: Annotated[bool, Field(alias="async")] = True

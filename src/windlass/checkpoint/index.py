@@ -1,4 +1,4 @@
-"""index.json: which tensors a checkpoint holds, and where the bytes of each chunk lie. No torch.
+"""index.json: which tensors a checkpoint holds, and where the bytes of each chunk are. No torch.
 
 name -> dtype, shape, chunks; a chunk is a box of the tensor (offsets, sizes) whose bytes begin at `at` of `file`,
 row-major.

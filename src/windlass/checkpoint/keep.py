@@ -151,7 +151,7 @@ def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor
 
 
 def largest_difference(first: Path, second: Path, name: str) -> float:
-    """max |a - b| of a tensor that both checkpoints hold in one form; nan where a NaN stands on either side. Reads it once."""
+    """max |a - b| of a tensor that both checkpoints hold in one form; nan where either holds a NaN. Reads it once."""
     import torch
 
     from windlass.checkpoint.storage import DTYPES

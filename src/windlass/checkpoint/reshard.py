@@ -9,8 +9,8 @@ storage is slow at small reads, and on the way to another cluster, where the byt
     written   every byte once, cut into the pieces that training would write, so that `diff` compares by hashes
     held      FILES_AT_ONCE files with at most IN_FLIGHT + 1 pieces of 4 MiB each; a block of 32 MiB and what is read for it
 
-The new checkpoint is a draft until MANIFEST stands (store.py): a kill leaves the draft, which the next attempt sweeps, and never
-half of a checkpoint. No torch: where each rank's parts lie is handed in.
+The new checkpoint is a draft until MANIFEST is written (store.py): a kill leaves the draft, which the next attempt sweeps, never
+half of a checkpoint. No torch: the caller says where each rank's parts are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -137,7 +137,7 @@ class _File:
         writer.write(memoryview(rank_header(token)))
 
     def begin(self) -> int:
-        """Where the part that now begins will lie."""
+        """Where the part that begins now is written."""
         assert not self._piece, "the last part has ended"
         return self._writer.size
 

@@ -129,13 +129,13 @@ def _newest(checkpoints: Path) -> Path | None:
 
 
 def load_newest(
-    checkpoints: Path, tensors: dict[str, torch.Tensor], exchange: Exchange, tell: Callable[[str], None]
+    checkpoints: Path, tensors: dict[str, torch.Tensor], exchange: Exchange, log: Callable[[str], None]
 ) -> dict[str, Any] | None:
     """See Checkpoints.restore."""
 
     def put_aside(directory: Path, error: BadCheckpoint) -> None:
         target = quarantine(directory)
-        tell(f"checkpoint refused: {error.given}. It is now {target.name}; the next older one is tried.")
+        log(f"checkpoint refused: {error.given}. It is now {target.name}; the next older one is tried.")
 
     while (directory := exchange.from_first(lambda: _newest(checkpoints))) is not None:
         try:
@@ -169,7 +169,7 @@ def _no_checkpoint(given: str) -> BadCheckpoint:
 
 
 def load_path(
-    path: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange, tell: Callable[[str], None]
+    path: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """See Checkpoints.restore_from."""
     if what not in WHATS:
@@ -182,5 +182,5 @@ def load_path(
             if older == len(found):
                 raise
             if exchange.rank == 0:
-                tell(f"checkpoint refused: {error.given}. {found[older].name} is tried; nothing was renamed.")
+                log(f"checkpoint refused: {error.given}. {found[older].name} is tried; nothing was renamed.")
     raise AssertionError("candidates are never empty")

@@ -2,8 +2,8 @@
 read.
 
 Every rank writes a file with a token of this start; rank 0's token must be readable by every rank, and every rank's
-file by rank 0. Nothing else tells: two hosts may each have a directory of the same name, and a checkpoint would then
-be written in parts to both, each part looking right where it lies.
+file by rank 0. Nothing else shows it: two hosts may each have a directory of the same name, and a checkpoint would then
+be written in parts to both, each part looking right on its own host.
 """
 
 import platform

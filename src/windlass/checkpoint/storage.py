@@ -225,7 +225,7 @@ class TensorReader(StorageReader):
         for file, items in sorted(by_file.items()):
             with self._checkpoint.reader(file) as reader:
                 reader.check_size()
-                reader.read(0, HEADER_BYTES)  # no tensor lies there, but a whole file is whole everywhere
+                reader.read(0, HEADER_BYTES)  # no tensor is there, but a whole file is whole everywhere
                 for at, item in sorted(items, key=lambda pair: pair[0]):
                     self._read_item(reader, at, item, planner)
         return _done(None)

@@ -84,7 +84,7 @@ def _disk_full(directory: Path, need: int) -> DiskFull:
 
 
 def check_space(directory: Path, need: int) -> None:
-    """DiskFull unless `need` x 1.1 bytes are free where `directory` lies."""
+    """DiskFull unless `need` x 1.1 bytes are free on the file system of `directory`."""
     if need * SPACE_FACTOR > _free_bytes(directory):
         raise _disk_full(directory, need)
 

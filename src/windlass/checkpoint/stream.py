@@ -117,7 +117,7 @@ class TensorSource:
                 self._open.pop(oldest).__exit__(None, None, None)
             reader = self.checkpoint.reader(file)
             reader.check_size()
-            reader.read(0, HEADER_BYTES)  # no tensor lies there, but a whole file is whole everywhere
+            reader.read(0, HEADER_BYTES)  # no tensor is there, but a whole file is whole everywhere
         self._open[file] = reader  # the newest is the last
         return reader
 

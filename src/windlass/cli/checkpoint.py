@@ -78,8 +78,8 @@ def checkpoint_reshard(
 @app.command("prune")
 def checkpoint_prune(
     run: RunDirectory,
-    keep_last: Annotated[int, typer.Option(help="Keep the newest so many.")] = 1,
-    keep_best: Annotated[int, typer.Option(help="And the so many with the lowest validation loss.")] = 0,
+    keep_last: Annotated[int, typer.Option(help="How many of the newest to keep.")] = 1,
+    keep_best: Annotated[int, typer.Option(help="How many with the lowest validation loss to keep besides.")] = 0,
 ) -> None:
     """Delete older checkpoints. The newest whole one always stays."""
     from windlass.commands.checkpoints import delete

@@ -16,7 +16,7 @@ def data_inspect(
     place: PreparedPlace,
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--set", help="train, validation, or a further set.")] = "train",
-    sample: Annotated[int, typer.Option(help="Which sample is shown, as they lie in the shards, from 0.")] = 0,
+    sample: Annotated[int, typer.Option(help="Which sample is shown, in the order of the shards, from 0.")] = 0,
     no_color: Annotated[bool, typer.Option("--no-color", help="Mark what is not learned with brackets.")] = False,
 ) -> None:
     """Documents, tokens, lengths, fill, vocabulary, and one sample with its borders and loss mask."""
@@ -27,7 +27,7 @@ def data_inspect(
 
 @app.command("lint")
 def data_lint(place: PreparedPlace, overrides: Overrides = None) -> None:
-    """Faults of the data, by name, with their place and what to change. Exit code 2 if one is an error."""
+    """Faults of the data, by name, with where they are and what to change. Exit code 2 if one is an error."""
     from windlass.commands.data_lint import check
 
     lines, has_error = check(place, overrides or [])

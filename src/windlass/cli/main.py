@@ -176,9 +176,9 @@ def export(
 @app.command()
 def report(run: RunDirectory) -> None:
     """Write report.html: one page, works offline."""
-    from windlass.report.page.write import write_report
+    from windlass.commands.report import report as write
 
-    print(write_report(run))
+    print(write(run))
 
 
 def main() -> None:

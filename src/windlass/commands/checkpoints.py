@@ -42,8 +42,8 @@ def compare(first: Path, second: Path) -> tuple[list[str], bool]:
         for name in names:
             lines.append(f"only in the {label}: {name}")
     for name in difference.form:
-        told = " and ".join(f"{tensors[name].dtype} {tensors[name].shape}" for tensors in forms)
-        lines.append(f"another shape or dtype: {name}: {told}")
+        both = " and ".join(f"{tensors[name].dtype} {tensors[name].shape}" for tensors in forms)
+        lines.append(f"another shape or dtype: {name}: {both}")
     for name in difference.bytes:
         lines.append(f"other values: {name}: by at most {largest_difference(one, two, name):.3g}")
     return [*lines, f"{difference.same} tensors are equal, bit for bit"], not lines

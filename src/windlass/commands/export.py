@@ -105,7 +105,7 @@ def write_generation_config(draft: Path, saved: SavedModel) -> None:
     try:
         kept = json.loads(base)
     except ValueError:
-        return  # what save_weights derived from the config stands
+        return  # save_weights has derived it from the config
     own = json.loads((draft / GENERATION).read_text("utf-8"))
     merged = {**kept, **{key: value for key, value in own.items() if key != "_from_model_config"}}
     (draft / GENERATION).write_text(json.dumps(merged, indent=2) + "\n", "utf-8")

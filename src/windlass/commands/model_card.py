@@ -1,8 +1,8 @@
 """The model card of an export: README.md with the YAML front matter that the Hugging Face hub reads.
 
 It says where the weights come from: the recipe, the run, the step and its validation loss, code, versions, data, the command.
-Only what is known stands there: a license is never guessed, `base_model` and `datasets` are hub names that the recipe holds.
-The number of hosts is told, their names are not.
+It holds only what is known: a license is never guessed, `base_model` and `datasets` are hub names that the recipe holds.
+It gives the number of hosts, and not their names.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 import jinja2
 import yaml
 
-from windlass import __version__
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe, to_yaml
 from windlass.hub.client import NAME
@@ -21,6 +20,7 @@ from windlass.model.flops import count_parameters
 from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
 from windlass.training.open_saved import SavedModel
 from windlass.units import format_count
+from windlass.version import __version__
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")

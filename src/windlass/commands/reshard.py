@@ -3,7 +3,7 @@
 Which box of which tensor each rank holds is asked of the program itself and not derived a second time: it is built as those ranks
 would build it, on the meta device (shapes only) and over torch's `fake` process group, in which one process stands for any rank
 and nothing is sent. One build per pipeline rank shows all others, since a DTensor knows its cut at every place of its mesh.
-Optimizer states lie as their parameters do. Replicas hold the same, so one of them is asked, and written for.
+Optimizer states are cut as their parameters are. Replicas hold the same, so one of them is asked, and written for.
 """
 
 import contextlib
@@ -109,16 +109,16 @@ def layout_of(config: RunConfig, num_ranks: int | None) -> MeshLayout:
 
 
 class Held(NamedTuple):
-    """How a parameter lies: its shape, and its parts, each with the first rank that holds it."""
+    """How a parameter is cut: its shape, and its parts, each with the first rank that holds it."""
 
     shape: list[int]
     parts: list[RankPart]
 
 
 def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLayout) -> dict[str, Held]:
-    """Parameter name -> how it lies in `layout`. One process, shapes only. Raises UserError where the model cannot be cut so."""
+    """Parameter name -> how `layout` cuts it. One process, shapes only. Raises UserError where the model cannot be cut so."""
     assert not dist.is_initialized(), "this process stands for other ranks"
-    # none of these changes what lies where: the first would allocate, the others do nothing on shapes
+    # none of these changes which rank holds what: the first would allocate, the others do nothing on shapes
     plain = {"offload": False, "compile": False, "recompute": "none", "activation_gib": None}
     parallel, precision = config.parallel.model_copy(update=plain), precision_of(config.precision)
     lean, held = replace(layout, replicate=1), {}

@@ -51,7 +51,7 @@ def rehearse(recipe: str, overrides: list[str], nproc: str | None, run_directory
         _check(scratch)
         if code := _call(["export", str(scratch)]):
             return code
-        _tell(scratch)
+        _print_figures(scratch)
     return 0
 
 
@@ -112,7 +112,7 @@ def _check(scratch: Path) -> None:
             )
 
 
-def _tell(scratch: Path) -> None:
+def _print_figures(scratch: Path) -> None:
     steps = [line for line in read_events(scratch / "events.jsonl") if line["kind"] == "step"]
     last = steps[-1]
     size = sum(f.stat().st_size for f in (scratch / "checkpoints" / f"step-{STEPS:08d}").rglob("*") if f.is_file())

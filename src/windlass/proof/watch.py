@@ -30,9 +30,10 @@ from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
 from windlass.precision.policy import precision_of
 from windlass.runtime import Stop, start_runtime
-from windlass.training.assemble import assemble, starting_weights
+from windlass.training.assemble import assemble
 from windlass.training.loop import loop
 from windlass.training.parameter_rules import rules_of
+from windlass.training.restore import starting_weights
 
 DRAWN_BLOCK: Final = 100  # drawn weights at a time: less than any matrix has
 EMBEDDED: Final = -1  # the number of the stream before the first layer

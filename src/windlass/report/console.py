@@ -21,7 +21,7 @@ LOG_WIDTH: Final = 120  # columns of a table that no terminal limits
 
 
 class Console:
-    """Where a run is told, on rank 0. `device`: what "per device" is called, "GPU" or "process"."""
+    """The terminal, or the log file, of a run on rank 0. `device`: what "per device" is called, "GPU" or "process"."""
 
     def __init__(self, stream: TextIO, *, total_steps: int, device: str):
         self._live = stream.isatty()
@@ -66,8 +66,10 @@ class Console:
             words = [value for value in fields.values() if isinstance(value, str)]  # numbers are for events.jsonl
             self.say(f"step {step}: incident: {', '.join(words)}", style="bold red")
             return
-        told = ", ".join(f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping))
-        self.say(f"step {step}: {kind}{' ' + told if told else ''}", style="green")
+        figures = ", ".join(
+            f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping)
+        )
+        self.say(f"step {step}: {kind}{' ' + figures if figures else ''}", style="green")
 
     def say(self, text: str, style: str = "") -> None:
         """A line above the progress line, as it is: nothing in `text` is markup."""

@@ -195,7 +195,7 @@ class Recorder:
             self._window_paused_s += seconds
 
     def validation(self, step: int, name: str, nats_sum: float, targets: int, num_bytes: int) -> None:
-        """One set's result: nats summed over `targets` counted targets, which stand for `num_bytes` bytes of text."""
+        """One set's result: nats summed over `targets` counted targets, made of `num_bytes` bytes of text."""
         assert targets > 0, f"validation set {name} has no counted target"
         line = {
             "name": name,

@@ -10,8 +10,10 @@ drift             settings that differ between a checkpoint and the recipe that 
 open_saved        opens a run, a checkpoint or a Hugging Face directory for reading
 pins              hub names of a recipe, pinned to commits
 health            whether a run still learns: skipped steps, updates that round to nothing
+open_program      the model laid out over the ranks, and its optimizer
+recording         one console, events.jsonl, and the alarms of a run
 announce          prints what was derived before step 1 and writes resolved.yaml
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
-run_directory     makes and locks the run directory
+run_directory     makes and locks the run directory; its checkpoints
 """

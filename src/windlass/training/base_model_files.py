@@ -21,7 +21,7 @@ FRONT_MATTER = re.compile(r"\A---\r?\n(.*?\n)---\r?\n", re.DOTALL)
 
 
 def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
-    """The files of a checkpoint that tell of `model.from`, by their names in it: read beside the weights by a run that is new,
+    """The files of a checkpoint on `model.from`, by their names in it: read beside the weights by a run that is new,
     and from the checkpoint that it goes on from by one that is not. Raises UserError."""
     if config.model.from_ is None:
         return {}

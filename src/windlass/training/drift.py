@@ -1,7 +1,7 @@
 """What differs between a checkpoint and the run that would continue it: named before step 1, refused unless accepted.
 
 A setting that changes what is trained, the files behind the data, and the tokenizer must be what they were. The number of
-steps may grow: that is told, with what it does to the learning rate, because the schedule is a function of it.
+steps may grow: the run prints that, with what it does to the learning rate, because the schedule is a function of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from typing import Any
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
+from windlass.data.prepare.prepare import Prepared, other_stream
 from windlass.errors import BadCheckpoint, UserError
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
@@ -160,3 +161,14 @@ def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
         f"drift: run.steps {before} in the checkpoint, {now} now: the {config.optim.schedule} schedule is stretched; "
         f"the learning rate of step {step + 1} becomes {new_rate:.3g} (was to be {old_rate:.3g})"
     ]
+
+
+def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
+    settings). -> sentences on data whose drift is accepted. Raises UserError."""
+    check_length(trainer_state, config)
+    if trainer_state["data"]["stream"] == prepared.stream:
+        return []
+    if stream_to_keep(trainer_state, config) is not None:
+        raise other_stream(prepared.place)
+    return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]

@@ -66,8 +66,8 @@ class Health:
                 continue
             skipped, self._in_a_row = skipped + 1, self._in_a_row + 1
         if skipped and not self._skips_are_normal:
-            told = "the update was skipped" if len(norms) == 1 else f"{skipped} of {len(norms)} updates were skipped"
-            self._incident(self._step, f"the gradient norm is not finite: {told}")
+            what = "the update was skipped" if len(norms) == 1 else f"{skipped} of {len(norms)} updates were skipped"
+            self._incident(self._step, f"the gradient norm is not finite: {what}")
         self._loss, self._norm = losses[-1], norms[-1]
         return skipped
 
@@ -95,7 +95,7 @@ class Health:
         )
 
     def look_for_stagnation(self, optimizer: Optimizer) -> None:
-        """One incident for tensors that stand still because their updates round to nothing. Collective."""
+        """One incident for tensors that do not change because their updates round to nothing. Collective."""
         shares = optimizer.lost_shares()
         stuck = {name: share for name, share in shares.items() if share > MOST and name not in self._alarmed}
         if not stuck:

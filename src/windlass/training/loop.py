@@ -21,7 +21,7 @@ class Result:
 
 
 def train(config: RunConfig, is_prepared: bool = False) -> Result:
-    """Trains as `config` says, on every rank alike, from where the run directory stands. Raises UserError.
+    """Trains as `config` says, on every rank alike, from the last checkpoint of the run directory. Raises WindlassError.
 
     `is_prepared`: the launcher has just prepared the data, so sources are not looked at again.
     """
@@ -30,7 +30,7 @@ def train(config: RunConfig, is_prepared: bool = False) -> Result:
 
 
 def loop(run: Run, stop: Stop) -> Result:
-    """From the step that `run` stands at to its last, or to where a signal stops it."""
+    """From the step that `run` starts at to its last, or to where a signal stops it."""
     config, step = run.config, run.start_step
     if step == 0:
         run.validate(step)

@@ -5,7 +5,9 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
@@ -23,7 +25,7 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
-from windlass.training.drift import begun, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
 
@@ -175,3 +177,38 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
             f"{errors[0].change}; all of them: windlass data lint RECIPE",
         )
     return notes + [finding.line for finding in findings]
+
+
+def check_data(
+    trainer_state: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime
+) -> list[str]:
+    """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
+    if trainer_state is None:
+        return check_before_training(prepared, config, runtime)
+    return check_continuation(trainer_state, config, prepared)
+
+
+class ModelPlan(NamedTuple):
+    """A model that passed all checks: its shape, the rules of its parameters, and what each layer recomputes."""
+
+    architecture: Architecture
+    rules: Rules
+    recompute: RecomputePlan
+
+
+def plan_model(
+    config: RunConfig, trainer_state: Mapping[str, Any] | None, prepared: Prepared, device_type: str
+) -> ModelPlan:
+    """The model of the checkpoint that a run goes on from, or of the recipe. Raises UserError."""
+    architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
+    rules = rules_of(config, architecture)
+    recompute = plan_of(config, architecture, rules, device_type)
+    check_vocabulary(prepared.vocab_size, architecture)
+    return ModelPlan(architecture, rules, recompute)
+
+
+def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
+    architecture = config.model.architecture(prepared.vocab_size)
+    if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
+        architecture = replace(architecture, eos_token_id=prepared.eos_id)
+    return architecture

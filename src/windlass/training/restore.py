@@ -9,11 +9,14 @@ import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig
+from windlass.model.architecture import Architecture
+from windlass.model.hf import load_weights
+from windlass.model.init import BLOCK, initialise
 from windlass.optim.optimizer import Optimizer
+from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
 from windlass.training.drift import check_length, check_settings
 
-Tell = Callable[[str], None]
 STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
 
 
@@ -49,12 +52,14 @@ def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
     return {f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted}
 
 
-def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, tell: Tell) -> Start:
+def restore(
+    config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, log: Callable[[str], None]
+) -> Start:
     """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
     directory = config.run.directory
     trainer_state = checkpoints.restore(state_tensors(program, optimizer))
     if trainer_state is not None:
-        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", tell)
+        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", log)
     if config.run.start_from is None:
         return Start(0, f"at step 0: {directory} holds no committed checkpoint")
     source = Path(config.run.start_from)
@@ -62,10 +67,22 @@ def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optim
         trainer_state = checkpoints.restore_from(source, weight_tensors(program), what="weights")
         return Start(0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
     trainer_state = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
-    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", tell)
+    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", log)
 
 
-def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
+def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log: Callable[[str], None]) -> Start:
     for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
-        tell(sentence)
+        log(sentence)
     return Start(trainer_state["step"], source, trainer_state)
+
+
+def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
+    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
+    if config.model.from_ is None:
+        return lambda named: initialise(named.items(), architecture, config.run.seed, block)
+    source = config.model.directory()
+    return lambda named: load_weights(source, architecture, named)
+
+
+def nothing(_named: dict[str, torch.Tensor]) -> None:
+    """For weights that a checkpoint replaces whole."""

@@ -51,7 +51,7 @@ class Run:
     recorder: Recorder
     provenance: dict[str, Any]
     base: Mapping[str, bytes | Path]
-    """Files of a checkpoint that tell of the model that this run began from (see training/base_model_files)."""
+    """Files of a checkpoint on the model that this run began from (see training/base_model_files)."""
     run_lock: BinaryIO | None
     """The lock on the run directory; rank 0 holds it."""
     restore_output: Callable[[], None]
@@ -114,19 +114,19 @@ class Run:
     def save_if_due(self, step: int, is_last: bool = False) -> None:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
         is_last = is_last or step == self.total_steps
-        self._tell_committed(step)
+        self._log_committed(step)
         if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
             return
         with self.recorder.pause("checkpoint"):
             self._save(step, is_last)
 
     def _save(self, step: int, is_last: bool) -> None:
-        """A save that fails does not end the run: it is told, the last committed step stays, and the next one due tries again;
+        """A save that fails does not end the run: it becomes an incident, and the next save tries again;
         only the last must succeed. A failed background save comes to light here, on all ranks alike."""
         try:
             self.checkpoints.wait()
         except (UserError, OSError) as error:
-            self._tell_failure(step, error)
+            self._log_failure(step, error)
         tensors = state_tensors(self.program, self.optimizer)  # raises where ranks are out of step (parallel.check)
         try:
             metric = (
@@ -134,22 +134,22 @@ class Run:
             )  # a loss belongs to the weights it was measured on
             self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
         except (UserError, OSError) as error:
-            self._tell_failure(step, error)
+            self._log_failure(step, error)
             if is_last:
                 raise
-        self._tell_committed(step)
+        self._log_committed(step)
 
-    def _tell_committed(self, step: int) -> None:
+    def _log_committed(self, step: int) -> None:
         """A checkpoint is an event once it is committed, not when it is begun. (One process alone hears of a failure here.)"""
         try:
             committed = self.checkpoints.poll()
         except (UserError, OSError) as error:
-            self._tell_failure(step, error)
+            self._log_failure(step, error)
             return
         for saved in committed:
             self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
 
-    def _tell_failure(self, step: int, error: Exception) -> None:
+    def _log_failure(self, step: int, error: Exception) -> None:
         self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
 
     def _clock_due(self, step: int) -> bool:
@@ -176,7 +176,7 @@ class Run:
         }
 
     def _files(self) -> dict[str, bytes | Path]:
-        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance, and what was said of the
+        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance, and the files on the
         model that it began from."""
         tokenizer = Path(self.prepared.tokenizer_directory)
         files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}

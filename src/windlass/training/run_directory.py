@@ -2,11 +2,18 @@
 
 import errno
 import fcntl
+import json
 import os
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import torch.distributed as dist
+
+from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
+from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.runtime import Runtime
 
@@ -57,3 +64,23 @@ def hold(directory: Path) -> BinaryIO:
         run_lock.close()
         raise
     return run_lock
+
+
+def open_checkpoints(config: RunConfig, runtime: Runtime, log: Callable[[str], None]) -> Checkpoints:
+    """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective."""
+    file = config.run.directory / "run.json"
+    if runtime.rank == 0 and not file.exists():
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps({"run_id": secrets.token_hex(8)}))
+        draft.replace(file)  # whole or not there, however the process ends
+    if runtime.world > 1:
+        dist.barrier(group=runtime.control)
+    return Checkpoints(
+        config.run.directory / "checkpoints",
+        config.checkpoint,
+        run_id=json.loads(file.read_text())["run_id"],
+        rank=runtime.rank,
+        world=runtime.world,
+        group=runtime.saving if runtime.world > 1 else None,
+        log=log,
+    )

@@ -114,7 +114,7 @@ class Background:
         elif "crash" in message:
             self._crash = message["crash"]
         else:
-            self._error.append(KINDS[message["kind"]](*message["error"]))
+            self._error.append(KINDS.get(message["kind"], UserError)(*message["error"]))
 
     def wait_until(self, is_enough: Callable[[], bool]) -> None:
         """Waits until `is_enough()` or the preparation ends. Raises UserError where it fails before."""

@@ -1,6 +1,6 @@
 """`write_report`: report.html from a run directory, at any moment of the run.
 
-One file without a link to anything outside: plotly's script, style and data stand in the page. What a run contains
+One file without a link to anything outside: plotly's script, style and data are in the page. What a run contains
 (sample text, settings, paths) is data to this page and never markup: jinja2 escapes it, the charts' JSON has no `<`,
 and the page's own content policy lets no script run but the two whose hashes it names, and loads nothing.
 """
@@ -85,7 +85,7 @@ def render(name: str, history: History, settings: str, baselines: Mapping[str, M
 
 
 def json_for_html(value: Any) -> str:
-    """JSON that may stand in a script element: no `<`, `>` or `&`, so that no text in it can end the element."""
+    """JSON that fits into a script element: no `<`, `>` or `&`, so that no text in it can end the element."""
     text = json.dumps(value, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -150,7 +150,7 @@ def ledger_rows(ledger: Mapping[str, float]) -> list[tuple[str, str, str, str]]:
 
 
 def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
-    """What the latest start or resume said: (title, opens on request, rows); nested tables become tables of their
+    """What the latest start or resume recorded: (title, opens on request, rows); nested tables become tables of their
     own."""
     tables: list[tuple[str, bool, list[tuple[str, str]]]] = []
     loose = {key: value for key, value in opening.items() if key not in ("kind", "time", "step")}
@@ -168,7 +168,7 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
 
 
 def is_row(table: Mapping[str, Any]) -> bool:
-    """Whether a nested table is small enough to stand in one line of its parent's."""
+    """Whether a nested table is small enough for one line of its parent's."""
     return len(table) <= 3 and all(isinstance(value, int | float) for value in table.values())
 
 

@@ -1,0 +1,55 @@
+"""The program and the optimizer of a run: the model laid out over the ranks, and what updates it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from windlass.config import RunConfig
+from windlass.model.architecture import Architecture
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import Optimizer, make_optimizer
+from windlass.optim.rules import Rules, frozen_names
+from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
+from windlass.parallel.invariants import check_optimizer
+from windlass.parallel.mesh import make_mesh
+from windlass.parallel.program import Program
+from windlass.precision.policy import Precision, precision_of
+from windlass.runtime import Runtime
+
+
+def open_program(
+    config: RunConfig,
+    runtime: Runtime,
+    architecture: Architecture,
+    rules: Rules,
+    recompute: Sequence[str],
+    fill: Fill,
+    probe: Probe = UNWATCHED,
+) -> tuple[Program, Optimizer]:
+    """The model on all ranks, filled by `fill`, and its optimizer. Collective."""
+    mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
+    precision = precision_of(config.precision)
+    parts = (architecture, config.parallel, precision, mesh, runtime.device)
+    program = build_program(*parts, fill, frozen_names(rules), recompute, probe)
+    return program, optimizer_of(config, program, rules, precision)
+
+
+def optimizer_of(config: RunConfig, program: Program, rules: Rules, precision: Precision) -> Optimizer:
+    """Made after sharding, which replaces every parameter; that it holds the program's own is checked."""
+    storage = storage_of(config, precision)
+    optimizer = make_optimizer(program.records(), config.optim, rules, precision.compute, storage)
+    check_optimizer(optimizer.param_groups, program.records())
+    return optimizer
+
+
+def storage_of(config: RunConfig, precision: Precision) -> Storage:
+    """How the optimizer stores. Updates that round to nothing are counted where they can: bf16 weights, to the nearest."""
+    rounded = config.precision.is_rounded
+    can_lose = precision.stored == torch.bfloat16 and not precision.is_stochastic
+    return Storage(
+        states=precision.states if rounded else None,
+        stochastic=precision.is_stochastic,
+        seed=config.run.seed,
+        compiled=config.parallel.compile,
+        watch_every=config.report.every_steps if can_lose else 0,
+    )
