@@ -69,7 +69,7 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
     ("A setting without effect", ("train", "demo", "optim.decay_fraction=0.1"), {}),
     ("A family that does not exist", ("train", "demo", "model.family=qwen"), {}),
     ("A field that the family does not have", ("train", "demo", "model.hiden_size=64"), {}),
-    ("A technique that this version does not have", ("train", "demo", "parallel.tp=2"), {}),
+    ("Ranks that cannot share the attention heads", ("train", "demo", "parallel.tp=3"), {}),
     ("A layout that contradicts itself", ("train", "demo", "parallel.zero=0", "parallel.shard=2"), {}),
     ("A hub name that was never fetched, without a network", ("train", "demo", "model={from: Qwen/Qwen3-4B}"), {}),
     ("Code that is trusted under another name", ("train", "demo", TRUST), {}),
@@ -106,7 +106,7 @@ def _section(heading: str, model: type[Any], prefix: str) -> str:
 
 @functools.cache
 def _inner_sections() -> dict[type[Any], str]:
-    """Configs inside a section's config -> the key where each stands first: SourceConfig is at `data.sources`."""
+    """Configs inside a section's config -> the key where each is used first: SourceConfig is at `data.sources`."""
     from windlass.config import RunConfig
 
     found: dict[type[Any], str] = {}

@@ -21,7 +21,7 @@ ROOMS = (
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
     "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
-HALL = ("errors", "units", "hardware", "settings")
+HALL = ("errors", "units", "hardware", "settings", "status", "other_names")
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
 
@@ -45,7 +45,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch", "report.page"),
-    "": ("", "cli", "training"),
+    "": (
+        "",
+        "cli",
+        "training",
+        "model",
+        "parallel.rules",
+    ),  # config checks a recipe by the rules; they take an Architecture
 }
 
 MAX_FILE_LINES = 300
@@ -66,12 +72,14 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
+    "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
     "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",
     "checkpoint/staging.py": "checkpoint/test_checkpoints.py: what training changes after save() is not in the checkpoint",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
+    "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",
     "model/cache.py": "model/test_transformer.py: with and without it the same text",
     "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",

@@ -16,7 +16,7 @@ from torch.distributed.tensor import _redistribute
 
 from tests.parallel.tiny import MODEL, batch, make_program
 from windlass import runtime as page
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 from windlass.optim.clip import clip_gradients
 from windlass.proof.pool import RankFailed
 from windlass.runtime import Runtime, Stop, redirect_output, start_runtime
@@ -184,17 +184,17 @@ def test_the_others_wait_for_what_the_first_does(ranks, tmp_path):
 
 def first_fails(path):
     def work():
-        raise UserError("a", "b", "c")
+        raise Unavailable("a", "b", "c")
 
     try:
         runtime_over(path).first(work)
-    except (UserError, SystemExit) as error:
-        return type(error).__name__, error.code if isinstance(error, SystemExit) else None
+    except (Unavailable, SystemExit) as error:
+        return type(error).__name__, error.code
     return "went on", None
 
 
-def test_where_the_first_fails_the_others_leave_silently(ranks, tmp_path):
-    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [("UserError", None), ("SystemExit", 2)]
+def test_where_the_first_fails_the_others_leave_silently_with_its_code(ranks, tmp_path):
+    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [("Unavailable", 74), ("SystemExit", 74)]
 
 
 class TwoHosts(Runtime):

@@ -1,7 +1,6 @@
 """Initial weights: the same in every layout, from meta, and with the rule's spreads."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from windlass.model import init
 from windlass.model.config import ModelConfig
 from windlass.model.init import BLOCK, draw_block, initialise
 from windlass.model.transformer import Decoder
@@ -33,13 +31,13 @@ def meta_decoder(fields):
         return Decoder(ModelConfig(**fields).architecture())
 
 
-def plain_state(fields, seed, dtype=torch.float32):
+def plain_state(fields, seed, dtype=torch.float32, block=BLOCK):
     decoder = meta_decoder(fields).to(dtype)
     decoder.to_empty(device="cpu")
     decoder.tie()
     for parameter in decoder.parameters():
         parameter.data.fill_(math.nan)  # whatever initialise leaves out shows
-    initialise(decoder.named_parameters(), decoder.arch, seed)
+    initialise(decoder.named_parameters(), decoder.arch, seed, block)
     return {name: parameter.detach() for name, parameter in decoder.named_parameters()}
 
 
@@ -54,8 +52,7 @@ def sharded_state(fields, seed, block):
     decoder.tie()
     for parameter in decoder.parameters():
         parameter.detach().to_local().fill_(math.nan)
-    with mock.patch.object(init, "BLOCK", block):
-        initialise(decoder.named_parameters(), decoder.arch, seed)
+    initialise(decoder.named_parameters(), decoder.arch, seed, block)
     return {name: parameter.full_tensor().detach() for name, parameter in decoder.named_parameters()}
 
 
@@ -66,17 +63,15 @@ def scattered(shape, block):
     tensor = distribute_tensor(torch.full(shape, math.nan), mesh, [Shard(0), Shard(1)])
     other = distribute_tensor(torch.full(shape, math.nan), mesh, [Replicate(), Shard(1)])
     arch = ModelConfig(**QWEN3).architecture()
-    with mock.patch.object(init, "BLOCK", block):
-        initialise([("model.layers.0.mlp.up_proj.weight", tensor)], arch, 3)
-        initialise([("model.layers.0.mlp.up_proj.weight", other)], arch, 3)
+    initialise([("model.layers.0.mlp.up_proj.weight", tensor)], arch, 3, block)
+    initialise([("model.layers.0.mlp.up_proj.weight", other)], arch, 3, block)
     return tensor.full_tensor(), other.full_tensor()
 
 
 @pytest.mark.parametrize("fields", [GPT2, QWEN3, {**QWEN3, "tie_word_embeddings": True}], ids=["gpt2", "qwen3", "tied"])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_shards_are_the_slices_of_the_plain_model(ranks, monkeypatch, fields, world):
-    monkeypatch.setattr(init, "BLOCK", 1000)  # blocks smaller than a tensor and no multiple of a row
-    expected = plain_state(fields, 11)
+def test_shards_are_the_slices_of_the_plain_model(ranks, fields, world):
+    expected = plain_state(fields, 11, block=1000)  # blocks smaller than a tensor and no multiple of a row
     for state in ranks.run(world, sharded_state, fields, 11, 1000):
         assert state.keys() == expected.keys()
         for name, tensor in state.items():
@@ -84,10 +79,9 @@ def test_shards_are_the_slices_of_the_plain_model(ranks, monkeypatch, fields, wo
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (51, 33), (3, 1500)])
-def test_parts_cut_in_other_dims_are_the_slices_too(ranks, monkeypatch, shape):
-    monkeypatch.setattr(init, "BLOCK", 1000)
+def test_parts_cut_in_other_dims_are_the_slices_too(ranks, shape):
     whole = torch.full(shape, math.nan)
-    initialise([("model.layers.0.mlp.up_proj.weight", whole)], ModelConfig(**QWEN3).architecture(), 3)
+    initialise([("model.layers.0.mlp.up_proj.weight", whole)], ModelConfig(**QWEN3).architecture(), 3, 1000)
     for both, columns in ranks.run(4, scattered, shape, 1000):
         assert torch.equal(both, whole)
         assert torch.equal(columns, whole)

@@ -20,7 +20,6 @@ def test_it_imports_torch_and_transformers_and_none_of_ours():
         "fnmatch",
         "pathlib",
         "typing",
-        "unittest",
         "torch",
         "transformers",
     }

@@ -106,7 +106,7 @@ def test_the_command_on_a_patched_copy_ends_with_1_and_names_the_parameter(tmp_p
         text=True,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 3, done.stdout + done.stderr
     assert f"first difference: gradients: {bug.named}" in done.stdout
     (cell,) = json.loads((tmp_path / "out.json").read_text())["cells"]
     assert cell["first"]["what"] == "gradients" and not cell["failed"]

@@ -1,7 +1,10 @@
 """What ranks do for a proof: masks and borders that look at the row alone."""
 
+from pathlib import Path
+
 import torch
 
+import windlass
 from windlass.model.config import ModelConfig
 from windlass.model.loss import IGNORED
 from windlass.proof import watch as proof
@@ -45,3 +48,9 @@ def test_every_border_of_the_vocabulary_is_met_as_input_and_as_target():
     assert joined[odd["targets"][:, :-1] != IGNORED].all(), "a target is still the next token"
     one = proof.odd({"input_ids": ids[7:9], "targets": targets[7:9]}, borders)
     assert all(torch.equal(one[name], odd[name][7:9]) for name in one)
+
+
+def test_the_package_patches_nothing():
+    sources = [path for path in Path(windlass.__file__).parent.rglob("*.py") if "__pycache__" not in path.parts]
+    assert len(sources) > 150
+    assert [path.name for path in sources if "mock" in path.read_text() or "monkeypatch" in path.read_text()] == []

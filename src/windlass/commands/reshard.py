@@ -32,10 +32,10 @@ from windlass.model.slices import ranges_at
 from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.schedules import check_torch
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.training.open_saved import find_checkpoint, read_trainer_state
-from windlass.training.preflight import check_model
 from windlass.training.run_directory import hold
 from windlass.units import format_bytes
 
@@ -58,7 +58,8 @@ def move(
         check_that_ranks_are_counted(settings)
     config = config_with(trainer_state, settings)
     layout, architecture = layout_of(config, num_ranks), architecture_from_hf(trainer_state["model"])
-    check_model(config, architecture)
+    beside = Beside(policy=config.precision.policy, optimizer=config.optim.kind)
+    check_layout(config.parallel, architecture, layout.world, beside)
     parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})
     yield f"{source}: {len(parts)} tensors of {checkpoint.manifest.world} ranks, for {layout.world} ranks: {_axes(layout)}"
@@ -81,7 +82,8 @@ def config_with(trainer_state: Mapping[str, Any], settings: Mapping[str, Any]) -
     given, length = settings.get("parallel", {}), trainer_state["config"]["data"]["sequence_length"]
     with contextlib.suppress(ValidationError):  # which check_recipe says in a sentence
         parallel = ParallelConfig.model_validate(given)
-        parallel.check_cuts(length, architecture_from_hf(trainer_state["model"]), is_fixed=True)
+        beside = Beside(sequence_length=length, is_length_fixed=True)
+        check_layout(parallel, architecture_from_hf(trainer_state["model"]), None, beside)
     return check_recipe({**trainer_state["config"], "parallel": given})
 
 

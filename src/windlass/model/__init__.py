@@ -14,6 +14,7 @@ routing       the routers' load-balancing loss, and the load of each expert
 rope          rotary position tables, and the rotation
 kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)
+chunks        how many logits and attention weights exist at a time (no torch)
 cache         keys and values kept for generation
 loss          head and cross-entropy in chunks of tokens
 slices        which part of a logical tensor this rank holds

@@ -29,21 +29,24 @@ HEAD: Final = "lm_head.weight"
 
 
 @torch.no_grad()
-def initialise(named_parameters: Iterable[tuple[str, Tensor]], arch: Architecture, seed: int) -> None:
-    """Fill parameters in place: plain tensors or DTensors, on any device, after `to_empty`. No communication."""
+def initialise(
+    named_parameters: Iterable[tuple[str, Tensor]], arch: Architecture, seed: int, block: int = BLOCK
+) -> None:
+    """Fill parameters in place: plain tensors or DTensors, on any device, after `to_empty`. No communication.
+    `block`: elements per block; another size draws other weights."""
     for name, parameter in named_parameters:
         local = local_part(parameter)
         std = _std(name, arch)
         if std is None:
             local.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue
-        source = EMBEDDING if name == HEAD and arch.tied else name  # a tied head that lives apart from its embedding
+        source = EMBEDDING if name == HEAD and arch.tied else name  # a tied head apart from its embedding
         ranges = owned_ranges(parameter)
         row_elements = math.prod(parameter.shape[1:])
         if list(map(len, ranges[1:])) == list(parameter.shape[1:]) and local.is_contiguous():
-            _fill_rows(local.view(-1), ranges[0].start * row_elements, f"{seed}/{source}", std)
+            _fill_rows(local.view(-1), ranges[0].start * row_elements, f"{seed}/{source}", std, block)
         else:
-            _fill_scattered(local, ranges, tuple(parameter.shape), f"{seed}/{source}", std)
+            _fill_scattered(local, ranges, tuple(parameter.shape), f"{seed}/{source}", std, block)
         if name in (EMBEDDING, HEAD):
             local[max(0, arch.vocab_size - ranges[0].start) :] = 0.0
 
@@ -58,26 +61,29 @@ def _std(name: str, arch: Architecture) -> float | None:
     return arch.initializer_range / math.sqrt(2 * arch.num_layers) if residual else arch.initializer_range
 
 
-def draw_block(key: str, index: int) -> Tensor:
-    """Block `index` of the stream named `key`: BLOCK standard normal fp32 numbers."""
+def draw_block(key: str, index: int, block: int = BLOCK) -> Tensor:
+    """Block `index` of the stream named `key`: `block` standard normal fp32 numbers."""
     digest = hashlib.blake2b(f"{key}/{index}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.randn(BLOCK, generator=generator, dtype=torch.float32)
+    return torch.randn(block, generator=generator, dtype=torch.float32)
 
 
-def _fill_rows(flat: Tensor, first: int, key: str, std: float) -> None:
+def _fill_rows(flat: Tensor, first: int, key: str, std: float, block: int) -> None:
     """`flat` holds the consecutive elements first, first + 1, ... of the logical tensor. Threads share the blocks."""
     end = first + flat.numel()
 
     def fill(index: int) -> None:
-        start, stop = max(first, index * BLOCK), min(end, (index + 1) * BLOCK)
-        flat[start - first : stop - first] = draw_block(key, index)[start - index * BLOCK : stop - index * BLOCK] * std
+        start, stop = max(first, index * block), min(end, (index + 1) * block)
+        drawn = draw_block(key, index, block)[start - index * block : stop - index * block]
+        flat[start - first : stop - first] = drawn * std
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        list(pool.map(fill, range(first // BLOCK, -(-end // BLOCK))))
+        list(pool.map(fill, range(first // block, -(-end // block))))
 
 
-def _fill_scattered(local: Tensor, ranges: list[range], shape: tuple[int, ...], key: str, std: float) -> None:
+def _fill_scattered(
+    local: Tensor, ranges: list[range], shape: tuple[int, ...], key: str, std: float, block: int
+) -> None:
     """Any part with one range per dim: positions of as many rows as a block holds are computed, then picked."""
     columns = torch.zeros(1, dtype=torch.int64)  # flat positions inside a logical row
     for part, size in zip(ranges[1:], shape[1:], strict=True):
@@ -85,12 +91,12 @@ def _fill_scattered(local: Tensor, ranges: list[range], shape: tuple[int, ...], 
     row_elements = math.prod(shape[1:])
     row = 0
     while row < len(ranges[0]):
-        rows = min(len(ranges[0]) - row, max(1, BLOCK // row_elements))
+        rows = min(len(ranges[0]) - row, max(1, block // row_elements))
         starts = (torch.arange(rows) + ranges[0].start + row) * row_elements
         positions = (starts[:, None] + columns[None, :]).flatten()
         values = torch.empty(len(positions), dtype=torch.float32)
-        for index in range(int(positions[0]) // BLOCK, int(positions[-1]) // BLOCK + 1):
-            inside = positions // BLOCK == index
-            values[inside] = draw_block(key, index)[positions[inside] % BLOCK] * std
+        for index in range(int(positions[0]) // block, int(positions[-1]) // block + 1):
+            inside = positions // block == index
+            values[inside] = draw_block(key, index, block)[positions[inside] % block] * std
         local[row : row + rows] = values.view(rows, *local.shape[1:]).to(local.dtype)
         row += rows

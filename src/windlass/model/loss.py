@@ -12,9 +12,9 @@ Idea: Liger Kernel, arXiv 2410.10989.
 Softmax and sums run in promote_types(dtype, float32): fp32 for bf16, fp64 for fp64. The padded columns of the
 vocabulary are -inf: no probability and no gradient, whatever their rows hold.
 
-A head whose rows are cut over ranks (`Cut`) needs three numbers per token of the others: the largest logit, the sum of
-exponentials, and the target's logit, which one rank has. They are all-reduced per chunk, 3 elements per token where the logits
-would be V; the loss is then the same number on every rank, the hidden states' gradient this rank's part of a sum
+A head whose rows are cut over ranks (`Cut`) needs three numbers per token from the others: the largest logit, the sum of
+exponentials, and the target's logit, which one rank has. An all-reduce per chunk sends 3 elements per token where the logits
+would be V. The loss is then the same number on every rank, and the hidden states' gradient is this rank's part of a sum
 (Megatron-LM's parallel cross-entropy, arXiv 1909.08053, section 3).
 
 Legend: B sequences, T positions, N = B T tokens, C tokens of a chunk, D hidden size, V rows of the head (padded) that are here.
@@ -28,14 +28,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.model.chunks import Chunks
+
 IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
-CHUNK_LOGITS: Final = 1 << 27  # 512 MiB of fp32 logits at a time: 2,668 tokens at GPT-2's vocabulary, 883 at Qwen3's
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A head's rows lie over the ranks of `group`; this rank's begin with `first_row`. Without a group all are here."""
+    """A head's rows are cut over the ranks of `group`; this rank's begin with `first_row`. Without a group all are here."""
 
     group: dist.ProcessGroup | None = None
     first_row: int = 0
@@ -131,10 +132,12 @@ def head_loss(
 class Head(nn.Linear):
     """lm_head: hidden states -> logits over the true vocabulary, or with targets the summed loss."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, padded_vocab_size: int):
+    def __init__(
+        self, hidden_size: int, vocab_size: int, padded_vocab_size: int, chunk_logits: int = Chunks.head_logits
+    ):
         super().__init__(hidden_size, padded_vocab_size, bias=False)
-        self.vocab_size = vocab_size
-        self.chunk_tokens = max(1, CHUNK_LOGITS // padded_vocab_size)
+        self.vocab_size, self.chunk_logits = vocab_size, chunk_logits
+        self.chunk_tokens = max(1, chunk_logits // padded_vocab_size)
 
     def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocab_size] in hidden's dtype; with targets the 0-dim sum in nats, at least fp32."""

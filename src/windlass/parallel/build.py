@@ -1,12 +1,15 @@
-"""The techniques, applied in their one order. Each line below has a reason to stand where it stands."""
+"""Applies the techniques in the one order in which they work. Each line below gives the reason for its position."""
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.model.chunks import USUAL, Chunks
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
@@ -18,7 +21,6 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
-from windlass.parallel.rules.degrees import check_degree, check_heads
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
@@ -28,8 +30,23 @@ Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""
 
 
+def _unwatched(_part: Decoder) -> None:
+    """Training watches nothing."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a proof asks for: other sizes of chunks, and a call with each part of the model that this rank holds, filled."""
+
+    chunks: Chunks = USUAL
+    watch: Callable[[Decoder], None] = _unwatched
+
+
+UNWATCHED: Final = Probe()
+
+
 def check_compiler(config: ParallelConfig, device_type: str) -> None:
-    """torch.compile builds C++ for CPU: a missing compiler is found here, and not in the middle of the first step."""
+    """torch.compile builds C++ for CPU: finds a missing compiler here, and not in the middle of the first step."""
     if config.compile and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         raise UserError(
             "parallel.compile=true on a machine without g++ or clang++",
@@ -55,21 +72,23 @@ def build_program(
     fill: Fill,
     frozen: Collection[str] = (),
     recompute: Sequence[str] | None = None,
+    probe: Probe = UNWATCHED,
 ) -> Program:
     """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
 
-    Kept per rank afterwards: its own shard of the parameters and nothing else; the whole model exists on no rank. `frozen`:
+    Each rank then keeps its own shard of the parameters and nothing else; no rank ever holds the whole model. `frozen`:
     names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
     """
-    config.check_blocks(architecture.num_layers)
-    check_degree(mesh.layout.tp, architecture)
-    check_heads(mesh.layout.context, config.context_kind, mesh.layout.tp, architecture)
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
-        parts = [Decoder(architecture)] if stages is None else stages.parts(architecture, mesh.coordinate["pp"])
+        parts = [Decoder(architecture, chunks=probe.chunks)]
+        if stages is not None:
+            parts = stages.parts(architecture, mesh.coordinate["pp"], probe.chunks)
     for part in parts:
         _lay_out(part.to(precision.stored), config, precision, mesh, device, frozen, recompute)
     fill({name: parameter for part in parts for name, parameter in part.named_parameters()})
+    for part in parts:
+        probe.watch(part)
     program: Program
     if stages is not None:
         program = PipelineProgram(parts, stages, mesh, precision, config)

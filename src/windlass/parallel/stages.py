@@ -6,9 +6,9 @@ model; the embedding is a lookup and costs none. The slowest stage sets the pace
 
     the cut minimises the largest stage's FLOPs; among equals, the largest stage's parameters, which count the embedding too
 
-Of experts those count that a token meets; where dense layers stand beside sparse ones, each block counts as their mean. With
-blocks alike, all but the first and the last stage hold the same number of blocks, or one more: the later ones, which
-keep activations of fewer micro-batches. A tied head lies apart from its embedding (pipeline.py) and is counted on its stage.
+Only the experts that a token meets count; where a model mixes dense and sparse layers, each block counts as their mean. With
+equal blocks, all but the first and the last stage hold the same number of blocks, or one more: the later ones, which
+keep activations of fewer micro-batches. A tied head is apart from its embedding (pipeline.py) and counts on its own stage.
 
 GPT-2 (12 blocks, tied, 50,257 tokens) on 4 ranks: 1, 5, 5, 1 blocks, since embedding and head weigh as much as 5.5 blocks each.
 """
@@ -17,9 +17,11 @@ import math
 from dataclasses import dataclass
 
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.chunks import USUAL, Chunks
 from windlass.model.flops import active
 from windlass.model.transformer import Decoder
-from windlass.parallel.schedules import Schedule, check_stages, owners
+from windlass.parallel.config import Schedule
+from windlass.parallel.schedules import owners
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Stages:
     def of_rank(self, rank: int) -> list[int]:
         return [stage for stage, owner in enumerate(self.owners) if owner == rank]
 
-    def parts(self, arch: Architecture, rank: int) -> list[Decoder]:
+    def parts(self, arch: Architecture, rank: int, chunks: Chunks = USUAL) -> list[Decoder]:
         """The stages of one pipeline rank, in order. A tied head and its embedding are two parameters, on one rank too."""
         last = len(self.layers) - 1
-        return [Decoder(arch, self.layers[s], first=s == 0, last=s == last) for s in self.of_rank(rank)]
+        return [Decoder(arch, self.layers[s], s == 0, s == last, chunks) for s in self.of_rank(rank)]
 
     def __str__(self) -> str:
         """`0-3, 4-7 | 8-10, 11`: the blocks of each stage, by rank."""
@@ -48,9 +50,9 @@ def _span(layers: range) -> str:
 
 
 def cut_stages(arch: Architecture, num_ranks: int, schedule: Schedule) -> Stages:
-    """Raises UserError where there are more stages than blocks."""
-    check_stages(schedule, num_ranks, arch.num_layers)
+    """Whole blocks for every stage, so that the slowest stage is as fast as can be."""
     held_by = owners(schedule, num_ranks)
+    assert arch.num_layers >= len(held_by), "rules/pipeline refuses it"
     shapes = parameter_shapes(arch, padded=True)
     layers = [shape for name, shape in shapes.items() if ".layers." in name]
     counts = best_counts(

@@ -6,6 +6,7 @@ proxy          a small model and data set with everything that can make a layout
 watch          the real training on the pool's ranks, watched
 reference_run  rows, model and training of one process
 reference      the same training in torch and transformers alone; shares no code with the layouts
+verdict        what is printed and written of each layout
 compare        a layout's numbers against those of one process
 pool           a pool of gloo ranks that serves many small cases per start
 """

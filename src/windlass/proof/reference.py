@@ -6,7 +6,8 @@ own, for the matrices of the blocks. Groups by name set requires_grad, rate and 
 
 transformers computes norms, rotary angles and the loss in float32 even when the weights are float64, which costs 2.7e-7. For
 float64 proofs those modules are replaced by the same formula without the detour; for float32 transformers runs as it is.
-torch's Muon iterates in bfloat16 whatever it is given; here the cast does nothing, so that it iterates in the weights' dtype.
+Formulas that name float32 themselves, and torch's Muon, which casts to bfloat16, run under `_Computing`, torch's own mode that
+sees each call: nothing of torch or transformers is patched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,23 @@ class ReferenceSettings:
     muon: bool = False
 
 
+class _Computing(TorchFunctionMode):
+    """Calls made inside that name a floating dtype get `dtype` in its place."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.Tensor.float, torch.Tensor.bfloat16):
+            return args[0].to(self.dtype)
+        named = {name: self._of(value) for name, value in (kwargs or {}).items()}
+        return function(*map(self._of, args), **named)
+
+    def _of(self, value: Any) -> Any:
+        return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
 class _RMSNorm(nn.Module):
     def __init__(self, weight: nn.Parameter, epsilon: float):
         super().__init__()
@@ -77,9 +95,7 @@ class _Rotary(nn.Module):
 
         kind = original.rope_type
         formula = original.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-        with mock.patch.multiple(
-            torch, float=torch.float64, float32=torch.float64
-        ):  # the formulas name float32 themselves
+        with _Computing(torch.float64):  # the formulas name float32 themselves
             frequencies: tuple[torch.Tensor, float] = formula(original.config)
         self.inverse, self.magnitude = frequencies
 
@@ -119,6 +135,7 @@ def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
         elif type(module).__name__.endswith("RotaryEmbedding"):
             setattr(parent, leaf, _Rotary(module))
         elif type(module).__name__.endswith("TopKRouter"):
+            # on this instance: transformers finds the routers' logits by the module's class
             module.forward = _Route(module)
     return model
 
@@ -158,7 +175,7 @@ def train_reference(
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in named.items() if p.grad is not None}
         norms.append(float(nn.utils.clip_grad_norm_(named.values(), settings.max_norm, foreach=False)))
-        with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        with _Computing(dtype):  # torch's Muon casts to bfloat16 by itself
             for optimizer in optimizers:
                 optimizer.step()
         model.zero_grad()

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -20,10 +19,11 @@ from windlass.config import RunConfig
 from windlass.data.packing import isolate
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.loader import Loader
-from windlass.model import init
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
+from windlass.model.init import initialise
 from windlass.model.loss import IGNORED
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
@@ -57,21 +57,11 @@ def global_rows(
     config: RunConfig, prepared: Prepared, with_keys: bool, borders: Sequence[int]
 ) -> list[dict[str, torch.Tensor]]:
     """The global batch of every step, read by one process."""
-    loader = Loader(
-        prepared.shards("train"),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.sequences_per_step,
-        accumulation=1,
-        batch_rank=0,
-        batch_ranks=1,
-        seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        with_keys=with_keys,
-        borders=prepared.borders("train") if config.data.isolate else None,
-    )
+    cut = BatchCut(config.sequences_per_step)
+    source = open_stream(prepared, config.data, cut, seed=config.run.seed, with_keys=with_keys)
     assert config.run.steps is not None
-    with contextlib.closing(loader):
-        batches = [loader.next()[0] for _ in range(config.run.steps)]
+    with contextlib.closing(source):
+        batches = [source.next()[0] for _ in range(config.run.steps)]
     return [{**batch, **odd(batch, borders)} for batch in batches]
 
 
@@ -106,8 +96,7 @@ def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tens
     """The weights that a new model begins with, each tensor drawn whole."""
     shapes = parameter_shapes(architecture)
     tensors = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    with mock.patch.object(init, "BLOCK", DRAWN_BLOCK):
-        init.initialise(tensors.items(), architecture, config.run.seed)
+    initialise(tensors.items(), architecture, config.run.seed, DRAWN_BLOCK)
     return tensors
 
 

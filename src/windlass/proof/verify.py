@@ -15,24 +15,23 @@ and that is said. What was not proved is said at the end, each time.
 import contextlib
 import io
 import itertools
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.model.chunks import Chunks
 from windlass.parallel.program import Batch
-from windlass.proof.compare import ProofRow, as_json, compare, compare_resumed, reported, same_rows, tensors
+from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
 from windlass.proof.pool import MAX_RANKS, RankFailed, Ranks
 from windlass.proof.proxy import STEPS, Twin, make_twin
@@ -48,16 +47,17 @@ from windlass.proof.reference_run import (
     trimmed,
     write_model,
 )
-from windlass.proof.watch import borders_of, draw, train_twin
+from windlass.proof.verdict import Verdict, conclude, show, write
+from windlass.proof.watch import borders_of, draw, train_proxy
 from windlass.report.events import read_events
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import pin_model
-from windlass.training.preflight import check_model
 
 AT_HAND: Final = 8
 """Ranks that `--nproc` stands for where it is not given."""
 LIMIT_S: Final = 600.0
 """A training of three steps takes seconds; on a machine that is busy with other work, minutes. A rank that takes longer hangs."""
+CHUNKS: Final = Chunks(head_logits=3_000, attention_weights=200)
 SEEDS: Final = 50
 NEVER_PROVED: Final = (
     "bf16, fp16 and fp8, and the kernels of a GPU: the twin runs in fp64 on CPU",
@@ -66,33 +66,12 @@ NEVER_PROVED: Final = (
 )
 
 
-@dataclass
-class Verdict:
-    """What became of one cell. `failed`: what a rank raised, where one did."""
-
-    cell: Cell
-    rows: list[ProofRow] = field(default_factory=list)
-    failed: str = ""
-    against: str = "torch and transformers"
-    elapsed_s: float = 0.0
-    unproved: list[str] = field(default_factory=list)
-
-    @property
-    def first(self) -> ProofRow | None:
-        """The first row that differs."""
-        return next((row for row in self.rows if not row.agrees), None)
-
-    @property
-    def agrees(self) -> bool:
-        return not self.failed and self.first is None
-
-
 def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path | None) -> bool:
     """Proves and prints; whether everything agrees. Raises UserError."""
     _check_options(nproc, json_file)
     config = pin_model(load_recipe(recipe, *overrides))
     architecture = config.model.architecture(config.data.tokenizer.train or 1)
-    check_model(config, architecture)
+    config.check_layout(architecture)
     rules_of(config, architecture)
     folding = fold(config.parallel, nproc, AT_HAND)
     console = Console(highlight=False)
@@ -106,9 +85,9 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
     finally:
         pool.close()
     agree = all(verdict.agrees for verdict in verdicts)
-    _conclude(verdicts, unproved, console)
+    conclude(verdicts, unproved, console)
     if json_file is not None:
-        _write(json_file, recipe, overrides, verdicts, unproved, agree)
+        write(json_file, recipe, overrides, verdicts, unproved, agree)
     return agree
 
 
@@ -138,7 +117,7 @@ def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
         truth = _truth(twin, "one", given, pool, verdict)
         if not min(truth.norms) < twin.config.optim.max_norm < max(truth.norms):
             verdict.unproved.append("optim.max_norm: the twin's steps are all clipped, or none is")
-        seen = pool.run(cell.world, train_twin, twin.config, borders, timeout_s=LIMIT_S)
+        seen = pool.run(cell.world, train_proxy, twin.config, borders, CHUNKS, timeout_s=LIMIT_S)
         lines = read_events(config.run.directory / "events.jsonl")
         verdict.rows += [same_rows(seen, rows), *_drawn(twin, cell, pool), *compare(seen, truth, architecture)]
         if verdict.first is None:  # else every later number differs too
@@ -196,7 +175,9 @@ def _truth(twin: Twin, name: str, given: tuple[list[Batch], list[Batch]], pool: 
         return Truth(trace.losses, trace.norms, gradients, first, weights, trace.evaluations, trace.figures, *targets)
     verdict.against = f"our own decoder on one process ({why_not})"
     borders = borders_of(twin.architecture, verdict.cell.layout.tp)
-    (one,) = pool.run(1, train_twin, _on_one_process(twin, twin.directory / name), borders, timeout_s=LIMIT_S)
+    (one,) = pool.run(
+        1, train_proxy, _on_one_process(twin, twin.directory / name), borders, Chunks(), timeout_s=LIMIT_S
+    )
     held = (one.gradients, one.first_weights, one.weights)
     gradients, first, weights = (trimmed(found, twin.architecture) for found in held)
     return Truth(one.losses, one.norms, gradients, first, weights, one.evaluations, one.figures, *targets)
@@ -212,7 +193,9 @@ def _go_on(twin: Twin, cell: Cell, pool: Ranks, truth: Truth, verdict: Verdict) 
     for what, after, world, config in roads:
         for later in range(after + 1, STEPS + 1):
             shutil.rmtree(config.run.directory / "checkpoints" / f"step-{later:08d}")
-        seen = pool.run(world, train_twin, config, borders_of(twin.architecture, cell.layout.tp), timeout_s=LIMIT_S)
+        seen = pool.run(
+            world, train_proxy, config, borders_of(twin.architecture, cell.layout.tp), CHUNKS, timeout_s=LIMIT_S
+        )
         verdict.rows += compare_resumed(what, after, seen, truth, twin.architecture)
 
 
@@ -229,42 +212,6 @@ def _without_accumulation(twin: Twin, cell: Cell) -> RunConfig:
     return _changed(twin.config, run={"micro_batch": twin.config.sequences_per_step // cell.layout.batch_ranks})
 
 
-def show(verdict: Verdict, console: Console) -> None:
-    """A cell's table, and the first that differs."""
-    title = f"{verdict.cell.name}: {verdict.cell.world} ranks against {verdict.against}, {verdict.elapsed_s:.0f} s"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("compared", "of"):
-        table.add_column(heading)
-    for heading in ("largest difference", "allowed"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for row in verdict.rows:
-        word = "[green]equal[/green]" if row.agrees else "[red]differs[/red]"
-        table.add_row(row.what, row.compared, f"{row.largest:.1e}", f"{row.allowed:.0e}", word)
-    console.print(table)
-    if verdict.failed:
-        console.print(f"a rank failed:\n{verdict.failed}", markup=False)
-    elif verdict.first is not None:
-        console.print(f"first difference: {verdict.first.what}: {verdict.first.where}", markup=False, soft_wrap=True)
-        tensors = [row for row in verdict.rows if not row.agrees and row.what.startswith("weights")]
-        if tensors and tensors[0] is not verdict.first:
-            console.print(f"and then: {tensors[0].what}: {tensors[0].where}", markup=False, soft_wrap=True)
-
-
-def _conclude(verdicts: list[Verdict], unproved: list[str], console: Console) -> None:
-    console.print("not proved:")
-    for sentence in unproved:
-        console.print(f"  - {sentence}", markup=False, soft_wrap=True)
-    number = sum(verdict.agrees for verdict in verdicts)
-    layouts = f"{number} of {len(verdicts)} layout{'s' * (len(verdicts) != 1)}"
-    if number == len(verdicts):
-        console.print(f"[green]proved[/green]: {layouts}")
-    elif any(verdict.first is not None for verdict in verdicts):
-        console.print(f"[red]not equal[/red]: {layouts} agree")
-    else:
-        console.print(f"[red]not proved[/red]: {layouts} agree, a rank of the rest failed")
-
-
 def _check_options(nproc: int | None, json_file: Path | None) -> None:
     if nproc is not None and not 1 <= nproc <= MAX_RANKS:
         raise UserError(
@@ -278,22 +225,3 @@ def _check_options(nproc: int | None, json_file: Path | None) -> None:
             "the verdict is written to a file in a directory that is there",
             "give the name of a file, such as --json verdict.json",
         )
-
-
-def _write(
-    file: Path, recipe: str, overrides: list[str], verdicts: list[Verdict], unproved: list[str], agree: bool
-) -> None:
-    cells = [
-        {
-            "layout": verdict.cell.name,
-            "world": verdict.cell.world,
-            "against": verdict.against,
-            "agrees": verdict.agrees,
-            "first": as_json(verdict.first) if verdict.first is not None else None,
-            "failed": verdict.failed,
-            "rows": [as_json(row) for row in verdict.rows],
-        }
-        for verdict in verdicts
-    ]
-    content = {"recipe": recipe, "overrides": overrides, "agrees": agree, "cells": cells, "not_proved": unproved}
-    file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")

@@ -1,28 +1,30 @@
-"""What ranks do for a proof: the twin's real training, watched, and the weights that a new run draws.
+"""What ranks do for a proof: they train the proxy model for real, watched, and draw the weights that a new run begins with.
 
-`windlass train` itself trains the twin: assemble, the loop, the loader, checkpoints. Around the program stands a watcher that
-notes what passes through the door; around the loader one that takes targets away, unevenly: whole rows, beginnings of rows, and
-places within them, and puts tokens in whose rows of the vocabulary lie at a rank's edge; by a rule that looks at the row's own
-tokens alone, so that it is the same in every layout.
+`windlass train` itself trains the proxy model: assemble, the loop, the loader, checkpoints. A watcher wraps the program and notes
+what passes through; hooks on the blocks note the residual stream; a wrapper of the batch source takes targets away, unevenly:
+whole rows, beginnings of rows, and single places, and puts in tokens whose rows of the vocabulary are at a rank's edge. The rule
+looks at the row's own tokens alone, so it is the same in every layout. All of this is passed in as arguments.
 """
 
 import contextlib
+import functools
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
-from unittest import mock
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from windlass.config import RunConfig
-from windlass.model import init, loss
+from windlass.data.stream.batch_source import BatchSource
 from windlass.model.architecture import Architecture
-from windlass.model.attention import unfused
+from windlass.model.chunks import Chunks
 from windlass.model.loss import IGNORED
+from windlass.model.transformer import Decoder
 from windlass.optim.rules import frozen_names
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Probe, build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
@@ -32,9 +34,8 @@ from windlass.training.assemble import assemble, starting_weights
 from windlass.training.loop import loop
 from windlass.training.parameter_rules import rules_of
 
-CHUNK_LOGITS: Final = 3_000  # of the head at a time: seven tokens, fewer than any micro-batch has
-PIECE_WEIGHTS: Final = 200  # of attention's weights at a time, where they are materialised
 DRAWN_BLOCK: Final = 100  # drawn weights at a time: less than any matrix has
+EMBEDDED: Final = -1  # the number of the stream before the first layer
 MASKS: Final = 5  # kinds of rows: one counts nothing, one loses a part of its beginning, the others single places
 
 
@@ -52,23 +53,28 @@ class Seen:
     weights: dict[str, torch.Tensor]
     """After the last step."""
     rows: list[dict[str, torch.Tensor]]
-    """What the loader gave this rank, micro-batches joined."""
+    """What the batch source gave this rank, micro-batches joined."""
     batch_rank: int
     """Its place on the batch axes."""
     figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    streams: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Of the first step: per layer that this rank has, the sum and the sum of squares of its part of the residual stream
+    behind that layer; EMBEDDED: before the first."""
 
 
 class Watcher:
     """A program that notes what goes through it."""
 
-    def __init__(self, program: Program, seen: Seen):
-        self._program, self._seen = program, seen
+    def __init__(self, program: Program, seen: Seen, streams: "Streams"):
+        self._program, self._seen, self._streams = program, seen, streams
         self.mesh = program.mesh
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         if len(self._seen.losses) == 1:
             self._seen.first_weights = self.weights()
+        self._streams.is_open = not self._seen.losses
         loss = self._program.run(batches, count)
+        self._streams.is_open = False
         if not self._seen.losses:
             graded = [record for record in self.records() if record.counted and record.tensor.grad is not None]
             self._seen.gradients = {r.name: whole(r.tensor.grad) for r in graded if r.tensor.grad is not None}
@@ -98,6 +104,47 @@ class Watcher:
 
     def records(self) -> list[Record]:
         return self._program.records()
+
+
+class Streams:
+    """Adds up the residual stream per layer while `is_open`, in hooks on the blocks: build_program calls `attach`.
+
+    Each element of the stream is on one rank in every layout (rows over the batch axes, positions over context and tp, layers
+    over stages), so what the ranks note sums to what one process has."""
+
+    def __init__(self, sums: dict[int, torch.Tensor]):
+        self._sums, self.is_open = sums, False
+
+    def attach(self, part: Decoder) -> None:
+        for index, block in part.model.layers.items():
+            block.register_forward_hook(functools.partial(self._note, int(index)))
+
+    def _note(self, layer: int, _block: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not self.is_open:
+            return
+        self._add(layer, output if isinstance(output, torch.Tensor) else output[0])
+        if layer == 0:
+            self._add(EMBEDDED, inputs[0])
+
+    def _add(self, layer: int, stream: torch.Tensor) -> None:
+        stream = stream.detach()
+        sums = torch.stack((stream.sum(), stream.square().sum()))
+        self._sums[layer] = self._sums[layer] + sums if layer in self._sums else sums
+
+
+class WatchedSource:
+    """A batch source whose batches are made odd, and noted."""
+
+    def __init__(self, source: BatchSource, seen: Seen, borders: Sequence[int]):
+        self._source, self._seen, self._borders = source, seen, borders
+
+    def next(self) -> list[Batch]:
+        batches = [{**batch, **odd(batch, self._borders)} for batch in self._source.next()]
+        self._seen.rows.append({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
+        return batches
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,32 +185,18 @@ def odd(batch: Batch, borders: Sequence[int]) -> Batch:
     return {"input_ids": with_borders(ids_BT, place_BT), "targets": take_targets(ids_BT, targets_BT)}
 
 
-def train_twin(config: RunConfig, borders: Sequence[int]) -> Seen:
-    """On every rank: `config` trained by the real loop, watched. What is done in pieces is done in several."""
-    with (
-        mock.patch.object(loss, "CHUNK_LOGITS", CHUNK_LOGITS),
-        mock.patch.object(unfused, "PIECE_WEIGHTS", PIECE_WEIGHTS),
-        contextlib.redirect_stdout(io.StringIO()),
-        start_runtime() as runtime,
-    ):
-        run = assemble(config, runtime, is_prepared=True)
-        mesh = run.program.mesh
-        place = (
-            mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
-        )  # not asked of what is proved
-        seen = Seen([], [], [], {}, {}, {}, [], place)
-        run.program = watcher = Watcher(run.program, seen)
-        following = run.loader.next
-
-        def next_batches() -> list[Batch]:
-            batches = following()
-            batches = [{**batch, **odd(batch, borders)} for batch in batches]
-            seen.rows.append({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
-            return batches
-
-        run.loader.next = next_batches  # type: ignore[method-assign]
+def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Seen:
+    """On every rank: `config` trained by the real loop, watched; what is done in chunks is done in `chunks`."""
+    with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
+        seen = Seen([], [], [], {}, {}, {}, [], 0)
+        streams = Streams(seen.streams)
+        run = assemble(config, runtime, is_prepared=True, probe=Probe(chunks, streams.attach))
+        mesh = run.program.mesh  # its coordinates, not the property that the loader uses: that is proved here
+        seen.batch_rank = mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
+        watcher = Watcher(run.program, seen, streams)
+        source = WatchedSource(run.source, seen, borders)
         with Stop(runtime) as stop:
-            loop(run, stop)
+            loop(replace(run, program=watcher, source=cast(BatchSource, source)), stop)
         seen.weights = watcher.weights()
         return seen
 
@@ -171,9 +204,9 @@ def train_twin(config: RunConfig, borders: Sequence[int]) -> Seen:
 def draw(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
     """On every rank: the weights that a run of `config` begins with where no model is given, whole, by our names."""
     drawing = config.model_copy(update={"model": config.model.model_copy(update={"from_": None})})
-    with mock.patch.object(init, "BLOCK", DRAWN_BLOCK), start_runtime() as runtime:
+    with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
         parts = (architecture, config.parallel, precision_of(config.precision), mesh, runtime.device)
         frozen = frozen_names(rules_of(config, architecture))
-        program = build_program(*parts, starting_weights(drawing, architecture), frozen)
+        program = build_program(*parts, starting_weights(drawing, architecture, DRAWN_BLOCK), frozen)
         return {record.name: whole(record.tensor) for record in program.records() if record.counted}

@@ -18,22 +18,21 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
-from windlass.data.stream.arrival import Past
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
-from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixture import shares_of
-from windlass.data.stream.skip import SkipRule
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.flops import flops_per_token
 from windlass.model.hf import load_weights
-from windlass.model.init import initialise
+from windlass.model.init import BLOCK, initialise
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.build import Fill, build_program
+from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
 from windlass.parallel.invariants import check_optimizer
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
@@ -44,24 +43,21 @@ from windlass.report.events import EventLog
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
-from windlass.training.arrival import past_of
 from windlass.training.base_model_files import base_files
-from windlass.training.drift import begun, check_length, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_length, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_before_training, check_model, check_vocabulary, make_ready_once
-from windlass.training.recompute import plan_of
-from windlass.training.restore import restore
+from windlass.training.preflight import check_before_training, check_vocabulary, make_ready_once, plan_of
+from windlass.training.restore import Start, restore
 from windlass.training.run import Run
 from windlass.training.run_directory import open_directory
-from windlass.training.skips import skip_rule
 
 
 def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
 
-def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
+def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
     layout = config.parallel.layout(runtime.world)
     if not is_prepared:
@@ -70,9 +66,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     trainer_state = begun(config := with_steps(config, prepared))
     notes = check_data(trainer_state, config, prepared, runtime)
     architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
-    check_model(config, architecture)
     rules = rules_of(config, architecture)
-    kinds = plan_of(config, architecture, runtime.device.type).kinds
+    recompute = plan_of(config, architecture, rules, runtime.device.type)
     check_vocabulary(prepared.vocab_size, architecture)
     run_lock = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
@@ -80,16 +75,15 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
     fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), kinds)
+    program = build_program(*parts, fill, frozen_names(rules), recompute.kinds, probe)
     optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
     tell = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, tell)
     for sentence in notes:
         tell(sentence)
-    limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
-    loader = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
-    recorder = open_recorder(config, runtime, architecture, start.step, rules)
+    source = open_source(config, architecture, mesh, runtime, prepared, start, tell)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
         config=config,
         architecture=architecture,
@@ -98,7 +92,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
         program=checked(program, optimizer.state_tensors, config.parallel),
         optimizer=optimizer,
         objective=Pretrain(),
-        loader=loader,
+        source=source,
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
@@ -109,7 +103,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool) -> Run:
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source)
+    announce(run, start.source, rules, recompute)
     return run
 
 
@@ -123,9 +117,8 @@ def check_data(
 
 
 def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
-    drift is accepted. Raises UserError."""
-    check_settings(trainer_state, config)
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
+    settings). -> sentences on data whose drift is accepted. Raises UserError."""
     check_length(trainer_state, config)
     if trainer_state["data"]["stream"] == prepared.stream:
         return []
@@ -153,10 +146,10 @@ def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
     return architecture
 
 
-def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
-    """What a new run starts from: drawn from the seed, or read from `model.from`."""
+def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
+    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
     if config.model.from_ is None:
-        return lambda named: initialise(named.items(), architecture, config.run.seed)
+        return lambda named: initialise(named.items(), architecture, config.run.seed, block)
     source = config.model.directory()
     return lambda named: load_weights(source, architecture, named)
 
@@ -185,14 +178,14 @@ def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> C
 
 
 def open_recorder(
-    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules
+    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
 ) -> Recorder:
     log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
         log,
-        Console(sys.stdout, total_steps=config.run.steps, device=_device_word(runtime)) if log else None,
+        console if log else None,
         every_steps=config.report.every_steps,
         total_steps=config.run.steps,
         tokens_per_step=config.run.tokens_per_step,
@@ -243,35 +236,27 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
     )
 
 
-def open_loader(
+def open_source(
     config: RunConfig,
     architecture: Architecture,
     mesh: Mesh,
-    device: torch.device,
+    runtime: Runtime,
     prepared: Prepared,
-    consumed: int,
-    rule: SkipRule | None = None,
-    past: Past | None = None,
-    tell: Callable[[str], None] = _silent,
-) -> Loader:
-    return Loader(
-        prepared.shards("train", may_lack=0 if rule is None else rule.limit),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.run.micro_batch,
-        accumulation=config.accumulation(mesh.layout.batch_ranks),
-        batch_rank=mesh.batch_rank,
-        batch_ranks=mesh.layout.batch_ranks,
+    start: Start,
+    log: Callable[[str], None],
+) -> BatchSource:
+    """The training stream, cut over the batch axes, from where the run starts."""
+    batch_ranks = mesh.layout.batch_ranks
+    return open_stream(
+        prepared,
+        config.data,
+        BatchCut(config.run.micro_batch, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
         seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        consumed=consumed,
         with_keys=bool(architecture.dropout),
-        borders=prepared.borders("train") if config.data.isolate else None,
-        shares=shares_of(prepared.sets["train"].source_shards, config.data.weights),
-        skip_rule=rule,
-        arrival=config.data.order.first_epoch == "arrival",
-        past=past,
-        tell=tell,
-        device=device,
+        state=start.stream_state(config, prepared.stream),
+        ranks=runtime,
+        log=log,
+        device=runtime.device,
     )
 
 

@@ -5,16 +5,16 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, Self
 
 import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
-from windlass.data.stream.loader import Loader
-from windlass.errors import UserError
+from windlass.errors import EXIT_STOPPED, UserError, exit_code_of
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.pretrain import Pretrain
@@ -23,6 +23,7 @@ from windlass.parallel.program import Program
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
+from windlass.status import State, write_status
 from windlass.training.health import Health
 from windlass.training.restore import state_tensors
 
@@ -44,7 +45,7 @@ class Run:
     program: Program
     optimizer: Optimizer
     objective: Pretrain
-    loader: Loader
+    source: BatchSource
     evaluation_sets: Mapping[str, EvaluationSet]
     checkpoints: Checkpoints
     recorder: Recorder
@@ -60,6 +61,23 @@ class Run:
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
+    step: int = -1
+    """Of the last status: see windlass.status."""
+
+    def __enter__(self) -> Self:
+        self.report_status("running", self.start_step)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        """A run that ends by an error leaves that in its status; `close` has written any other end."""
+        if error is not None:
+            self.report_status("failed", self.step, exit_code_of(error))
+            self._release()
+
+    def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
+        self.step = step
+        if self.runtime.rank == 0:
+            write_status(self.config.run.directory, state, step, exit_code)
 
     @property
     def total_steps(self) -> int:
@@ -68,16 +86,15 @@ class Run:
 
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
         """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
-        for fields in self.loader.news():
-            self.recorder.event("incident", step, **fields)
-        self.health.add(loss, norm)
         is_due = self.recorder.is_due(step)
-        if is_due and (known := self.loader.new_shards()) is not None:
-            self.recorder.event("data", step, **known)
+        for event in self.source.drain_events(is_due):
+            self.recorder.event(event.kind, step, **event.fields)
+        self.health.add(loss, norm)
         skipped = self.health.look() if is_due else 0
         figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
-        self.recorder.step(step, loss, norm, rate, count, self.loader.wait_s, skipped, figures)
+        self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, figures)
         if is_due:
+            self.report_status("running", step)
             self.health.look_for_stagnation(self.optimizer)
             self.health.end_if_diverged()
 
@@ -146,8 +163,7 @@ class Run:
         """The rest of the state: small, the same on all ranks, JSON."""
         return {
             "step": step,
-            "samples_consumed": self.loader.consumed,
-            "skipped": self.loader.skipped,
+            **self.source.state(),
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
             "model": to_hf(self.architecture),
@@ -155,7 +171,6 @@ class Run:
             "data": {
                 "stream": self.prepared.stream,
                 "corpus_hash": self.prepared.corpus_hash,
-                "read_from": self.loader.read_from,
             },
             "world": self.runtime.world,
         }
@@ -177,12 +192,17 @@ class Run:
             return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}
         return self.prepared.baselines if scored == info.tokens else {}
 
-    def close(self, step: int, reason: str) -> None:
+    def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
-        self.loader.close()
+        self.source.close()
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             write_report(self.config.run.directory)
+        self.report_status(reason, step, EXIT_STOPPED if reason == "stopped" else 0)
+        self._release()
+
+    def _release(self) -> None:
+        """The run directory may be used by another process from here on."""
         if self.run_lock is not None:
             self.run_lock.close()
         self.restore_output()

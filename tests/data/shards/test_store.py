@@ -102,7 +102,7 @@ def test_a_server_that_is_not_there_is_tried_until_the_deadline(s3_place, monkey
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     error = refused(lambda: Store(s3_place[0], 4).read("train/shard.00003.mds"))
     assert f"{s3_place[0]}/train/shard.00003.mds failed for 4 s (data.cache.deadline_s)" in error.given
-    assert "EndpointConnectionError" in error.given and clock.slept_s == PAUSES_OF_4_S
+    assert "EndpointConnectionError" in error.given and error.code == 74 and clock.slept_s == PAUSES_OF_4_S
 
 
 def test_a_server_that_never_answers_does_not_block():

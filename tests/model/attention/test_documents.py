@@ -19,6 +19,7 @@ from windlass.model.attention.documents import (
     has_kernel,
 )
 from windlass.model.attention.layout import AttentionLayout
+from windlass.model.chunks import Chunks
 from windlass.model.transformer import Decoder
 
 STARTS = torch.tensor([[0, 5, 6, 17], [0, 17, 17, 17], [0, 3, 7, 8]])
@@ -45,11 +46,9 @@ def explicit(q_BHTK, k_BGTK, v_BGTK, window):
 
 
 def without_a_kernel(q_BHTK, k_BGTK, v_BGTK, documents, window):
-    with (
-        mock.patch("windlass.model.attention.attend.has_kernel", return_value=False),
-        mock.patch("windlass.model.attention.unfused.PIECE_WEIGHTS", 5 * 3 * 6 * LENGTH),  # five queries at a time
-    ):
-        return attend(q_BHTK, k_BGTK, v_BGTK, AttentionLayout(0, window, documents))
+    layout = AttentionLayout(0, window, documents, chunks=Chunks(attention_weights=5 * 3 * 6 * LENGTH))  # five queries
+    with mock.patch("windlass.model.attention.attend.has_kernel", return_value=False):
+        return attend(q_BHTK, k_BGTK, v_BGTK, layout)
 
 
 @pytest.mark.parametrize("way", [attend_documents, without_a_kernel])

@@ -11,6 +11,7 @@ from windlass.model.attention import unfused as attention_unfused
 from windlass.model.attention.documents import find_documents
 from windlass.model.attention.layout import AttentionLayout
 from windlass.model.attention.unfused import attend_unfused
+from windlass.model.chunks import Chunks
 from windlass.model.dropout import ATTENTION, keep_mask, row_keys
 
 B, H, G, T, K = 2, 6, 2, 23, 10
@@ -52,11 +53,11 @@ def gradients(out, given):
 @pytest.mark.parametrize("window", [None, 1, 6, 100])
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("probability", [0.1, 0.6])
-def test_it_is_the_formula_with_the_same_mask(monkeypatch, piece, window, isolated, probability):
-    monkeypatch.setattr(attention_unfused, "PIECE_WEIGHTS", piece * B * H * T)
+def test_it_is_the_formula_with_the_same_mask(piece, window, isolated, probability):
+    chunks = Chunks(attention_weights=piece * B * H * T)
     given = inputs()
     documents = find_documents(STARTS, T) if isolated else None
-    ours = attend_unfused(*given, AttentionLayout(0, window, documents), probability, KEYS)
+    ours = attend_unfused(*given, AttentionLayout(0, window, documents, chunks=chunks), probability, KEYS)
     theirs = explicit(*given, probability, seen(window, STARTS if isolated else None))
     assert (ours - theirs).abs().max() < 1e-13
     for one, two in zip(gradients(ours, given), gradients(theirs, given), strict=True):
@@ -101,9 +102,9 @@ def test_a_rank_with_some_heads_computes_its_slice():
     assert torch.equal(part, whole[:, 3:])
 
 
-def test_no_more_than_a_piece_of_weights_exists(monkeypatch):
+def test_no_more_than_a_piece_of_weights_exists():
     """Forward keeps what flash attention keeps: nothing of the size of the weights."""
-    monkeypatch.setattr(attention_unfused, "PIECE_WEIGHTS", 2 * B * H * T)
+    layout = AttentionLayout(0, 4, chunks=Chunks(attention_weights=2 * B * H * T))
     sizes = []
     scores = attention_unfused._scores
 
@@ -116,7 +117,7 @@ def test_no_more_than_a_piece_of_weights_exists(monkeypatch):
     with mock.patch.object(attention_unfused, "_scores", spy):
         given = inputs()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = attend_unfused(*given, AttentionLayout(0, 4), 0.3, KEYS)
+            out = attend_unfused(*given, layout, 0.3, KEYS)
         gradients(out, given)
     assert sizes[:2] == [(B, H, 2, 2), (B, H, 2, 4)] and len(sizes) == 24
     assert max(size[2] for size in sizes) == 2 and max(size[3] for size in sizes) == 5
@@ -126,12 +127,12 @@ def test_no_more_than_a_piece_of_weights_exists(monkeypatch):
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("offset", [1, 5, T - 1])
-def test_a_rank_with_the_end_of_a_row_computes_its_queries(monkeypatch, window, isolated, offset):
-    monkeypatch.setattr(attention_unfused, "PIECE_WEIGHTS", 2 * B * H * T)
+def test_a_rank_with_the_end_of_a_row_computes_its_queries(window, isolated, offset):
+    chunks = Chunks(attention_weights=2 * B * H * T)
     given, other = inputs(), inputs()
     starts = torch.tensor([[0, 3, 9, T], [0, T, T, T]])[:B]
-    whole = AttentionLayout(0, window, find_documents(starts, T) if isolated else None)
-    end = AttentionLayout(offset, window, find_documents(starts, T, offset) if isolated else None)
+    whole = AttentionLayout(0, window, find_documents(starts, T) if isolated else None, chunks=chunks)
+    end = AttentionLayout(offset, window, find_documents(starts, T, offset) if isolated else None, chunks=chunks)
     expected = attend_unfused(*given, whole, 0.3, KEYS)[:, :, offset:]
     ours = attend_unfused(other[0][:, :, offset:], *other[1:], end, 0.3, KEYS)
     assert (ours - expected).abs().max() < 1e-13

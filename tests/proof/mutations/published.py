@@ -249,7 +249,13 @@ PUBLISHED = {
     ),
     "replicas draw apart": Bug(
         "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
-        (("training/assemble.py", "architecture, config.run.seed)", "architecture, torch.distributed.get_rank())"),),
+        (
+            (
+                "training/assemble.py",
+                "architecture, config.run.seed, block)",
+                "architecture, torch.distributed.get_rank(), block)",
+            ),
+        ),
         ("parallel.shard=2", "parallel.replicate=2"),
         "drawn weights",
         "model.layers.2.mlp.down_proj.weight[",

@@ -23,9 +23,10 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
-from windlass.errors import BadShard, UserError
+from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
 
 POLL_S: Final = 0.1
+KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
 
 
 def serve() -> None:
@@ -43,7 +44,7 @@ def serve() -> None:
             config, sets, lambda line: _send({"line": line}), task["begun"], lambda found: _send({"fingerprint": found})
         )
     except UserError as error:
-        _send({"error": [error.given, error.rule, error.change], "is_shard": isinstance(error, BadShard)})
+        _send({"error": [error.given, error.rule, error.change], "kind": type(error).__name__})
         os._exit(2)
     os._exit(0)
 
@@ -113,8 +114,7 @@ class Background:
         elif "crash" in message:
             self._crash = message["crash"]
         else:
-            kind = BadShard if message["is_shard"] else UserError
-            self._error.append(kind(*message["error"]))
+            self._error.append(KINDS[message["kind"]](*message["error"]))
 
     def wait_until(self, is_enough: Callable[[], bool]) -> None:
         """Waits until `is_enough()` or the preparation ends. Raises UserError where it fails before."""

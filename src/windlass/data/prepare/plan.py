@@ -144,7 +144,7 @@ def choose(
 
 def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
     """Raises UserError where a setting needs all documents before training begins."""
-    rule = f"data.order.first_epoch: arrival, and {source.label} comes as it is read"
+    rule = f"data.order.first_epoch: written, and {source.label} comes as it is read"
     if share is not None and config.order.held_out_of is None:
         change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
         raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass.data.files import EXTRAS, shown
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
 Result = TypeVar("Result")
@@ -137,7 +137,7 @@ class Store:
                 break
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        raise UserError(
+        raise Unavailable(
             f"{where} failed for {self.deadline_s:g} s (data.cache.deadline_s); last: {last}",
             "a store answers within the deadline, all attempts together",
             "see that the store runs and is reached from this host; raise data.cache.deadline_s for a slow one",

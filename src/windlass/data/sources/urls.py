@@ -20,12 +20,13 @@ import xxhash
 from windlass.data.files import EXTRAS, shown
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
-from windlass.errors import AbsentSource, UserError
+from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"
 NO_NETWORK: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 GONE: Final = (404, 410)
 DENIED: Final = (401, 403)
+BUSY: Final = (408, 425, 429)  # of statuses below 500, those that ask for another attempt
 MARKS: Final = (
     "ETag",
     "etag",
@@ -109,7 +110,9 @@ def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False
         if not is_of_a_library(error):
             raise
         refused = refused_url(url, error)
-        raise refused if is_first_look else UserError(*refused.args) from None
+        if isinstance(refused, AbsentSource) and not is_first_look:
+            refused = (Unavailable if refused.retry else UserError)(*refused.args)
+        raise refused from None
 
 
 def url_rows(files: list[SourceFile]) -> Iterator[str]:
@@ -154,11 +157,13 @@ def refused_url(url: str, error: Exception) -> UserError:
         )
     if status is not None:
         change = "see what the server says of it, and try again"
-        return UserError(f"{where} is answered with status {status}", "a source's server gives its files", change)
+        kind = Unavailable if status >= 500 or status in BUSY else UserError
+        return kind(f"{where} is answered with status {status}", "a source's server gives its files", change)
     if any(_is_no_network(cause) for cause in causes):
         change = "check the host's name and the network; or copy what was prepared elsewhere to this host"
-        return AbsentSource(f"{where} cannot be reached from this host: {_said(causes)}", RULE, change)
-    return UserError(f"{where}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
+        return UnreachableSource(f"{where} cannot be reached from this host: {_said(causes)}", RULE, change)
+    kind = Unavailable if any(_is_outage(cause) for cause in causes) else UserError
+    return kind(f"{where}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -182,6 +187,15 @@ def _is_no_network(cause: BaseException) -> bool:
     ):  # no name service, or a firewall that drops packets
         return True
     return isinstance(cause, OSError) and cause.errno in NO_NETWORK
+
+
+def _is_outage(cause: BaseException) -> bool:
+    """No answer, or half of one: another attempt may get it."""
+    import aiohttp
+
+    return isinstance(
+        cause, ConnectionError | TimeoutError | aiohttp.ClientConnectionError | aiohttp.ClientPayloadError
+    )
 
 
 def _said(causes: list[BaseException]) -> str:

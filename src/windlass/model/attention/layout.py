@@ -1,4 +1,4 @@
-"""Who sees whom: what attention needs to know of a row besides queries, keys and values."""
+"""Who sees whom: all that attention needs of a row besides queries, keys and values."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,16 @@ from torch import Tensor
 
 from windlass.model.attention.context import Context
 from windlass.model.attention.documents import Documents
+from windlass.model.chunks import USUAL, Chunks
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Query t stands at position query_offset + t among the keys 0..S-1, and sees of its own document the last `window`
+    """Query t is at position query_offset + t among the keys 0..S-1, and sees of its own document the last `window`
     keys up to itself. Without documents a row is one. Of ranks that share heads or positions, for the masks of dropout: which
     heads these are, and which positions the residual stream has here. `context`: the ranks that share the row; `parts`: the
-    documents that this rank's slices of it meet, where it computes slices."""
+    documents that this rank's slices of it meet, where it computes slices. `chunks`: how many weights
+    exist at a time where they are materialised."""
 
     query_offset: int = 0
     window: int | None = None
@@ -22,3 +24,4 @@ class AttentionLayout:
     stream_T: Tensor | None = None
     context: Context | None = None
     parts: tuple[Documents, ...] = ()
+    chunks: Chunks = USUAL

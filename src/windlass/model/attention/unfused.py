@@ -32,7 +32,7 @@ matrix product.
 """
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,11 +40,6 @@ from torch import Tensor
 from windlass.model.attention.causal import sees
 from windlass.model.attention.layout import AttentionLayout
 from windlass.model.dropout import ATTENTION, keep_mask, row_keys
-
-PIECE_WEIGHTS: Final = (
-    1 << 21
-)  # of one piece, 8 MiB in fp32: the fastest of 2^17 to 2^24 on a CPU whose cores have 1 MiB of L2
-PIECE_WEIGHTS_GPU: Final = 1 << 24  # a GPU wants few large kernels; not measured
 
 
 def attend_unfused(
@@ -57,7 +52,7 @@ def attend_unfused(
 ) -> Tensor:
     """Causal attention with dropout on its weights -> [B, H, T, K]. Queries are the last T of the row's S positions.
 
-    keys_B: of this layer. A rank that holds some of the heads says in `layout` which they are in the whole model.
+    keys_B: of this layer. On a rank that holds some of the heads, `layout` has their numbers in the whole model.
     """
     offset, device = layout.query_offset, q_BHTK.device
     assert k_BGTK.shape[2] == offset + q_BHTK.shape[2], (k_BGTK.shape, offset, q_BHTK.shape)
@@ -68,13 +63,14 @@ def attend_unfused(
     heads_H = torch.arange(q_BHTK.shape[1], device=device) if layout.heads_H is None else layout.heads_H
     rows_BHT = row_keys(keys_B, ATTENTION, heads_H, positions_S[offset:])
     first_BT = None if layout.documents is None else layout.documents.first_BT
-    return _Unfused.apply(q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, layout.window, probability)
+    chunks = layout.chunks
+    most = chunks.attention_weights if device.type == "cpu" else chunks.attention_weights_gpu
+    return _Unfused.apply(q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, layout.window, probability, most)
 
 
-def _pieces(q_BHTK: Tensor, offset: int, window: int | None) -> Iterator[tuple[slice, slice]]:
-    """The queries of each piece and the keys that they read."""
+def _pieces(q_BHTK: Tensor, offset: int, window: int | None, most: int) -> Iterator[tuple[slice, slice]]:
+    """The queries of each piece and the keys that they read. `most`: weights of a piece."""
     batch, heads, length, _ = q_BHTK.shape
-    most = PIECE_WEIGHTS if q_BHTK.device.type == "cpu" else PIECE_WEIGHTS_GPU
     rows = max(1, most // (batch * heads * (offset + length)))
     for start in range(0, length, rows):
         end = min(start + rows, length)
@@ -82,13 +78,13 @@ def _pieces(q_BHTK: Tensor, offset: int, window: int | None) -> Iterator[tuple[s
 
 
 def _rows_of_groups(x_BHCX: Tensor, num_groups: int) -> Tensor:
-    """[B, H, C, X] -> [N, M, X]: what meets one key/value head, as the rows of one matrix."""
+    """[B, H, C, X] -> [N, M, X]: all rows of one key/value head as one matrix."""
     return x_BHCX.reshape(x_BHCX.shape[0] * num_groups, -1, x_BHCX.shape[-1])
 
 
 def _against(x_BHCK: Tensor, y_BGSK: Tensor, scale: float = 1.0) -> Tensor:
-    """scale x y^T -> [B, H, C, S]. A baddbmm that adds nothing, since selective recomputation keeps what bmm returns, and
-    this is what must not be kept."""
+    """scale x y^T -> [B, H, C, S]. A baddbmm that adds nothing: selective recomputation keeps what bmm returns, and
+    must not keep this."""
     x_NMK, y_NSK = _rows_of_groups(x_BHCK, y_BGSK.shape[1]), y_BGSK.flatten(0, 1)
     product_NMS = torch.baddbmm(x_NMK.new_empty(1, 1, 1), x_NMK, y_NSK.transpose(1, 2), beta=0, alpha=scale)
     return product_NMS.reshape(*x_BHCK.shape[:3], -1)
@@ -136,9 +132,10 @@ class _Unfused(torch.autograd.Function):
         first_BT: Tensor | None,
         window: int | None,
         probability: float,
+        most: int,
     ) -> Tensor:
         outs, sums, offset = [], [], k_BGTK.shape[2] - q_BHTK.shape[2]
-        for queries, keys in _pieces(q_BHTK, offset, window):
+        for queries, keys in _pieces(q_BHTK, offset, window, most):
             scores_BHCS = _scores(q_BHTK[:, :, queries], k_BGTK[:, :, keys], queries, keys, offset, window, first_BT)
             sums.append(scores_BHCS.logsumexp(-1))
             kept_BHCS = keep_mask(rows_BHT[:, :, queries], positions_S[keys], probability)
@@ -146,7 +143,7 @@ class _Unfused(torch.autograd.Function):
             outs.append(_mix(torch.where(kept_BHCS, weights_BHCS, 0), v_BGTK[:, :, keys]))
         out_BHTK = torch.cat(outs, 2)
         ctx.save_for_backward(q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, out_BHTK, torch.cat(sums, 2))
-        ctx.window, ctx.probability = window, probability
+        ctx.window, ctx.probability, ctx.most = window, probability, most
         return out_BHTK
 
     @staticmethod
@@ -161,7 +158,7 @@ class _Unfused(torch.autograd.Function):
             torch.zeros_like(v_BGTK, dtype=wide),
         )
         through_BHT = (grad_BHTK.to(wide) * out_BHTK.to(wide)).sum(-1)
-        for queries, keys in _pieces(q_BHTK, offset, ctx.window):
+        for queries, keys in _pieces(q_BHTK, offset, ctx.window, ctx.most):
             q_BHCK, grad_BHCK, k_BGSK = q_BHTK[:, :, queries], grad_BHTK[:, :, queries], k_BGTK[:, :, keys]
             scores_BHCS = _scores(q_BHCK, k_BGSK, queries, keys, offset, ctx.window, first_BT)
             weights_BHCS = (scores_BHCS - sums_BHT[:, :, queries, None]).exp()
@@ -174,4 +171,4 @@ class _Unfused(torch.autograd.Function):
             grads_q.append(_mix(grad_scores_BHCS, k_BGSK))
             grad_k_BGTK[:, :, keys] += _collect(grad_scores_BHCS, q_BHCK, num_groups)
         grad_k, grad_v = grad_k_BGTK.to(k_BGTK.dtype), grad_v_BGTK.to(v_BGTK.dtype)
-        return torch.cat(grads_q, 2), grad_k, grad_v, None, None, None, None, None
+        return torch.cat(grads_q, 2), grad_k, grad_v, None, None, None, None, None, None
