@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from windlass.proof.pool import RankFailed
 from windlass.report.events import read_events
 from windlass.training.drift import newest_trainer_state
 from windlass.training.preflight import prepare_only
+from windlass.training.restore import Start
 
 SMALL = {"shard_bytes": 4096, "shuffle_window": 2}
 STEPS = 14
@@ -183,15 +183,8 @@ def test_the_limit_may_change_on_resume_but_not_to_less_than_was_left_out(base, 
     assert resumed[-1]["data"]["left_out"] == newest_trainer_state(directory)["skipped"], entry
 
 
-def test_without_the_setting_nothing_is_sent_for_it(base, ranks, monkeypatch):
-    from windlass.training.restore import Start
-    from windlass.training.skips import skip_rule
-
-    class Prepared:
-        stream = "s"
-
+def test_shards_left_out_of_another_stream_are_not_left_out_of_this_one(base):
     config = tiny.recipe(base, "plain")
-    assert skip_rule(config, None, Prepared, Start(0, 0, "")) is None
-    assert skip_rule(config, None, Prepared, Start(3, 24, "", {2: 8}, "another")) is None, "of another stream"
-    assert dict(skip_rule(config, None, Prepared, Start(3, 24, "", {2: 8}, "s")).since) == {2: 8}
-    assert np.isscalar(skip_rule(recipe(base, "x"), None, Prepared, Start(0, 0, "")).limit)
+    trainer_state = {"data": {"stream": "s"}, "samples_consumed": 24, "skipped": [[2, 8]]}
+    assert Start(3, "", trainer_state).stream_state(config, "s") == {"samples_consumed": 24, "skipped": [[2, 8]]}
+    assert Start(3, "", trainer_state).stream_state(config, "another") == {"samples_consumed": 24}

@@ -1,8 +1,8 @@
 """`windlass data consumed`: which samples a run has consumed, proved from its events and the shards themselves.
 
-The order is arithmetic and the shards are known by the hashes of all their bytes, so the places that the events name expand to
-(shard, row), one by one; what was left out with a bad shard is told apart. The digest is that of the list: two runs that print
-the same digest have consumed the same samples in the same order, whatever they ran on.
+The order is arithmetic and hashes identify the shards, so the positions that the events name expand to (shard, row), one by one;
+samples lost with a bad shard are counted apart. The digest is that of the list: two runs that print the same digest have consumed
+the same samples in the same order, whatever they ran on.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
     found = spans(read_events(run_directory / "events.jsonl"))
     recipe = run_directory / RECIPE_NAME
     if not recipe.is_file():
-        rule = "a run that has begun has its recipe there, which says where its data lies"
+        rule = "a run that has begun has its recipe there, which names its data"
         raise UserError(f"{recipe} does not exist", rule, "give the directory of a run")
     config = load_recipe(recipe)
     shards = open_prepared(config.data, config.evaluate.sets).shards("train", config.data.max_bad_shards).shards
     for part in found:
-        yield f"places {part.start:,} to {part.end:,} of the stream{_told(part)}"
+        yield f"places {part.start:,} to {part.end:,} of the stream{_left_out(part)}"
     starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
     times_N = np.zeros(int(starts[-1]), np.int64)
     digest, num_consumed = xxhash.xxh3_128(), 0
@@ -52,7 +52,7 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
     yield f"of {len(times_N):,} samples each had its turn {_times(times_N)}"
 
 
-def _told(part: Span) -> str:
+def _left_out(part: Span) -> str:
     names = [f"shard {shard} left out from {since:,} on" for shard, since in part.left_out if since < part.end]
     return "".join(f", {name}" for name in names)
 

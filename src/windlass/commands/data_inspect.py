@@ -1,7 +1,7 @@
 """`windlass data inspect`: what is in a prepared set, in a table and as a sample to read.
 
 In colour, tokens that are no target are dim and ends of documents are magenta. Without colour they are marked: ⟦no target⟧.
-Control characters of the text are shown as pictures, so that no document can speak to the terminal.
+Control characters of the text are printed as pictures, so that no document can control the terminal.
 """
 
 import re
@@ -25,9 +25,9 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 C1_CONTROL: Final = re.compile(r"[\x80-\x9f]")
 
 
-def show(place: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
+def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
     """Prints the set `name` of a recipe's or a directory's prepared data. Raises UserError."""
-    prepared, config = open_data(place, overrides)
+    prepared, config = open_data(path, overrides)
     choose_set(prepared, name)
     is_isolated = config is not None and config.data.isolate
     found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, sample, is_isolated)
@@ -68,7 +68,7 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
 
 
 def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
-    """Each source's share of the shards, where they are kept apart for a mixture."""
+    """Each source's share of the shards, for a mixture."""
     counts = found.info.source_shards
     if not counts:
         return
@@ -76,7 +76,7 @@ def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
     per_source = [sum(next(samples) for _ in range(count)) for count in counts]
     for number, (source, held) in enumerate(zip(prepared.settings["sources"], per_source, strict=True)):
         name = source.get("hub") or source.get("builtin") or source.get("path")
-        yield f"  source {number}    {held:,} samples, {held / sum(per_source):.1%} of what lies here: {name}"
+        yield f"  source {number}    {held:,} samples, {held / sum(per_source):.1%} of the set: {name}"
 
 
 def _lengths(found: Survey) -> Iterator[str]:
@@ -85,8 +85,8 @@ def _lengths(found: Survey) -> Iterator[str]:
     if not len(found.lengths):
         return
     names = {0: "shortest", 50: "median", 100: "longest"}
-    told = [f"{names.get(percent, f'{percent} %')} {tokens:,}" for percent, tokens in found.percentiles.items()]
-    yield f"  length      {', '.join(told)} tokens"
+    words = [f"{names.get(percent, f'{percent} %')} {tokens:,}" for percent, tokens in found.percentiles.items()]
+    yield f"  length      {', '.join(words)} tokens"
     most = max(count for _, count in found.histogram)
     for shortest, count in found.histogram:
         bar = "█" * -(-count * BAR_WIDTH // most)
@@ -118,6 +118,6 @@ def _marked(segment: Segment) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` without characters that a terminal obeys; tabs and newlines stay."""
+    """`text` without control characters; tabs and newlines stay."""
     text = CONTROL.sub(lambda found: chr(0x2400 + ord(found[0])) if found[0] != "\x7f" else "␡", text)
     return C1_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -10,22 +10,22 @@ from windlass.errors import UserError, nearest
 from windlass.units import format_count
 
 
-def open_data(place: str, overrides: list[str]) -> tuple[Prepared, RunConfig | None]:
-    """The preparation of a recipe, or that in a directory, which has no recipe. Raises UserError."""
-    directory = Path(place)
+def open_data(path: str, overrides: list[str]) -> tuple[Prepared, RunConfig | None]:
+    """The preparation of a recipe with that recipe, or of a directory, without one. Raises UserError."""
+    directory = Path(path)
     if not directory.is_dir():
-        config = load_recipe(place, *overrides)
+        config = load_recipe(path, *overrides)
         return open_prepared(config.data, config.evaluate.sets), config
     if overrides:
         raise UserError(
-            f"{overrides[0]} with the directory {place}",
+            f"{overrides[0]} with the directory {path}",
             "settings replace those of a recipe, and a directory has none",
             "give the recipe instead of the directory, or leave the settings out",
         )
     prepared = load_prepared(directory.absolute())
     if prepared is None:
         raise UserError(
-            f"{place} holds no prepared data",
+            f"{path} holds no prepared data",
             "a directory of prepared data holds prepared.json: it is data.directory of a recipe",
             "give that directory or the recipe; `windlass prepare RECIPE` makes it",
         )
@@ -43,22 +43,22 @@ def choose_set(prepared: Prepared, name: str) -> str:
     )
 
 
-def check(place: str, overrides: list[str]) -> tuple[list[str], bool]:
+def check(path: str, overrides: list[str]) -> tuple[list[str], bool]:
     """(lines to print, whether there is an error). Raises UserError."""
-    prepared, config = open_data(place, overrides)
+    prepared, config = open_data(path, overrides)
     model = None if config is None or config.model.from_ is None else config.model.directory()
     result = lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
     lines = []
     for finding in result.findings:
         lines += [finding.line, f"  change: {finding.change}"]
-    return [*lines, *map(_told, result.coverage), _verdict(result.findings)], _has_error(result.findings)
+    return [*lines, *map(_describe, result.coverage), _verdict(result.findings)], _has_error(result.findings)
 
 
 def _has_error(findings: list[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def _told(covered: Coverage) -> str:
+def _describe(covered: Coverage) -> str:
     part = "all" if covered.samples == covered.of_samples else f"{covered.samples:,} of"
     return (
         f"{covered.name}: {part} {covered.of_samples:,} samples, {covered.documents:,} documents, "

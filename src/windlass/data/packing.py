@@ -1,23 +1,20 @@
-"""A stream of token ids -> samples of T+1 ids. Two ways, both keep every document's border (its EOS) in the sample.
+"""A stream of token ids -> samples of T+1 ids, in two ways. Both keep every document's border (its EOS) in the sample.
 
-    stream   = EOS d0 d0 d0 EOS d1 d1 EOS ...            EOS first, so that the very first token has a context like
-all others
+    stream   = EOS d0 d0 d0 EOS d1 d1 EOS ...            EOS first, so that the first token has a context like all others
 
 **concatenate.** sample i = stream[i*T : i*T + T + 1]    its targets: stream[i*T + 1 : i*T + T + 1]
-Neighbours share one token, nothing is lost: the N tokens behind the first EOS (all documents, each with its EOS) are targets
-once each, in ceil(N / T) samples. The last sample is short when T does not divide N: it is filled with EOS whose labels
-are -100, which nobody counts. These at most T-1 positions per set are the only padding. Documents are cut wherever a
-sample ends.
+Neighbours share one token and nothing is lost: each of the N tokens after the first EOS (all documents, each with its EOS) is a
+target once, in ceil(N / T) samples. If T does not divide N, the last sample is filled with EOS whose labels are -100. These at
+most T-1 positions per set are the only padding. Documents are cut wherever a sample ends.
 
-**best-fit.** A sample is EOS and whole documents, each with its EOS; what is left over is filled with EOS that count nothing.
-Only documents longer than T are cut, into pieces of T and a rest of at least two ids.
-Best-fit decreasing (Johnson 1974; for language models
-Ding et al., arXiv 2404.10830): of a buffer of documents the longest is placed first, each into the fullest sample that still has
-room. Samples that stay too empty are dissolved into the next buffer. So every token is in exactly one sample, and all but the
-first of each rest are targets: the rest of a cut document follows an EOS, which does not predict it.
+**best-fit.** A sample is EOS and whole documents, each with its EOS; the remaining room is filled with EOS that are no targets.
+Only documents longer than T are cut, into pieces of T and a rest of at least two ids. Best-fit decreasing (Johnson 1974; for
+language models Ding et al., arXiv 2404.10830): of a buffer of documents the longest is placed first, each into the fullest sample
+that has room. Samples that stay too empty are dissolved into the next buffer. So every token is in exactly one sample, and all
+but the first of each rest are targets: the rest of a cut document follows an EOS, which does not predict it.
 
-**Isolation.** `isolate` tells where the documents of a sample begin, so that attention and positions can be kept inside, and
-takes the targets away that lie across a border.
+**Isolation.** `isolate` returns where the documents of a sample begin, so that attention and positions stay inside a document,
+and removes the targets across a border.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +29,7 @@ DISSOLVED_SHARE: Final = 0.005  # a sample of a buffer with more room than this 
 
 
 class Borders(NamedTuple):
-    """What `isolate` must know of a set: the id of EOS, and how many documents the sample has that has the most."""
+    """What `isolate` needs of a set: the id of EOS, and the most documents in one sample."""
 
     eos_id: int
     max_documents: int
@@ -166,13 +163,13 @@ def isolate(ids_BS: np.ndarray, labels_BS: np.ndarray, borders: Borders) -> tupl
 
 
 def most_documents(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> int:
-    """Documents of the sample that has the most."""
+    """The most documents in one sample."""
     return int(_begins(ids_BS, labels_BS, eos_id).sum(1).max())
 
 
 def _begins(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> np.ndarray:
-    """Whether a document begins at each position, [B, T] bool: the first, and behind each EOS. What fills a sample up behind its
-    last target begins none: nobody sees it."""
+    """Whether a document begins at each position, [B, T] bool: at the first, and after each EOS. The padding after the last
+    target begins none."""
     begins_BT = np.ones((len(ids_BS), ids_BS.shape[1] - 1), bool)
     begins_BT[:, 1:] = ids_BS[:, :-2] == eos_id
     is_counted_BT = labels_BS[:, 1:] != NOT_COUNTED

@@ -13,8 +13,6 @@ health            whether a run still learns: skipped steps, updates that round 
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
 announce          prints what was derived before step 1 and writes resolved.yaml
-arrival           progress of a growing preparation, and the check of its shards on resume
-skips             which shards a run may leave out, and how its ranks agree
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
 run_directory     makes and locks the run directory; its checkpoints

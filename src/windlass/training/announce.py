@@ -12,7 +12,6 @@ from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
 from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
-from windlass.training.arrival import describe_length, describe_order
 from windlass.training.parameter_rules import describe_trainable
 from windlass.training.run import Run, model_header
 from windlass.units import format_count
@@ -77,6 +76,22 @@ def describe_layout(config: RunConfig, layout: MeshLayout, architecture: Archite
     idle = (layout.pp - 1) / (num_micro + layout.pp - 1)
     word = "idle" if parallel.schedule in ("gpipe", "1f1b") else "1f1b would be idle for"
     return f"{line}; {parallel.schedule}, blocks {stages}; {word} {idle:.1%} of a step"
+
+
+def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_whole: bool) -> str:
+    """How much of the data a run reads, as far as that is known."""
+    samples = total_steps * config.sequences_per_step
+    if is_whole:
+        return f"{samples / num_samples:.2f} epochs"
+    return f"{samples} samples, of which {num_samples} are prepared so far"
+
+
+def describe_order(config: RunConfig, is_whole: bool) -> dict[str, str]:
+    """How the first epoch is read, where it is not shuffled."""
+    if config.data.order.first_epoch != "written":
+        return {}
+    rest = "" if is_whole else "; data is still being prepared: no baselines, and later shards are not linted"
+    return {"first epoch": f"in written order, shuffled inside windows of {config.data.shuffle_window} shards{rest}"}
 
 
 def _describe_attention(run: Run) -> str:

@@ -13,11 +13,10 @@ import torch
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
-from windlass.data.stream.arrival import Past
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
-from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixture import shares_of
-from windlass.data.stream.skip import SkipRule
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture
 from windlass.objectives.pretrain import Pretrain
 from windlass.parallel.build import UNWATCHED, Probe
@@ -25,16 +24,14 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.runtime_checks import checked
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
-from windlass.training.arrival import past_of
 from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import nothing, restore, starting_weights
+from windlass.training.restore import Start, nothing, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import open_checkpoints, open_directory
-from windlass.training.skips import skip_rule
 
 
 def _silent(_sentence: str) -> None:
@@ -60,10 +57,9 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     start = restore(config, checkpoints, program, optimizer, log)
     for sentence in notes:
         log(sentence)
-    mesh = program.mesh
-    limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
-    source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, log)
+    source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
+    hosts = runtime.hosts()
     run = Run(
         config=config,
         architecture=architecture,
@@ -73,10 +69,10 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         optimizer=optimizer,
         objective=Pretrain(),
         source=source,
-        evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
+        evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, runtime.hosts()),
+        provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
         base=base_files(config, is_new=trainer_state is None),
         run_lock=run_lock,
         restore_output=restore_output,
@@ -99,35 +95,27 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     return config.with_steps(math.ceil(tokens / run.tokens_per_step))
 
 
-def open_loader(
+def open_source(
     config: RunConfig,
     architecture: Architecture,
     mesh: Mesh,
-    device: torch.device,
+    runtime: Runtime,
     prepared: Prepared,
-    consumed: int,
-    rule: SkipRule | None = None,
-    past: Past | None = None,
-    tell: Callable[[str], None] = _silent,
-) -> Loader:
-    return Loader(
-        prepared.shards("train", may_lack=0 if rule is None else rule.limit),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.run.micro_batch,
-        accumulation=config.accumulation(mesh.layout.batch_ranks),
-        batch_rank=mesh.batch_rank,
-        batch_ranks=mesh.layout.batch_ranks,
+    start: Start,
+    log: Callable[[str], None],
+) -> BatchSource:
+    """The training stream, cut over the batch axes, from where the run starts."""
+    batch_ranks = mesh.layout.batch_ranks
+    return open_stream(
+        prepared,
+        config.data,
+        BatchCut(config.run.micro_batch, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
         seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        consumed=consumed,
         with_keys=bool(architecture.dropout),
-        borders=prepared.borders("train") if config.data.isolate else None,
-        shares=shares_of(prepared.sets["train"].source_shards, config.data.weights),
-        skip_rule=rule,
-        arrival=config.data.order.first_epoch == "arrival",
-        past=past,
-        tell=tell,
-        device=device,
+        state=start.stream_state(config, prepared.stream),
+        ranks=runtime,
+        log=log,
+        device=runtime.device,
     )
 
 

@@ -35,7 +35,7 @@ RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, a
 
 def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub -> the config with the
-    commits of hub names. Where the first epoch is by arrival, preparation goes on in the background until this process ends.
+    commits of hub names. With a first epoch in written order, preparation goes on in the background until this process ends.
     Raises UserError. Rank 0 or the launcher calls it, alone."""
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)

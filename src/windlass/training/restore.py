@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,17 +17,27 @@ from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
 from windlass.training.drift import check_length, check_settings
 
+STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
+
 
 @dataclass(frozen=True)
 class Start:
     """Where the loop begins. `source`: a sentence for the user."""
 
     step: int
-    samples_consumed: int
     source: str
-    skipped: Mapping[int, int] = field(default_factory=dict)
-    """Shards that the run has left out of `stream`, and the position from which on."""
-    stream: str = ""
+    trainer_state: Mapping[str, Any] = field(default_factory=dict)
+    """Of the checkpoint; empty for a new run."""
+
+    def stream_state(self, config: RunConfig, stream: str) -> Mapping[str, Any]:
+        """What `open_stream` goes on from. Shards that were left out of another stream are not left out of this one; and where
+        `data` may drift, shards are not compared with those of the checkpoint."""
+        state = {key: self.trainer_state[key] for key in STREAM_STATE if key in self.trainer_state}
+        if state and self.trainer_state["data"]["stream"] != stream:
+            state.pop("skipped", None)
+        if "data" in config.run.accept_drift:
+            state.pop("read_from", None)
+        return state
 
 
 def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -51,11 +61,11 @@ def restore(
     if trainer_state is not None:
         return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", log)
     if config.run.start_from is None:
-        return Start(0, 0, f"at step 0: {directory} holds no committed checkpoint")
+        return Start(0, f"at step 0: {directory} holds no committed checkpoint")
     source = Path(config.run.start_from)
     if config.run.start_what == "weights":
         trainer_state = checkpoints.restore_from(source, weight_tensors(program), what="weights")
-        return Start(0, 0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
+        return Start(0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
     trainer_state = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
     return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", log)
 
@@ -63,8 +73,7 @@ def restore(
 def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log: Callable[[str], None]) -> Start:
     for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
         log(sentence)
-    consumed, stream = trainer_state["samples_consumed"], trainer_state["data"]["stream"]
-    return Start(trainer_state["step"], consumed, source, dict(trainer_state["skipped"]), stream)
+    return Start(trainer_state["step"], source, trainer_state)
 
 
 def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:

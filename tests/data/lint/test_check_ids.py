@@ -32,5 +32,5 @@ def test_an_overlap_names_the_longest_document_in_both_sets():
     (finding,) = found.list()
     assert finding.where == "validation: there 4"
     assert finding.what == (
-        "2 of 3 documents are training documents; the longest, of 500 tokens, stands in here 11 of train"
+        "2 of 3 documents are training documents; the longest, of 500 tokens, is in here 11 of train"
     )

@@ -14,11 +14,11 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import JOURNAL_FILES, JournaledWriter, open_journal, read_beat
 from windlass.errors import BadShard, UserError
 
-ARRIVAL = {"first_epoch": "arrival"}
+WRITTEN = {"first_epoch": "written"}
 
 
 def growing_config(root, **changes):
-    return data_config(root, directory=str(root / "grown"), **{"order": ARRIVAL, **changes})
+    return data_config(root, directory=str(root / "grown"), **{"order": WRITTEN, **changes})
 
 
 def without_journal(directory):

@@ -143,6 +143,6 @@ def test_data_does_not_lie_among_its_sources(tmp_path, monkeypatch):
     for directory in ("texts", "texts/data", "texts/deep/data", "other/../texts/data"):
         with pytest.raises(UserError) as caught:
             check_apart(tmp_path / directory, ["elsewhere.txt", "texts"])
-        assert "lies inside of the source texts" in caught.value.given and "texts/*.jsonl" in caught.value.change
+        assert "is inside the source texts" in caught.value.given and "texts/*.jsonl" in caught.value.change
     for directory in ("data", "texts-data", "texts/.prepared/data"):
         check_apart(tmp_path / directory, ["texts", "texts/a.txt", "s3://texts", "nowhere"])

@@ -115,7 +115,7 @@ def filled(tmp_path):
     return {
         "sources": [{"path": str(tmp_path / "src"), "grows_until": DONE}],
         "tokenizer": {"from": str(tmp_path / "first" / "tokenizer")},
-        "order": {"first_epoch": "arrival", "held_out_of": 20},
+        "order": {"first_epoch": "written", "held_out_of": 20},
         "directory": str(tmp_path / "grown"),
     }
 

@@ -13,7 +13,7 @@ from windlass.data.packing import NOT_COUNTED
 SHORT: Final = 64  # tokens: shorter documents may be alike by chance (a licence line, "Yes."), a few of them at least
 A_FEW: Final = 0.01
 REPEATED: Final = 64  # times in a row; half of the document, too
-FEW_DOCUMENTS: Final = 20  # that shares are not taken of
+FEW_DOCUMENTS: Final = 20  # too few to take shares of
 MUCH_PADDING: Final = 0.2
 MANY_CUT: Final = 0.1
 
@@ -23,15 +23,15 @@ class Vocabulary(NamedTuple):
 
     size: int
     eos_id: int
-    """As the preparation says: what the loader takes for the end of a document."""
+    """From the preparation: what the loader takes for the end of a document."""
     tokenizers_eos_id: int
-    """As the tokenizer's files say: the same, or there is a finding."""
+    """From the tokenizer's files: the same, or there is a finding."""
     bos_id: int | None
     specials: dict[int, str]
 
 
 class Expected(NamedTuple):
-    """What the preparation says of a set."""
+    """What a set must be like by its preparation."""
 
     format: str
     """text, chat, preference, or mixed: in text every token is a target, in the others the answers are."""
@@ -39,7 +39,7 @@ class Expected(NamedTuple):
     is_packed_whole: bool
     """Whether documents longer than a sequence are the only ones cut (best-fit)."""
     documents: int
-    """Ends that there are: of pairs two each."""
+    """Number of EOS that end documents: two per pair."""
     tokens: int
     samples: int
     bytes_add_up: bool
@@ -52,14 +52,14 @@ Seen = dict[int, tuple[int, int]]
 
 
 class Copies:
-    """Documents that stand somewhere else, too. A few short ones are no finding."""
+    """Documents that occur twice. A few short ones are no finding."""
 
     def __init__(self) -> None:
         self.num = 0
         self.longest = (0, 0, 0)
 
     def add(self, length: int, first: int, sample: int) -> None:
-        """A document of `length` tokens that begins in `sample`, and is that of the sample `first`."""
+        """A document of `length` tokens that begins in `sample` and equals one that begins in `first`."""
         self.num += 1
         self.longest = max(self.longest, (length, first, sample), key=lambda copy: copy[0])
 
@@ -95,21 +95,19 @@ class BlockChecks:
     def _check_ids(self, block: SampleBlock) -> None:
         size, ids_NL = self._vocabulary.size, block.ids_NL
         is_bad_NL = (ids_NL < 0) | (ids_NL >= size)
-        self._tell("ids-out-of-vocabulary", block, is_bad_NL, lambda n, at: f"id {ids_NL[n, at]}, of {size} tokens")
+        self._add("ids-out-of-vocabulary", block, is_bad_NL, lambda n, at: f"id {ids_NL[n, at]}, of {size} tokens")
         known = ids_NL[:, 1:][~is_bad_NL[:, 1:]]
         self._specials += np.bincount(known, minlength=size)[:size]
         bos_id = self._vocabulary.bos_id
         if bos_id is not None and bos_id != self._vocabulary.eos_id:
             is_bos_NL = ids_NL == bos_id
             bos = self._vocabulary.specials.get(bos_id, str(bos_id))
-            self._tell(
-                "bos-doubled", block, is_bos_NL[:, 1:] & is_bos_NL[:, :-1], lambda n, at: f"{bos} twice in a row"
-            )
+            self._add("bos-doubled", block, is_bos_NL[:, 1:] & is_bos_NL[:, :-1], lambda n, at: f"{bos} twice in a row")
 
     def _check_labels(self, block: SampleBlock, is_counted_NT: np.ndarray, is_content_NT: np.ndarray) -> None:
         ids_NL, labels_NL = block.ids_NL, block.labels_NL
         differs_NT = is_counted_NT & (labels_NL[:, 1:] != ids_NL[:, 1:])
-        self._tell(
+        self._add(
             "labels-are-other-ids",
             block,
             differs_NT,
@@ -118,20 +116,20 @@ class BlockChecks:
         follows_eos_NT = ids_NL[:, :-1] == self._vocabulary.eos_id
         if self._expected.format == "text":
             is_empty_N = is_counted_NT.sum(1) == 0
-            self._tell("mask-empty", block, is_empty_N[:, None], lambda n, at: "no token of the sample is a target")
+            self._add("mask-empty", block, is_empty_N[:, None], lambda n, at: "no token of the sample is a target")
             is_special_NT = np.isin(ids_NL[:, 1:], list(self._vocabulary.specials))  # ends have checks of their own
             holes_NT = is_content_NT & ~is_special_NT & ~is_counted_NT & ~follows_eos_NT & ~is_empty_N[:, None]
-            self._tell("mask-holes", block, holes_NT, lambda n, at: f"position {at + 1} is no target, and is text")
+            self._add("mask-holes", block, holes_NT, lambda n, at: f"position {at + 1} is no target, and is text")
         if self._expected.is_isolated:  # the loader takes away what follows eos_id
             leaks_NT = is_counted_NT & ~follows_eos_NT & (ids_NL[:, :-1] == self._vocabulary.tokenizers_eos_id)
-            self._tell(
+            self._add(
                 "leak-across-documents",
                 block,
                 leaks_NT,
                 lambda n, at: f"position {at + 1} is predicted from the document before, isolated or not",
             )
 
-    def _tell(self, code: str, block: SampleBlock, is_bad_NX: np.ndarray, what: Callable[[int, int], str]) -> None:
+    def _add(self, code: str, block: SampleBlock, is_bad_NX: np.ndarray, what: Callable[[int, int], str]) -> None:
         count = int(is_bad_NX.sum())
         if count:
             row, at = (int(place[0]) for place in np.nonzero(is_bad_NX))
@@ -141,14 +139,14 @@ class BlockChecks:
         """What can be said when all samples have been seen (`is_all`: of the whole set)."""
         expected = self._expected
         if is_all and self.num_eos < expected.documents:
-            self._tell_missing(f"stands {self.num_eos:,} times for {expected.documents:,} documents")
+            self._add_missing(f"occurs {self.num_eos:,} times for {expected.documents:,} documents")
         elif (
             expected.documents  # which is not known before the end is written
             and expected.format == "text"
             and not expected.is_packed_whole
             and self._last not in (None, self._vocabulary.eos_id)
         ):
-            self._tell_missing("does not end the last document")
+            self._add_missing("does not end the last document")
         if self.num_counted == 0 and "mask-empty" not in self._found:
             self._found.add("mask-empty", "no token of the set is a target")
         if expected.format == "chat" and 0 < self.num_content == self.num_counted:
@@ -157,13 +155,13 @@ class BlockChecks:
         if padding > MUCH_PADDING and self.num_samples >= FEW_DOCUMENTS and expected.format != "preference":
             self._found.add("mostly-padding", f"{padding:.0%} of all positions hold nothing")
 
-    def _tell_missing(self, what: str) -> None:
+    def _add_missing(self, what: str) -> None:
         eos_id, specials = self._vocabulary.eos_id, self._vocabulary.specials
         others = [number for number in specials if number != eos_id]
         often = max(others, key=lambda number: self._specials[number], default=eos_id)
         share = self.num_samples / max(1, self._expected.samples)
         if others and self._specials[often] >= max(1, self._expected.documents * share / 2):
-            found = f"{specials[often]} stands {self._specials[often]:,} times where it should"
+            found = f"{specials[often]} occurs {self._specials[often]:,} times where it should"
             self._found.add("eos-of-another", f"{specials.get(eos_id, eos_id)} {what}; {found}")
         else:
             self._found.add("eos-missing", f"{specials.get(eos_id, eos_id)} {what}")
@@ -203,7 +201,7 @@ class DocumentChecks:
             self._found.add(
                 "repeated-token", f"a document of {len(ids_N)} tokens holds id {repeated} {run} times in a row", where
             )
-        if self._expected.format == "preference":  # many pairs share an answer; `lint_pairs` compares pairs
+        if self._expected.format == "preference":  # many pairs share an answer; check_preferences compares pairs
             return
         digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids_N).data)
         if digest in self.seen:
@@ -213,9 +211,7 @@ class DocumentChecks:
         if len(ids_N) >= SHORT:
             stem = xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids_N[:-1]).data)
             if stem in self._stems:
-                what = (
-                    f"a document of {len(ids_N):,} tokens is that of {self._where(self._stems[stem])} but for the last"
-                )
+                what = f"a document of {len(ids_N):,} tokens equals {self._where(self._stems[stem])} up to the last"
                 self._found.add("near-duplicates", what, where)
             self._stems.setdefault(stem, document.sample)
 
@@ -229,7 +225,7 @@ class DocumentChecks:
         self._end_of_masks(rest)
         if self._copies.are_many(rest):
             length, first, sample = self._copies.longest
-            what = f"a document of {length:,} tokens stands in {self._where(first)} too"
+            what = f"a document of {length:,} tokens is also in {self._where(first)}"
             self._found.add("duplicate-documents", what, self._where(sample), self._copies.num)
         cuts = self._expected.is_packed_whole or self._expected.format == "chat"
         ends = rest + self._num_rests
@@ -241,7 +237,7 @@ class DocumentChecks:
         """Per conversation, where EOS ends conversations and not each turn of one."""
         if self._expected.format != "chat":
             return
-        if self._expected.is_isolated and self._num_unlearned:  # preparation takes no conversation without an answer
+        if self._expected.is_isolated and self._num_unlearned:  # preparation refuses conversations without an answer
             self._found.add("isolation-cuts-turns", "a question is a document of its own", count=self._num_unlearned)
             return
         if num_documents > self._expected.documents:
@@ -262,12 +258,12 @@ def longest_run(ids_N: np.ndarray) -> tuple[int, int]:
 
 
 def overlap(found: Findings, train: Seen, other: Seen, where: Where, train_where: Where) -> None:
-    """Documents of a validation set that stand in the training set too."""
+    """Documents of a validation set that are in the training set too."""
     copies = Copies()
     for digest in other.keys() & train.keys():
         copies.add(other[digest][1], train[digest][0], other[digest][0])
     if copies.are_many(len(other)):
         length, train_sample, sample = copies.longest
         what = f"{copies.num} of {len(other)} documents are training documents"
-        which = f"the longest, of {length:,} tokens, stands in {train_where(train_sample)} of train"
+        which = f"the longest, of {length:,} tokens, is in {train_where(train_sample)} of train"
         found.add("validation-in-train", f"{what}; {which}", where(sample))

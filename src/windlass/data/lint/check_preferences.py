@@ -1,4 +1,4 @@
-"""Checks on preference pairs: one prompt, two answers that differ, each learned, and no pair twice or the other way round."""
+"""Checks on preference pairs: one prompt, two different answers, each with targets, and no pair twice or swapped."""
 
 import numpy as np
 import xxhash
@@ -51,7 +51,7 @@ class PairChecks:
     def end(self) -> None:
         if self._copies.are_many(self._num_pairs):
             length, first, sample = self._copies.longest
-            what = f"a pair with answers of {length:,} tokens stands in {self._where(first)} too"
+            what = f"a pair with answers of {length:,} tokens is also in {self._where(first)}"
             self._found.add("duplicate-documents", what, self._where(sample), self._copies.num)
         if self._num_turned:
             first, sample = self._turned

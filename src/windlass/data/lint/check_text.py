@@ -1,10 +1,10 @@
-"""Checks on the text of documents: decoded wrongly, special tokens as text, copies but for white space and case.
+"""Checks on the text of documents: wrong decoding, special tokens as text, copies up to white space and case.
 
-Mojibake is UTF-8 that was read as Latin-1 or Windows-1252 and written again: `Ã©` for `é`, `â€™` for `’`. U+FFFD stands where a
-decoder found bytes that are no UTF-8. Both are found by pattern, and are a finding where a document holds several.
+Mojibake is UTF-8 that was read as Latin-1 or Windows-1252 and written again: `Ã©` for `é`, `â€™` for `’`. A decoder writes U+FFFD
+for bytes that are not UTF-8. Both are found by pattern, and are a finding if a document holds several.
 
-Text that is encoded again gives the very ids that it was decoded from, where a tokenizer does not rewrite text. Ids of another
-tokenizer, or of two, decode to text that does not.
+A tokenizer that does not rewrite text encodes a decoded text to the same ids again. Ids of another tokenizer, or of two, decode
+to text that encodes to others.
 """
 
 import re
@@ -21,8 +21,8 @@ from windlass.data.lint.findings import Findings
 MOJIBAKE: Final = re.compile(
     "Ã[\u0080-\u00bfƒ‚„…†‡ˆ‰Š‹Œ‘’“”•–—˜™š›œžŸ]|â\x80[\x80-\xbf]|â€[\u0080-\u00bf™œžš˜“”¦¢]|Â[\u00a0-\u00bf]|ï»¿|\ufffd"
 )
-MANY: Final = 3  # places of a document: one may be a text about encodings
-PER_CHARACTERS: Final = 2000  # one in so many
+MANY: Final = 3  # in one document: a text about encodings may hold a few
+PER_CHARACTERS: Final = 2000  # at least one per this many characters
 FREE_TO_STAND: Final = (
     "<unk>",
     "<pad>",
@@ -30,22 +30,20 @@ FREE_TO_STAND: Final = (
     "[PAD]",
     "[MASK]",
     "<mask>",
-)  # no ends: texts for language models hold them
+)  # these end nothing: texts about language models hold them
 DECODED_AT_ONCE: Final = 64
-LONGEST_TOKENS: Final = 1 << 16  # of a document, that are looked at
-ENCODED_AGAIN: Final = (
-    200_000  # tokens: some ten documents show a wrong tokenizer, and encoding costs 20 times decoding
-)
-OTHER_IDS: Final = 0.2  # share of documents that may encode otherwise: an id may be damaged
+LONGEST_TOKENS: Final = 1 << 16  # of a document that are checked
+ENCODED_AGAIN: Final = 200_000  # tokens: ten documents show a wrong tokenizer, and encoding costs 20 times decoding
+OTHER_IDS: Final = 0.2  # share of documents that may encode to other ids: an id may be damaged
 BYTE_ORDER_MARK: Final = "\ufeff"
 Folded = dict[int, tuple[int, int]]
-"""Of documents' texts without case and white space: hash -> (hash of the text as it is, sample)."""
+"""Hash of a document's text without case and white space -> (hash of the exact text, sample)."""
 OfTrain = tuple[Folded, Where]
-"""What another set is compared with, and where a sample of it lies."""
+"""The training set's documents, and the position of its samples."""
 
 
 class TextChecks:
-    """Decodes whole documents until the budget of tokens is spent; what comes later is not looked at."""
+    """Decodes whole documents until the budget of tokens is spent; later ones are not checked."""
 
     def __init__(
         self,
@@ -76,17 +74,17 @@ class TextChecks:
         self._left -= len(document.ids_N)
         self._waiting.append(document)
         if len(self._waiting) >= DECODED_AT_ONCE:
-            self._look()
+            self._check_batch()
 
     def end(self) -> None:
-        """Called behind the checks on ids: faults that those name make text, too, that is encoded otherwise."""
-        self._look()
+        """Call it after the checks on ids: faults that they name also make text that encodes to other ids."""
+        self._check_batch()
         has_errors = any(finding.severity == "error" for finding in self._found.list())
         if self._num_other > 1 and self._num_other > OTHER_IDS * self._num_again and not has_errors:
-            what = f"the text of {self._num_other} of {self._num_again} documents is encoded as other ids than lie here"
+            what = f"the text of {self._num_other} of {self._num_again} documents encodes to other ids than the shards hold"
             self._found.add("ids-of-another-tokenizer", what, self._first_other)
 
-    def _look(self) -> None:
+    def _check_batch(self) -> None:
         batch = [document.ids_N[:LONGEST_TOKENS] for document in self._waiting]
         known = [ids_N[(ids_N >= 0) & (ids_N < self._size)].tolist() for ids_N in batch]
         self.num_tokens += sum(map(len, known))
@@ -131,11 +129,11 @@ class TextChecks:
         folded = xxhash.xxh3_64_intdigest(" ".join(text.casefold().split()).encode())
         other, sample = self.folded.setdefault(folded, (exact, document.sample))
         if other != exact:
-            what = f"a document is that of {self._where(sample)} but for white space and case"
+            what = f"a document equals {self._where(sample)} up to white space and case"
             self._found.add("near-duplicates", what, where)
         if self._of_train is not None:
             train, train_where = self._of_train
             other, sample = train.get(folded, (exact, 0))
-            if other != exact:  # the very same one is told by its ids
-                what = f"a document is that of {train_where(sample)} of train but for white space and case"
+            if other != exact:  # check_ids reports exact copies
+                what = f"a document equals {train_where(sample)} of train up to white space and case"
                 self._found.add("near-duplicates", what, where)

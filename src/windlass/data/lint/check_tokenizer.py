@@ -1,4 +1,4 @@
-"""Checks on the tokenizer of a preparation: its ends, and whether it is the one that a model was trained with."""
+"""Checks on the tokenizer of a preparation: its EOS, and whether it is the one that a model was trained with."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ MODEL_FILES = ("generation_config.json", "config.json")  # the first that names 
 
 
 def vocabulary_of(prepared: Prepared) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer, opened, and what the checks need of it. Raises UserError."""
+    """The open tokenizer, and what the checks need of it. Raises UserError."""
     tokenizer, eos_id = open_tokenizer(prepared.tokenizer_directory)
     config = json.loads((prepared.tokenizer_directory / CONFIG_FILE).read_bytes())
     bos = config.get("bos_token")
@@ -39,7 +39,7 @@ def _named(tokenizer: Tokenizer, number: int) -> str:
 
 def check_model(found: Findings, prepared: Prepared, tokenizer: Tokenizer, model: Path) -> None:
     """Findings where the data was not made with the tokenizer in the directory `model`. One may have more tokens than the other,
-    as long as each id stands for the same token in both."""
+    as long as each id is the same token in both."""
     if (model / TOKENIZER_FILE).is_file():
         ours = tokenizer.get_vocab(with_added_tokens=True)
         theirs = {

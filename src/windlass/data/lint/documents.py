@@ -1,14 +1,14 @@
-"""Samples of a set as they lie, and the documents they hold, put together again: to look at data, not to train.
+"""Samples as they are stored, and the documents in them reassembled: for inspecting data, not for training.
 
 A set is read whole, or, where it has more samples than asked for, in runs of neighbours spread evenly over it. Only neighbours
-can be joined: a document of a concatenated stream goes on in the next sample.
+can be joined: a document of a concatenated stream continues in the next sample.
 
     concatenated   [EOS a a a EOS b]  [b b b b EOS c]  [c EOS . . . .]      the first id is the last one of the sample before
-    best-fit       [EOS a a a EOS .]  [EOS b b b b b]  [EOS c EOS . .]      the first id is EOS; "." is EOS that counts nothing
+    best-fit       [EOS a a a EOS .]  [EOS b b b b b]  [EOS c EOS . .]      the first id is EOS; "." is EOS that is no target
 
-A sample that does not begin with EOS goes on with the document before. One that does begins a new document; where the one
-before had no EOS, that was a piece of a document that best-fit has cut. The rest of a cut text ends with EOS as a whole one does,
-but its first id is no target. Of pairs each sample is two rows as of best-fit.
+A sample that does not begin with EOS continues the document before. One that does begins a new document; if the one before had no
+EOS, it was a piece of a document that best-fit cut. The rest of a cut text ends with EOS as a whole one does, but its first id is
+no target. A sample of pairs is two rows, each laid out as best-fit.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ NUM_RUNS: Final = 8
 
 class SampleBlock(NamedTuple):
     """Neighbouring samples as rows, [N, T+1] int32 each; `first`: the number of the first sample in its set. `begins_run`:
-    whether what lies before it was not read. `rows_per_sample`: 2 for pairs. `is_text`: every id is a target, EOS too, but for
-    the first of the rest of a cut document; of chats masks say what is learned."""
+    whether the sample before it was not read. `rows_per_sample`: 2 for pairs. `is_text`: every id is a target, EOS too, except
+    the first of the rest of a cut document; in chats a mask selects the targets."""
 
     ids_NL: np.ndarray
     labels_NL: np.ndarray
@@ -54,11 +54,11 @@ class Document(NamedTuple):
     sample: int
     """The sample of the set that it begins in."""
     is_whole: bool
-    """Not so: it begins before the samples that were read, goes on behind them, or is a piece of a cut one."""
+    """False where it begins before the samples that were read, continues after them, or is a piece of a cut one."""
 
 
 def runs_of(num_samples: int, most: int, num_runs: int = NUM_RUNS) -> list[range]:
-    """Which samples are looked at: all, or `num_runs` runs of neighbours, `most` in all, the first and last of the set in it."""
+    """Which samples to read: all, or `num_runs` runs of neighbours, `most` samples in all, with the first and last of the set."""
     if num_samples <= most:
         return [range(num_samples)]
     count = min(num_runs, most)
@@ -68,16 +68,16 @@ def runs_of(num_samples: int, most: int, num_runs: int = NUM_RUNS) -> list[range
 
 
 def position(reader: Reader, sample: int) -> str:
-    """Where a sample of the set lies: "shard.00003.mds, sample 17" (of the shard, from 0)."""
+    """The position of a sample of the set: "shard.00003.mds, sample 17" (of the shard, from 0)."""
     for shard, num_samples in zip(reader.shards, reader.shard_samples):
         if sample < num_samples:
             return f"{shard.stored.name}, sample {sample}"
         sample -= num_samples
-    raise AssertionError("a sample behind the end of its set")
+    raise AssertionError("a sample after the end of its set")
 
 
 def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False) -> Iterator[SampleBlock]:
-    """The samples of `runs`, at most SAMPLES_AT_ONCE at a time; the rest as in Block. Raises BadShard."""
+    """The samples of `runs`, at most SAMPLES_AT_ONCE at a time; other arguments as in SampleBlock. Raises BadShard."""
     ends = np.cumsum(reader.shard_samples)
     for run in runs:
         for start in range(run.start, run.stop, SAMPLES_AT_ONCE):
@@ -93,20 +93,20 @@ def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text:
 
 
 def content_lengths(block: SampleBlock, eos_id: int) -> np.ndarray:
-    """Ids of each sample before its padding, [N]: the EOS at its end that count nothing, but for the one that ends a document
-    whose end is not learned."""
+    """Ids of each sample before its padding, [N]. Padding is the EOS at its end that are no targets, except one that ends a
+    document whose end is not learned."""
     is_content_NL = (block.ids_NL != eos_id) | (block.labels_NL != NOT_COUNTED)
     is_content_NL[:, 0] = True
     length = block.ids_NL.shape[1]
     lengths_N = length - np.argmax(is_content_NL[:, ::-1], 1)
     ends_open_N = block.ids_NL[np.arange(len(lengths_N)), lengths_N - 1] != eos_id
-    if block.is_text:  # its end is learned, so what counts nothing is padding, behind a piece too
+    if block.is_text:  # its end is a target, so EOS that are none are padding, after a piece too
         ends_open_N &= ~(block.labels_NL[:, 1:] != NOT_COUNTED).any(1)
     return np.where(ends_open_N & (lengths_N < length), lengths_N + 1, lengths_N)
 
 
 class DocumentWalk:
-    """Puts documents together. `add` the blocks of a set in order; `end` gives the piece that is left."""
+    """Reassembles documents. `add` the blocks of a set in order; `end` yields the remaining piece."""
 
     def __init__(self, eos_id: int):
         self._eos_id = eos_id
@@ -136,7 +136,7 @@ class DocumentWalk:
             self._counted.append(is_counted_L[start:])
 
     def end(self) -> Iterator[Document]:
-        """What was begun and did not end."""
+        """The document that was begun and did not end."""
         if self._is_open and any(map(len, self._ids)):
             yield self._take(is_whole=False)
         self._is_open = False

@@ -1,7 +1,7 @@
-"""What `windlass data lint` can find: a code that stays, how grave it is, and what to change.
+"""Everything `windlass data lint` can find: a stable code, its severity, and what to change.
 
-error     training would fail, or learn something that nobody means: `train` refuses to start
-warning   training goes well, on data that is perhaps not what was meant: one line before step 0
+error     training would fail, or learn something that nobody intends: `train` refuses to start
+warning   training works, perhaps not on the data that was intended: one line before step 0
 """
 
 from typing import Final, Literal, NamedTuple
@@ -28,11 +28,11 @@ KINDS: Final[dict[str, FindingKind]] = {
     "mask-holes": FindingKind("error", f"in text every token is a target: {AGAIN}"),
     "leak-across-documents": FindingKind("error", f"isolated documents do not predict each other: {AGAIN}"),
     "ids-of-another-tokenizer": FindingKind(
-        "error", f"the shards were written with another tokenizer than lies beside them: {AGAIN}"
+        "error", f"the shards were written with another tokenizer than the one beside them: {AGAIN}"
     ),
     "isolation-cuts-turns": FindingKind(
         "error",
-        "EOS ends turns in this template, and documents are told apart by EOS: set data.tokenizer.eos_token to a special "
+        "EOS ends turns in this template, and EOS also separates documents: set data.tokenizer.eos_token to a special "
         "token that the template does not write, or data.isolate=false",
     ),
     "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
@@ -79,11 +79,11 @@ KINDS: Final[dict[str, FindingKind]] = {
 
 
 class Finding(NamedTuple):
-    """One fault of one set, however often it was met there."""
+    """One fault of one set, however often it occurs."""
 
     code: str
     where: str
-    """The set, and where the fault was met first: "train: shard.00003.mds, sample 17"."""
+    """The set, and the first position of the fault: "train: shard.00003.mds, sample 17"."""
     what: str
     times: int
 
@@ -101,7 +101,7 @@ class Finding(NamedTuple):
 
 
 class Findings:
-    """Gathers what the checks of one set meet: the first of each code in words, the others as a number."""
+    """Collects the findings of one set: the first of each code in words, the others as a count."""
 
     def __init__(self, name: str):
         self.name = name
@@ -121,6 +121,6 @@ class Findings:
         found = []
         for code, (what, where) in self._first.items():
             more = self._counts[code] - 1
-            told = f"{what}; {more:,} more of the kind" if more else what
-            found.append(Finding(code, f"{self.name}: {where}" if where else self.name, told, self._counts[code]))
+            text = f"{what}; {more:,} more of the kind" if more else what
+            found.append(Finding(code, f"{self.name}: {where}" if where else self.name, text, self._counts[code]))
         return sorted(found, key=lambda finding: finding.severity)

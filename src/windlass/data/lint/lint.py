@@ -1,13 +1,12 @@
-"""What is wrong with prepared data: every check, over all of it or a part that is said.
+"""Runs every check over prepared data, and reports how much of it was read.
 
-`lint` reads the shards alone, so what it finds is what training would read. A set of few tokens is read whole; of a larger one
-runs of neighbouring samples. Documents are put together again (`walk`), compared by hash, and decoded until a budget of tokens
-is spent.
+`lint` reads only the shards, so it checks what training would read. A small set is read whole; of a larger one runs of
+neighbouring samples. Documents are reassembled (documents), compared by hash, and decoded until a budget of tokens is spent.
 
-    lint_tokenizer   the tokenizer's EOS, and the model's tokenizer
-    lint_ids         masks, borders, vocabulary, copies, one set and between sets
-    lint_pairs       prompts and answers of preferences
-    lint_text        damaged text, special tokens as text, copies but for white space and case
+    check_tokenizer     the tokenizer's EOS, and the model's tokenizer
+    check_ids           masks, borders, vocabulary, copies within a set and between sets
+    check_preferences   prompts and answers of preferences
+    check_text          damaged text, special tokens as text, copies up to white space and case
 """
 
 from functools import partial
@@ -29,16 +28,16 @@ from windlass.data.tokenize.preferences import ROWS
 
 
 class Limits(NamedTuple):
-    """How much is looked at, per set."""
+    """How much of each set is read."""
 
     whole_tokens: int
-    """A set of at most so many tokens is read whole."""
+    """A set with no more tokens than this is read whole."""
     samples: int
-    """Samples of a larger one."""
+    """Samples that are read of a larger set."""
     text_tokens: int
-    """Tokens that are decoded."""
+    """Tokens that are decoded to text."""
     runs: int = NUM_RUNS
-    """Places of a larger set that are looked at: each may be a shard to fetch."""
+    """Runs of neighbouring samples that are read of a larger set: each may be a shard to fetch."""
 
 
 FULL: Final = Limits(whole_tokens=50_000_000, samples=20_000, text_tokens=20_000_000)
@@ -46,7 +45,7 @@ BEFORE_TRAINING: Final = Limits(whole_tokens=4_000_000, samples=400, text_tokens
 
 
 class Coverage(NamedTuple):
-    """A set as far as it was looked at, for the report."""
+    """How much of a set was read."""
 
     name: str
     samples: int
@@ -64,7 +63,7 @@ def lint(
     prepared: Prepared, limits: Limits = FULL, *, model: Path | None = None, is_isolated: bool = False
 ) -> LintResult:
     """Every finding, errors first. `model`: the directory of the weights that training starts from; `is_isolated`: whether
-    documents are to attend to themselves alone.
+    attention stays inside documents.
 
     Raises BadShard where a shard cannot be read, UserError where the tokenizer cannot be.
     """
@@ -106,7 +105,7 @@ def _check_set(
     limits: Limits,
     of_train: OfTrain | None,
 ) -> tuple[Coverage, Seen, Folded]:
-    """What was looked at, and the documents' hashes: as they are, and folded."""
+    """How much was read, and the documents' hashes: exact, and folded."""
     where = partial(position, reader)
     is_all = expected.tokens <= limits.whole_tokens or reader.num_samples <= limits.samples
     runs = runs_of(reader.num_samples, reader.num_samples if is_all else limits.samples, limits.runs)
@@ -135,7 +134,7 @@ def _check_set(
 
 
 def expected_of(prepared: Prepared, name: str, is_isolated: bool) -> Expected:
-    """What the settings of the preparation promise of a set."""
+    """What a set must be like by the settings of the preparation."""
     settings, info = prepared.settings, prepared.sets[name]
     if name == "train":
         sources = settings["sources"]

@@ -1,7 +1,7 @@
-"""What is in a prepared set: amounts, lengths of documents, use of the vocabulary, and one sample to read.
+"""Statistics of a prepared set: amounts, lengths of documents, use of the vocabulary, and one sample to read.
 
-Amounts of the whole set stand in prepared.json. What must be counted from the shards (lengths, the share of targets, the
-vocabulary) is counted over at most `most_samples` samples, in runs of neighbours spread over the set, and says of how many.
+Amounts of the whole set come from prepared.json. Lengths, the share of targets and the vocabulary are counted from the shards,
+over at most `most_samples` samples in runs of neighbours spread over the set; the result says how many.
 """
 
 from collections.abc import Iterator
@@ -34,13 +34,13 @@ class Survey(NamedTuple):
     num_read: int
     """Samples that were read."""
     num_targets: int
-    """Their ids that count in the loss."""
+    """Ids in them that count in the loss."""
     num_content: int
-    """Their ids behind the first that are no padding."""
+    """Ids in them after the first that are no padding."""
     lengths: np.ndarray
-    """Tokens of each document that lies whole in the samples, without EOS, sorted."""
+    """Tokens of each document that is whole in the samples, without EOS, sorted."""
     num_pieces: int
-    """Documents that do not: cut by packing, or by the border of what was read."""
+    """Documents that are not whole: cut by packing, or by the border of what was read."""
     num_distinct: int
     """Ids that occur."""
     vocab_size: int
@@ -85,7 +85,7 @@ class Segment(NamedTuple):
 class Sample(NamedTuple):
     where: str
     rows: list[list[Segment]]
-    """One; of a pair two."""
+    """One row; two for a pair."""
 
 
 def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
@@ -160,7 +160,7 @@ def _segments(block: SampleBlock, row: int, prepared: Prepared, is_isolated: boo
 
 
 def _kinds(block: SampleBlock, row: int, eos_id: int, is_isolated: bool) -> list[Kind]:
-    """What each id of the row is. The first one is context alone: the sample before has it as its last target."""
+    """The kind of each id of the row. The first is only context: it is the last target of the sample before."""
     ids_L, labels_L = block.ids_NL[row], block.labels_NL[row].copy()
     if is_isolated:
         labels_L[1:][ids_L[:-1] == eos_id] = NOT_COUNTED  # as packing.isolate, for one sample

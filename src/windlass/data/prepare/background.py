@@ -1,10 +1,10 @@
 """`prepare` in a process of its own, so that training begins while it works.
 
-The process is a fresh interpreter that is told what to prepare over its input, and tells lines and errors over its output, as
-JSON. It ends when its input does: whoever started it may be killed by anything, and leaves no orphan. What it had done is kept
-(`parts`, `journal`), and the next one goes on.
+The process is a fresh interpreter. It reads its task from stdin and writes lines and errors to stdout, as JSON. It ends when its
+stdin closes: whatever kills its parent leaves no orphan. Its finished work is kept (tokenize/resume, shards/journal), and the
+next process continues.
 
-Whoever finds another process preparing waits behind it for the lock, and takes over where that one dies.
+A process that finds another one preparing waits for the lock, and takes over if that one dies.
 """
 
 import json
@@ -33,32 +33,32 @@ def serve() -> None:
     """The process's whole life."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; who started this ends it when it has saved
-    sys.excepthook = _tell_crash
+    )  # Ctrl-C reaches the whole group; the parent ends this one after it saves
+    sys.excepthook = _send_crash
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     config = DataConfig.model_validate(task["config"])
     sets = {name: SourceConfig.model_validate(source) for name, source in task["sets"].items()}
     try:
         prepare(
-            config, sets, lambda line: _tell({"line": line}), task["begun"], lambda found: _tell({"fingerprint": found})
+            config, sets, lambda line: _send({"line": line}), task["begun"], lambda found: _send({"fingerprint": found})
         )
     except UserError as error:
-        _tell({"error": [error.given, error.rule, error.change], "kind": type(error).__name__})
+        _send({"error": [error.given, error.rule, error.change], "kind": type(error).__name__})
         os._exit(2)
     os._exit(0)
 
 
-def _tell(message: Mapping[str, Any]) -> None:
+def _send(message: Mapping[str, Any]) -> None:
     try:
         print(json.dumps(message), flush=True)
-    except BrokenPipeError:  # who started this is gone
+    except BrokenPipeError:  # the parent is gone
         os._exit(1)
 
 
-def _tell_crash(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+def _send_crash(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
     sys.__excepthook__(kind, error, where)
-    _tell({"crash": traceback.format_exception_only(kind, error)[-1].strip()})
+    _send({"crash": traceback.format_exception_only(kind, error)[-1].strip()})
 
 
 def _end_with_input() -> None:
@@ -72,7 +72,7 @@ def _command() -> list[str]:
 
 
 class Background:
-    """The process, and what it has said. It ends with this process at the latest."""
+    """The process and the messages it has sent. It ends with this process at the latest."""
 
     def __init__(
         self, config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], begun: str | None
@@ -82,7 +82,7 @@ class Background:
         self._directory = Path(config.directory).absolute()
         self._crash = "what it wrote before says why"
         self.fingerprint: str | None = None
-        """Of what it prepares, as soon as that is known."""
+        """The fingerprint of what it prepares, once known."""
         task = {
             "config": config.model_dump(mode="json", by_alias=True),
             "sets": {name: source.model_dump(mode="json", by_alias=True) for name, source in sets.items()},
@@ -91,7 +91,7 @@ class Background:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
-        # the thread keeps this object, and with it the process's input, for as long as the process works
+        # the thread keeps this object, and with it the process's stdin, until the process ends
         self._thread = threading.Thread(target=self._listen, daemon=True, name="windlass-prepare")
         self._thread.start()
 
@@ -117,7 +117,7 @@ class Background:
             self._error.append(KINDS.get(message["kind"], UserError)(*message["error"]))
 
     def wait_until(self, is_enough: Callable[[], bool]) -> None:
-        """Until `is_enough()` or the preparation is done. Raises UserError where it fails before."""
+        """Waits until `is_enough()` or the preparation ends. Raises UserError where it fails before."""
         while self._thread.is_alive() and not is_enough():
             self._thread.join(POLL_S)
         if self._thread.is_alive():
@@ -126,13 +126,13 @@ class Background:
             raise self._error[0]
 
     def stop(self) -> None:
-        """Ends the process, as the end of this one would."""
+        """Kills the process."""
         self._process.kill()
         self._thread.join()
 
 
 def _died(code: int, crash: str) -> UserError:
-    """Why the process ended: by a signal, which may not come again, or by a fault, which will."""
+    """Why the process ended: by a signal, which may not recur, or by a bug, which will."""
     given = f"the process that prepares data ended with exit code {code}"
     rule = "it works until all is prepared"
     if code < 0:
@@ -145,10 +145,10 @@ def _died(code: int, crash: str) -> UserError:
 def start(
     config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None] = print, begun: str | None = None
 ) -> Background:
-    """Prepares in the background; back when a run can begin: all other sets are there and the first shuffle window, or all.
+    """Prepares in the background. Returns once a run can begin: all other sets and the first shuffle window are written, or all.
     Raises UserError, as `prepare` does."""
     directory = Path(config.directory).absolute()
-    (directory / BEAT_NAME).unlink(missing_ok=True)  # it may say why an earlier preparation failed
+    (directory / BEAT_NAME).unlink(missing_ok=True)  # it may hold the error of an earlier preparation
     found = Background(config, sets, log, begun)
     found.wait_until(
         lambda: found.fingerprint is not None and _can_begin(directory, found.fingerprint, config.shuffle_window)
@@ -157,7 +157,7 @@ def start(
 
 
 def _can_begin(directory: Path, fingerprint: str | None, shuffle_window: int) -> bool:
-    """Whether the very preparation has its first window, or all."""
+    """Whether the preparation of this fingerprint has its first shuffle window, or all shards."""
     if fingerprint is None:
         return False
     whole = load_prepared(directory)

@@ -1,8 +1,8 @@
-"""A preparation made: tokenizer, shards, and what a model must beat.
+"""Writes a preparation: tokenizer, shards, and what a model must beat.
 
-Two ways lead through the same steps. `make` writes all sets into a directory that takes its place when it is whole.
-`make_growing` is for training that begins meanwhile: every set but the training set is made so; then shards of the training
-set are written where they stay, and told one by one (`journal`). Both give the same files.
+`make` writes all sets into a temporary directory that replaces the old one when it is complete. `make_growing` is for training
+that begins meanwhile: all sets but the training set are written that way; then the shards of the training set are written in
+place and entered into the journal one by one. Both produce the same files.
 
     make           tokenizer, sets, small first | prepared.json | in place
     make_growing   tokenizer, other sets | begin | in place | shard, shard, ... | index.json | end | prepared.json
@@ -34,7 +34,7 @@ from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, format_bytes, format_duration
 
-TOKENIZER_TRAINING_BYTES = 512 * MIB  # of a larger corpus a sample trains the tokenizer; about 2 minutes on 2 cores
+TOKENIZER_TRAINING_BYTES = 512 * MIB  # a sample of a larger corpus trains the tokenizer; about 2 minutes on 2 cores
 Tokenizer = tuple[Path, int, np.ndarray, bool]
 """Its directory, EOS id, bytes per token [V], and whether tiktoken encodes."""
 
@@ -53,7 +53,7 @@ def _tokenizer(
     else:
         tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.log)
     opened, eos_id = tokenizer.open_tokenizer(directory)
-    is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it comes as it is read, perhaps slowly
+    is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it arrives while it is read, perhaps slowly
     is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.log)
     return directory, eos_id, tokenizer.token_bytes(opened), is_fast
 
@@ -65,7 +65,7 @@ def _log_corpus(plan: PreparePlan) -> None:
 
 
 def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
-    """Everything but prepared.json, into `temporary`. `work`: what outlives a kill. Raises UserError."""
+    """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill. Raises UserError."""
     selections, amounts = choose(plan, work)
     check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
     _log_corpus(plan)
@@ -80,8 +80,8 @@ def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
 
 
 def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:
-    """The same in `directory` itself, whose training set others may read while it is written. What is there of the very same
-    preparation is gone on with, anything else replaced; `begun` is called then. Raises UserError."""
+    """The same in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
+    plan is continued, anything else replaced; then `begun` is called. Raises UserError."""
     beat = journal.Beat()
     with journal.beating(directory):
         selections, amounts = choose(plan, work, beat.tick)
@@ -102,19 +102,19 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
             facts["sets"] = {name: asdict(info) for name, info in infos.items()}
             journal.begin(temporary, facts)
     begun()
-    told = journal.Journal(directory)
-    told.read()
+    written = journal.Journal(directory)
+    written.read()
     opened, eos_id = tokenizer.open_tokenizer(directory / TOKENIZER_NAME)
-    known = (directory / TOKENIZER_NAME, eos_id, tokenizer.token_bytes(opened), told.begin["is_fast"])
+    known = (directory / TOKENIZER_NAME, eos_id, tokenizer.token_bytes(opened), written.begin["is_fast"])
     beat.begin(directory)
     try:
-        growing = Growing(told, beat)
+        growing = Growing(written, beat)
         train = directory / "train"
         info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.log, growing)
-        infos = {name: SetInfo(**facts) for name, facts in told.begin["sets"].items()} | {"train": info}
+        infos = {name: SetInfo(**facts) for name, facts in written.begin["sets"].items()} | {"train": info}
         _check_enough(plan, info)
-        if told.end is None:
-            told.add({"kind": "end", "train": asdict(info)})
+        if written.end is None:
+            written.add({"kind": "end", "train": asdict(info)})
         _prepared(plan, directory, selections, infos, known).save(directory)
     except UserError as error:
         journal.tell_failure(directory, error)
@@ -122,24 +122,24 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
 
 
 def _goes_on(plan: PreparePlan, directory: Path) -> bool:
-    """Whether what lies there is a growing preparation of this plan, whole as far as it was told."""
+    """Whether `directory` holds a growing preparation of this plan, intact as far as its journal goes."""
     try:
-        told = journal.open_journal(directory)
+        written = journal.open_journal(directory)
         if (
-            told is None
-            or told.begin["fingerprint"] != plan.fingerprint
-            or hashes_of(directory, told.begin["sets"]) != told.begin["files"]
+            written is None
+            or written.begin["fingerprint"] != plan.fingerprint
+            or hashes_of(directory, written.begin["sets"]) != written.begin["files"]
         ):
             return False
         finished = load_prepared(directory)
         if finished is not None and plan.what_changed(finished.arrived) is not None:
             return False
-        for name in told.begin["sets"]:
+        for name in written.begin["sets"]:
             read_index(directory / name)
     except BadShard as error:
         plan.log(f"prepared from the begin again: {error.given}")
         return False
-    plan.log(f"{len(told.shards)} shards of the training set are there: going on behind them")
+    plan.log(f"{len(written.shards)} shards of the training set are there: going on behind them")
     return True
 
 
@@ -181,19 +181,19 @@ def _baselines(
     directory: Path,
     known: tuple[Path, int, np.ndarray, bool],
 ) -> tuple[baselines.Scores, baselines.Scores]:
-    """On all targets, and on those of isolated documents. Empty where a corpus is too large for them, and for chat and pairs."""
+    """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, and for chat and pairs."""
     if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
         return {}, {}  # what is learned of a conversation is not its text
     if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):
         return {}, {}
     is_here = all(
         source.stream is None for source in selections["train"].sources
-    )  # else there may be more than was asked for
+    )  # else there may be more text than the limit allows
     primes = is_here and infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
     train = "".join(selections["train"].texts()).encode() if primes else b""
     validation = "".join(selections["validation"].texts()).encode()
-    places = (directory / "train", directory / "validation")
-    fitted, isolated = baselines.fit_and_score(*places, known[1], known[2], len(validation))
+    directories = (directory / "train", directory / "validation")
+    fitted, isolated = baselines.fit_and_score(*directories, known[1], known[2], len(validation))
     return fitted | baselines.compress(train, validation), isolated
 
 

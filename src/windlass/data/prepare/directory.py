@@ -1,8 +1,8 @@
-"""The directory of a preparation as a place that changes hands whole: never half-written, never written by two at once.
+"""The directory of a preparation, replaced as a whole: never half-written, never written by two processes at once.
 
-Everything is written into a hidden sibling `.NAME.preparing` and renamed into place at the end; what a killed
-preparation leaves there is swept up by the next. A lock file `.NAME.lock` lies beside it (flock, so the kernel frees
-it however its holder dies). A directory that holds anything besides a preparation is never replaced.
+Everything is written into a hidden sibling `.NAME.preparing` and renamed at the end; the next preparation removes what a killed
+one left there. A lock file `.NAME.lock` is beside it (flock, so the kernel frees it however its holder dies). A directory that
+holds anything besides a preparation is never replaced.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from windlass.units import format_bytes
 
 
 def local_directory(config: DataConfig) -> Path:
-    """Where shards are written: `data.directory` itself, or beside the cache a place for what goes to a URL from there."""
+    """Where shards are written: `data.directory` itself; for a URL a directory beside the cache, uploaded from there."""
     if not is_url(config.directory):
         return Path(config.directory).absolute()
     assert config.cache is not None
@@ -35,7 +35,7 @@ def local_directory(config: DataConfig) -> Path:
 
 
 def check_directory(directory: Path) -> None:
-    """Raises UserError where data can never lie. Makes nothing: the sources may still be wrong."""
+    """Raises UserError where no data can be written. Creates nothing: the sources may still be wrong."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
     nearest = next(parent for parent in directory.parents if parent.exists())
@@ -46,15 +46,15 @@ def check_directory(directory: Path) -> None:
 
 
 def check_apart(directory: Path, paths: Iterable[str]) -> None:
-    """Raises UserError where the preparation would lie among its own sources, and be read as one of them the next time."""
+    """Raises UserError where the directory is inside one of its own sources and would be read as one next time."""
     for path in paths:
         source = Path(path).resolve()
         if is_url(path) or not source.is_dir() or not directory.resolve().is_relative_to(source):
             continue
         inside = directory.resolve().relative_to(source)
-        if not any(part.startswith(".") for part in inside.parts):  # what is hidden is no source
+        if not any(part.startswith(".") for part in inside.parts):  # hidden files are no source
             raise UserError(
-                f"data.directory {directory} lies inside of the source {path}",
+                f"data.directory {directory} is inside the source {path}",
                 "a directory stands for every text file below it, and the next time the prepared files would be some of them",
                 f"give a data.directory elsewhere, or name the files of the source, such as {path}/*.jsonl",
             )
@@ -62,7 +62,7 @@ def check_apart(directory: Path, paths: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock, and first sweeps up what a killed preparation left. Raises UserError where it cannot write."""
+    """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         lock = open(_sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
@@ -80,7 +80,7 @@ def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
 
 
 def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
-    """Raises UserError where the file system has no locks: NFS without its lock daemon says ENOLCK, others ENOTSUP."""
+    """Raises UserError where the file system has no locks: NFS without its lock daemon gives ENOLCK, others ENOTSUP."""
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -96,7 +96,7 @@ def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def replaced(directory: Path) -> Iterator[Path]:
-    """Gives an empty directory to write into; it takes `directory`'s place when the block ends without an error."""
+    """Yields an empty directory to write into; it replaces `directory` when the block ends without an error."""
     _check_ours(directory)
     temporary, old = _sibling(directory, "preparing"), _sibling(directory, "old")
     temporary.mkdir()
@@ -115,8 +115,8 @@ def replaced(directory: Path) -> Iterator[Path]:
 
 
 def check_room(directory: Path, text_bytes: int) -> None:
-    """Raises UserError where the disk of `directory` cannot hold what becomes of so much text: 8 bytes per token of shards, and 4
-    of ids until the end, for at most 8 bytes of text per token (the demo's Python has 3.1)."""
+    """Raises UserError where the disk of `directory` is too small for the shards of `text_bytes`: 8 bytes per token, and 4 for
+    ids until the end, at 8 bytes of text per token or fewer (the demo's Python has 3.1)."""
     needed, free = text_bytes * 3 // 2, shutil.disk_usage(directory).free
     if needed > free:
         text = f"{format_bytes(text_bytes)} of text are to be prepared"
@@ -142,8 +142,8 @@ def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_work(directory: Path) -> Iterator[Path]:
-    """A sibling for work that outlives a kill, and is gone when the block ends, well or with the user's mistake; but where a run
-    may be reading what is half done, it is kept for when that is mended."""
+    """A sibling for work that survives a kill. It is removed when the block ends, with success or a UserError; but it stays where
+    a run may be reading the unfinished preparation, which then continues once the mistake is fixed."""
     work = _sibling(directory, "work")
     try:
         yield work
@@ -155,7 +155,7 @@ def kept_work(directory: Path) -> Iterator[Path]:
 
 
 def has_leftovers(directory: Path) -> bool:
-    """Whether a preparation was killed here, or is under way."""
+    """Whether a preparation was killed here, or is running."""
     return any(_sibling(directory, what).exists() for what in ("preparing", "old", "work"))
 
 

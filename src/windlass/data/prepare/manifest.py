@@ -4,9 +4,9 @@
     directory/tokenizer/       what transformers' AutoTokenizer loads
     directory/<set>/           MDS shards: train, validation, and every set of `evaluate.sets`
 
-Two questions are asked of it. `open_prepared`: do the recipe's settings equal those of the preparation, and is every
-shard there? It reads no source, so ranks and other machines can ask. `fingerprint`: are also the sources' bytes, the
-tokenizer's files and the algorithm the same? `prepare` asks that, and prepares again when they are not.
+`open_prepared` asks whether the recipe's settings equal those of the preparation, and whether every shard is there. It reads no
+source, so ranks and other machines can ask. `fingerprint` also covers the sources' bytes, the tokenizer's files and the
+algorithm: where it differs, `prepare` prepares again.
 """
 
 import json
@@ -34,7 +34,7 @@ from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
-ALGORITHM_VERSION = 2  # raised when the same sources and settings give other shards than before; a golden test pins it
+ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class SetInfo:
     bytes: int
     samples: int
     padding: int
-    """Positions that stand for nothing and are not counted; with concatenation less than one sequence, the last one's."""
+    """Positions that hold no token and are not counted; with concatenation less than one sequence, at the end."""
     bytes_add_up: bool
-    """Whether the bytes of the tokens add up to `bytes`; not so where the tokenizer rewrites text."""
+    """Whether the bytes of the tokens add up to `bytes`; False where the tokenizer rewrites text."""
     max_documents: int
-    """Documents, whole or cut, in the sample that has the most."""
+    """The most documents, whole or cut, in one sample."""
     source_shards: list[int]
-    """Of a mixture: shards of each source, one source behind the other. Empty otherwise."""
+    """Number of shards of each source of a mixture, which are stored source by source. Empty otherwise."""
     left_out: int = 0
-    """Pairs that are longer than a sequence, where such are dropped."""
+    """Pairs that were dropped because they are longer than a sequence."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Prepared:
     directory: Path
     fingerprint: str
     stream: str
-    """The part of the fingerprint that decides the training stream and the tokenizer: a checkpoint remembers it."""
+    """Fingerprint of what decides the training stream and the tokenizer; a checkpoint keeps it."""
     settings: dict[str, Any]
     corpus_hash: str
     """xxh3-128 of the names and contents of all files of `data.sources`."""
@@ -72,19 +72,19 @@ class Prepared:
     baselines: dict[str, dict[str, float]]
     """What a model must beat on the whole validation set: name -> bits_per_byte, and loss in nats per token."""
     isolated_baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same on what counts where documents are isolated: all but their first tokens. Compressors have no such figure."""
+    """The same where documents are isolated: on all tokens but each document's first. Compressors have no such figure."""
     commits: dict[str, str] = field(default_factory=dict)
-    """Commits of the datasets of the hub that were read, by name@revision."""
+    """Commits of the hub's datasets that were read, by name@revision."""
     files: dict[str, str] = field(default_factory=dict)
     """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
     arrived: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each source that grew, by the name of what it is for: the files that were taken -> xxh3-128."""
+    """Of each source that grew, by its use: the files that were read -> xxh3-128."""
     remote: Remote | None = None
-    """Where it lies at a URL; `directory` then holds its small files alone."""
+    """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
-    """Not so while the training set is written; `sets` then tells what is there of it."""
+    """False while the training set is written; `sets` then counts what is written so far."""
     deadline_s: float | None = None
-    """Where the training set may grow: how long a sign of life of the preparation is waited for."""
+    """Where the training set may grow: how long to wait for a sign of life of the preparation."""
 
     @property
     def place(self) -> str:
@@ -96,8 +96,8 @@ class Prepared:
         return self.directory / TOKENIZER_NAME
 
     def shards(self, name: str, may_lack: int = 0) -> ShardSource:
-        """The shards of a set, wherever they lie: what a reader and a loader take. `may_lack`: so many files may not be there,
-        and are met when they are read. Raises BadShard."""
+        """The shards of a set, local or at a URL. `may_lack`: shard files allowed to be missing; reading one raises BadShard.
+        Raises BadShard."""
         assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
         if self.remote is not None:
             return self.remote.shards(name)
@@ -106,11 +106,11 @@ class Prepared:
         return growing or Folder(self.directory / name, may_lack)
 
     def borders(self, name: str) -> Borders:
-        """What isolating the documents of a set takes."""
+        """What `packing.isolate` needs of a set."""
         return Borders(self.eos_id, self.sets[name].max_documents)
 
     def token_bytes(self, name: str) -> np.ndarray | None:
-        """Bytes per token id [V], or None where they do not add up to the text of this set (see SetInfo)."""
+        """Bytes per token id [V]; None where they do not add up to the text of this set (see SetInfo)."""
         return token_bytes(open_tokenizer(self.tokenizer_directory)[0]) if self.sets[name].bytes_add_up else None
 
     def save(self, directory: Path) -> None:
@@ -121,8 +121,8 @@ class Prepared:
 
 
 def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
-    """The settings that decide what lies on disk; `directory`, `cache`, `shuffle_window` and `isolate` do not, nor do weights but
-    that there are some, nor a revision of the tokenizer, whose files are hashed."""
+    """The settings that decide what is on disk. `directory`, `cache`, `shuffle_window` and `isolate` do not, nor does the
+    tokenizer's revision, whose files are hashed. Of weights it counts only that there are some."""
     unread: dict[str, bool | set[str]] = {
         "directory": True,
         "cache": True,
@@ -142,7 +142,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
 def fingerprint(
     settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
 ) -> str:
-    """Hash of all that decides the shards: settings, source files' names, sizes, contents, tokenizer, algorithm."""
+    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm."""
     parts = {
         "algorithm": ALGORITHM_VERSION,
         "settings": settings,
@@ -165,7 +165,7 @@ def corpus_hash(files: Sequence[SourceFile]) -> str:
 
 
 def load_prepared(directory: Path) -> Prepared | None:
-    """What prepared.json says, or None if there is none. Raises UserError when it is damaged."""
+    """The content of prepared.json, or None if there is none. Raises UserError when it is damaged."""
     path = directory / PREPARED_NAME
     try:
         data = path.read_bytes()
@@ -175,7 +175,7 @@ def load_prepared(directory: Path) -> Prepared | None:
 
 
 def find_prepared(config: DataConfig) -> Prepared | None:
-    """What lies at `data.directory`, whatever it was made from. For a URL its small files are brought into the cache.
+    """The preparation at `data.directory`, whatever it was made from. The small files of a URL are copied into the cache.
 
     Raises UserError, BadShard.
     """
@@ -195,7 +195,7 @@ def find_prepared(config: DataConfig) -> Prepared | None:
 
 
 def find_growing(config: DataConfig) -> Prepared | None:
-    """What lies there of a preparation that is still written, or was left off. Raises BadShard."""
+    """A preparation that is still being written, or was interrupted. Raises BadShard."""
     directory = Path(config.directory).absolute()
     journal = open_journal(directory)
     if journal is None:
@@ -207,7 +207,7 @@ def find_growing(config: DataConfig) -> Prepared | None:
 
 
 def _so_far(journal: Journal, sequence_length: int) -> SetInfo:
-    """The training set as far as it is written. What is not known of it before its end is 0."""
+    """The training set as far as it is written. Counts that are unknown before its end are 0."""
     samples, most = sum(shard.num_samples for shard in journal.shards), max([1, *journal.most_documents])
     return SetInfo(
         0, samples * sequence_length, 0, samples, 0, bytes_add_up=False, max_documents=most, source_shards=[]
@@ -219,10 +219,11 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
     try:
         content = json.loads(data)
         sets = content["sets"]
-        other = _other_keys(Prepared, content) + [told for info in sets.values() for told in _other_keys(SetInfo, info)]
+        other = _other_keys(Prepared, content) + [key for info in sets.values() for key in _other_keys(SetInfo, info)]
         if other:
-            told = ", ".join(dict.fromkeys(other))
-            raise UserError(f"{where} was written by another version of windlass: {told}", rule, change)
+            raise UserError(
+                f"{where} was written by another version of windlass: {', '.join(dict.fromkeys(other))}", rule, change
+            )
         return Prepared(directory=directory, **{**content, "sets": {name: SetInfo(**sets[name]) for name in sets}})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{where} cannot be read: {error}", rule, change) from None
@@ -236,8 +237,8 @@ def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
 
 
 def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
-    """Every set's shards are there, of the right size and number; of the training set's `max_missing` may not. The tokenizer and
-    each index.json are those that were written. Raises BadShard."""
+    """Checks that every set's shards are there, of the right size and number (of the training set `max_missing` may be missing),
+    and that the tokenizer and each index.json are as written. Raises BadShard."""
     for name, info in prepared.sets.items():
         lacking = max_missing if name == "train" else 0
         shards = (
@@ -256,7 +257,7 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
 
 
 def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:
-    """The preparation of these settings. Raises UserError if there is none or it is of others, BadShard if damaged."""
+    """The preparation of these settings. Raises UserError if there is none or its settings differ, BadShard if damaged."""
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
     prepared = find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:

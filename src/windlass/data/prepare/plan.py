@@ -1,9 +1,9 @@
-"""What is to be prepared: every source looked at, and the documents of every set chosen.
+"""What to prepare: every source scanned, and the documents of every set chosen.
 
-Documents are read more than once (hash, count, tokenizer, ids); reading costs a hundredth of encoding. So what is not on this
-host, rows of a dataset of the hub or files at a URL, is fetched once, beside the preparation. Only for a training set that is
-read while it grows do documents come as they are read, and are kept then (`fetch.Stream`). Nothing that needs all of them can be
-asked for there: a share for validation is of the first documents, duplicates stay, a tokenizer is given.
+Documents are read more than once (hash, count, tokenizer, ids); reading costs a hundredth of encoding. So rows that are not on
+this host, of a dataset of the hub or of files at a URL, are fetched once, beside the preparation. Only a training set that is
+trained on while it grows is read as its documents arrive (`fetch.Stream`). Nothing that needs all of them works there: the
+validation share is of the first documents, duplicates stay, the tokenizer must be given.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,17 +26,17 @@ DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was
 
 
 class PreparePlan(NamedTuple):
-    """What is to be prepared, and from what."""
+    """What to prepare, and from what."""
 
     config: DataConfig
     sets: Mapping[str, SourceConfig]
     files: Mapping[str, list[SourceFile]]
-    """Of every source, by the name of what it is for."""
+    """The files of every source, by its use: sources.0, validation, sets.NAME."""
     loaded: list[Path]
-    """The tokenizer's files, where it is given."""
+    """The tokenizer's files, where one is given."""
     log: Callable[[str], None]
     arrived: dict[str, dict[str, str]]
-    """Files and hashes that were taken of each source that grows, by the name of what it is for; filled as they are."""
+    """Files and hashes read from each source that grows, by its use; filled while they are read."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class PreparePlan(NamedTuple):
         return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
 
     def what_changed(self, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
-        """Which file of a source that grew is not as it was taken, if one is."""
+        """The first file of a source that grew that is not as it was when it was read, if any."""
         found = (what_changed(self.named[name], taken) for name, taken in arrived.items())
         return next(filter(None, found), None)
 
@@ -76,14 +76,14 @@ class PreparePlan(NamedTuple):
 def scan_sources(
     config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], commits: Mapping[str, str]
 ) -> PreparePlan:
-    """Every source looked at. `commits`: those that datasets of the hub are to have. Raises UserError."""
+    """Every source scanned. `commits`: the commits to use of datasets of the hub. Raises UserError."""
     files = {name: scan(source, log, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
     return PreparePlan(config, sets, files, loaded, log, {})
 
 
 def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
-    """Every source by the name of what it is for."""
+    """Every source by its use."""
     named = {f"sources.{number}": source for number, source in enumerate(config.sources)}
     if isinstance(config.validation, SourceConfig):
         named["validation"] = config.validation
@@ -97,8 +97,8 @@ def _pin(source: SourceConfig) -> str:
 def choose(
     plan: PreparePlan, work: Path, tick: Callable[[], None] = lambda: None
 ) -> tuple[dict[str, Selection], dict[str, list[Amount]]]:
-    """The documents of every set, and how many. What is not local is fetched, or, of a growing set, comes as it is read; `tick`
-    is called while it is waited for. Raises UserError."""
+    """The documents of every set, and how many. Sources that are not local are fetched, or, for a growing set, read as they
+    arrive; `tick` is called while waiting. Raises UserError."""
     config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
@@ -143,8 +143,8 @@ def choose(
 
 
 def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
-    """Raises UserError where something needs all documents before the first is trained on."""
-    rule = f"data.order.first_epoch: arrival, and {source.label} comes as it is read"
+    """Raises UserError where a setting needs all documents before training begins."""
+    rule = f"data.order.first_epoch: written, and {source.label} comes as it is read"
     if share is not None and config.order.held_out_of is None:
         change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
         raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)
@@ -156,7 +156,7 @@ def _check_streamed(config: DataConfig, source: SourceConfig, share: float | Non
 
 
 def _lacks_split(config: DataConfig, files: list[SourceFile]) -> bool:
-    """Whether `validation` is a split, of a dataset that is trained on, that is not there."""
+    """Whether `validation` is a split that does not exist, of a dataset that is trained on."""
     asked = config.validation
     assert isinstance(asked, SourceConfig)
     if asked.hub is None or (asked.hub, asked.subset) not in [(s.hub, s.subset) for s in config.sources]:

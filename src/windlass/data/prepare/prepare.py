@@ -1,9 +1,9 @@
 """From sources to shards, once: documents -> split by hash -> tokenizer -> ids -> samples of T+1 -> MDS shards.
 
-Unchanged sources and settings (`prepared.fingerprint`) are recognised and skipped; changed ones are prepared again,
-never reused; the new preparation takes the old one's place only when it is complete (`place`).
-A preparation that was killed goes on where it was (`parts`). Where training may begin meanwhile, its training set grows in place
-(`making.make_growing`), and whoever prepares second waits until the first is done or dead, and goes on.
+Unchanged sources and settings (manifest.fingerprint) are recognised and skipped. Changed ones are prepared again, never reused;
+the new preparation replaces the old one only when it is complete (directory). A preparation that was killed continues where it
+was (tokenize/resume). Where training may begin meanwhile, the training set grows in place (build.make_growing). A second process
+waits until the first is done or dead, then continues its work.
 """
 
 import contextlib
@@ -58,16 +58,16 @@ def prepare(
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
         raise other_stream(place)
-    if not is_stale:  # else only when the old one is gone, which has the same fingerprint
+    if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
-    max_missing = config.max_bad_shards  # what a run may leave out is no reason to prepare all of it again
+    max_missing = config.max_bad_shards  # shards that a run may skip are no reason to prepare again
     if _what_is_wrong(lambda: find_prepared(config), plan, max_missing) is None and not has_leftovers(directory):
         prepared = open_prepared(config, sets)
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     with alone(directory, log):
         wrong = _what_is_wrong(lambda: find_prepared(config), plan, max_missing)
-        if wrong is not None:  # else another process has made it while this one waited
+        if wrong is not None:  # else another process made it while this one waited
             log(f"preparing {place}: {wrong}")
             if is_url(config.directory):
                 log(f"shards are written to {directory} first, and copied when all are whole")
@@ -101,13 +101,14 @@ def other_stream(place: str) -> UserError:
 
 
 def _is_stale(plan: PreparePlan, directory: Path) -> bool:
-    """Whether a preparation of this plan is finished there, and a source that grew has other files since."""
+    """Whether a finished preparation of this plan is there, and a source that grew has other files since."""
     found = load_prepared(directory)
     return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
 
 
 def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
-    """Why what `find` finds is not the preparation of this plan; None if it is, but for so many shards."""
+    """Why what `find` returns is not the preparation of this plan; None if it is. `max_missing`: training shards that may be
+    missing."""
     try:
         found = find()
         if found is None:
@@ -124,14 +125,14 @@ def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_m
 
 
 def _known_commits(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, str]:
-    """The commits that the datasets were when what lies there was prepared: they stay, whatever a branch does meanwhile."""
+    """The commits of the datasets in the existing preparation: they stay, wherever a branch moves meanwhile."""
     named = [*config.sources, *sets.values(), config.validation]
     if not any(isinstance(source, SourceConfig) and source.hub for source in named):
         return {}
     try:
         found = find_prepared(config)
         growing = open_journal(local_directory(config)) if found is None else None
-    except (BadShard, UserError):  # which is said when it is prepared again
+    except (BadShard, UserError):  # logged when it is prepared again
         return {}
     if growing is not None:
         commits: dict[str, str] = growing.begin["commits"]

@@ -1,7 +1,7 @@
-"""One set written: documents -> ids, in parts that survive a kill -> samples of T+1 -> MDS shards, with progress told.
+"""Writes one set: documents -> ids, in parts that survive a kill -> samples of T+1 -> MDS shards; logs progress.
 
-The sources of a set are one stream, so that no sample is short but the last one. Only where they are mixed by weight has each
-its own samples and its own shards, since then a shard must not hold two.
+The sources of a set are one stream, so that only the last sample is short. Only sources that are mixed by weight have samples and
+shards of their own, since then a shard must not hold two sources.
 """
 
 import os
@@ -33,7 +33,7 @@ BYTES_PER_ID = 8  # of a shard: an id and its label
 
 
 class Growing(NamedTuple):
-    """Where the shards of a set are told while it is written, and that it is."""
+    """The journal of a set that is read while it is written, and its sign of life."""
 
     journal: Journal
     beat: Beat
@@ -50,18 +50,18 @@ def write_set(
     growing: Growing | None = None,
 ) -> SetInfo:
     """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
-    and whether tiktoken encodes it. `parts`: where ids are kept that a killed preparation has made."""
-    place, eos_id, bytes_V, is_fast = tokenizer
+    and whether tiktoken encodes it. `parts`: a directory that keeps ids across a kill."""
+    tokenizer_directory, eos_id, bytes_V, is_fast = tokenizer
     T = config.sequence_length
     is_mixed = config.weights is not None and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
     counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), log)
-    # somebody may wait for a shard of a set that grows: nothing larger is encoded at once
+    # a run may wait for the next shard of a set that grows: encode no more than one at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
         def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            known = (place, is_fast, at_once)
+            known = (tokenizer_directory, is_fast, at_once)
             ids = _encode(texts, selection.sources[number], amounts[number], known, directory.name)
             return ids if growing is None else growing.beat.through(ids)
 
@@ -98,7 +98,7 @@ def _packed(
         if config.isolate and (input_ids_NL & INNER).any() and not is_pairs:
             raise UserError(
                 "data.isolate=true with `format: chat`, and the chat template ends turns by EOS",
-                "documents are told apart by EOS, so that every turn would be a document of its own",
+                "EOS separates documents, so every turn would be a document of its own",
                 "set data.tokenizer.eos_token to a special token that the template does not write, such as <|endoftext|>; or "
                 "set data.isolate=false",
             )
@@ -108,7 +108,7 @@ def _packed(
 def _encode(
     texts: Iterable[str], source: Source, amount: Amount, known: tuple[Path, bool, int | None], name: str
 ) -> Iterator[np.ndarray]:
-    """known: the tokenizer's directory, whether tiktoken encodes, and at most about how many letters at once."""
+    """known: the tokenizer's directory, whether tiktoken encodes, and about how many characters to encode at once."""
     tokenizer, is_fast, at_once = known
     if source.format == "chat":
         return encode_chat(texts, tokenizer, name)
@@ -133,7 +133,7 @@ def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[Fini
 
 
 class _Counted:
-    """Counts documents, tokens, and the bytes they stand for, as they pass; tells how far the set is every ten seconds."""
+    """Counts documents, tokens and their bytes as they pass; logs progress every ten seconds."""
 
     def __init__(
         self,
@@ -149,10 +149,10 @@ class _Counted:
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
-        self._start_s = self._reported_s = time.monotonic()
+        self._start_s = self._logged_s = time.monotonic()
 
     def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
-        """The ids of one source: of pairs those that fit, and no more than its limit in tokens."""
+        """The ids of one source up to its limit in tokens; of pairs those that fit."""
         whole = _check_limit(source, parts)
         fitting = Fitting(self._eos_id, self._length, source.too_long)
         fit = fitting.through(whole, self._name) if source.format == "preference" else whole
@@ -162,8 +162,8 @@ class _Counted:
             self.text_bytes += int(part.sizes.sum())
             self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
             now_s = time.monotonic()
-            if now_s - self._reported_s > REPORT_EVERY_S:
-                self._reported_s = now_s
+            if now_s - self._logged_s > REPORT_EVERY_S:
+                self._logged_s = now_s
                 rate = self.text_bytes / (now_s - self._start_s)
                 done = f"{format_bytes(self.text_bytes)} of {format_bytes(self._num_bytes)}"
                 left = format_duration(max(0, self._num_bytes - self.text_bytes) / rate) if rate else "?"
@@ -175,7 +175,7 @@ class _Counted:
         self.left_out += fitting.num_dropped
 
     def end(self, num_samples: int, num_targets: int, max_documents: int, shards: list[int]) -> SetInfo:
-        """The set in numbers, which are told. `num_targets`: places for them in a sample."""
+        """Logs and returns the set in numbers. `num_targets`: targets that a sample has room for."""
         info = SetInfo(
             documents=self.documents,
             tokens=self.tokens,
@@ -187,10 +187,10 @@ class _Counted:
             source_shards=shards,
             left_out=self.left_out,
         )
-        self._tell(info, num_targets)
+        self._log_end(info, num_targets)
         return info
 
-    def _tell(self, info: SetInfo, num_targets: int) -> None:
+    def _log_end(self, info: SetInfo, num_targets: int) -> None:
         took = format_duration(time.monotonic() - self._start_s)
         amount = f"{info.documents} documents, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
         fill = 100 * info.tokens / (info.samples * num_targets)

@@ -1,8 +1,8 @@
 """Rows of chat -> messages: what a conversation is, whatever form a row gives it. No tokenizer, no template.
 
-A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. Messages that
-call tools may have no content; what is null counts as missing. What cannot be learned as it was meant is refused by row: images,
-tools that are declared beside the messages, answers without words.
+A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. A message that
+calls tools may have no content; a null counts as missing. Rows that could not be learned as they are meant are refused: images,
+tools declared beside the messages, answers without words.
 """
 
 import json
@@ -38,14 +38,14 @@ def conversation_of(row: Mapping[str, Any], where: str) -> str:
 
 
 def check_tools(row: Mapping[str, Any], where: str) -> None:
-    """Raises UserError where a row declares tools, which the template would have to write before the conversation."""
+    """Raises UserError where a row declares tools; the template would have to write them before the conversation."""
     if row.get("tools"):
         rule = "declarations of tools are not read; calls inside messages are"
         raise UserError(f"{where} has `tools`", rule, "leave the row out, or write its tools into the system message")
 
 
 def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Without the turns behind the last answer. Raises UserError where there is no answer."""
+    """Without the turns after the last answer. Raises UserError where there is no answer."""
     answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not answers:
         rule = "the answers of the assistant are what is learned of a conversation"
@@ -56,8 +56,8 @@ def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[s
 
 
 def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[dict[str, Any]]:
-    """`value` as messages; a text is one of `role`, where that is given. What is null counts as missing (tables have a column
-    for each key that any message has), and a message that calls tools may have no content. Raises UserError."""
+    """`value` as messages. A text becomes one message of `role`, where that is given. A null counts as missing, since a table has
+    a column for each key that any message has. A message that calls tools may have no content. Raises UserError."""
     if isinstance(value, str) and role:
         value = [{"role": role, "content": value}]
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
@@ -85,7 +85,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def said_by(message: Mapping[str, Any]) -> Iterator[str]:
-    """What must stand in what is learned of an answer: its words, and the name of each tool that it calls."""
+    """What the learned part of an answer must contain: its words, and the name of each tool that it calls."""
     if message["content"].strip():
         yield message["content"].strip()
     for call in message.get("tool_calls") or []:
@@ -95,7 +95,7 @@ def said_by(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text of a message, however deep it lies; keys are texts, too."""
+    """Every text of a message at any depth; keys are texts too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

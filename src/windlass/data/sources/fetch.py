@@ -1,9 +1,9 @@
-"""What is not on this host, brought here once: rows of a dataset or of files at URLs, as compressed JSON lines.
+"""Copies rows that are not on this host, once: of a dataset or of files at URLs, into compressed JSON lines.
 
-`prepare` reads documents several times, and a source must not change in between. So rows are fetched once, into chunks of
-64 MiB of text beside the preparation, which are removed at its end: about a third of the text's size on disk. A chunk is
-written whole or not at all; a fetch that was killed goes on behind the last whole chunk, since a source that cannot change
-has the same rows at the same places.
+`prepare` reads documents several times, and a source must not change meanwhile. So rows are fetched once, into chunks of 64 MiB
+of text beside the preparation, about a third of the text's size on disk; the preparation removes them at its end. A chunk is
+written whole or not at all. A fetch that was killed continues after the last whole chunk, because a source that cannot change
+has the same rows in the same order.
 """
 
 import json
@@ -39,9 +39,8 @@ def fetch(
     log: Callable[[str], None],
     patience: Patience | None = None,
 ) -> list[SourceFile]:
-    """The wanted rows of a source that is not local, as local files in `directory`; `rows` and `documents` are applied. What
-    an earlier, killed fetch of the very same source left there is taken over. `patience`: with a source that grows. Raises
-    UserError."""
+    """The rows of a source as local files in `directory`, with `rows` and `documents` applied. Chunks that a killed fetch of the
+    same source left there are reused. `patience`: for a source that grows. Raises UserError."""
     most_bytes = math.inf if config.tokens is None else config.tokens * BYTES_PER_TOKEN
     stream = Stream(config, files, directory, log, patience, most_bytes)
     while stream.advance() is not None:
@@ -50,7 +49,8 @@ def fetch(
 
 
 class Stream:
-    """The same rows as they come: kept, and given at once. Each pass over `texts` begins with the first; one is under way."""
+    """The same rows as they arrive: written to chunks and yielded at once. Each pass over `texts` starts at the first row; only
+    one pass may be active."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Stream:
             self._rows = _behind(self._chunks.kept(), rows, config.label)
         self._most_texts = math.inf if config.documents is None else config.documents
         self._begun_bytes, self._is_whole = self._chunks.bytes, False
-        self._start_s = self._told_s = time.monotonic()
+        self._start_s = self._logged_s = time.monotonic()
 
     def advance(self) -> str | None:
-        """The next row, which is kept; None behind the last."""
+        """The next row, which is kept; None after the last."""
         if self._is_whole:
             return None
         chunks = self._chunks
@@ -88,28 +88,28 @@ class Stream:
         else:
             chunks.add(text)
         now_s = time.monotonic()
-        if self._is_whole or now_s - self._told_s > REPORT_EVERY_S:
-            self._told_s = now_s
+        if self._is_whole or now_s - self._logged_s > REPORT_EVERY_S:
+            self._logged_s = now_s
             rate = (chunks.bytes - self._begun_bytes) / max(1e-3, now_s - self._start_s)
             took = f"{format_bytes(rate)}/s, {format_duration(now_s - self._start_s)}"
             self._log(f"{self._config.label}: fetched {chunks.rows} rows, {format_bytes(chunks.bytes)}, {took}")
         return text
 
     def texts(self) -> Iterator[str]:
-        """Every text: those that are kept, then those that come."""
+        """Every text: first those that are kept, then new ones."""
         yield from filter(None, self._chunks.kept())
         while (text := self.advance()) is not None:
             if text:
                 yield text
 
     def files(self) -> list[SourceFile]:
-        """What is kept, when all has come."""
+        """The chunks, once all rows are fetched."""
         assert self._is_whole
         return self._chunks.files()
 
 
 class _Chunks:
-    """Rows as files of compressed JSON lines. The name of each says how many rows, texts (rows that are not empty) and bytes."""
+    """Rows as files of compressed JSON lines. A file's name counts its rows, texts (rows that are not empty) and bytes."""
 
     def __init__(self, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class _Chunks:
             self.flush()
 
     def kept(self) -> Iterator[str]:
-        """Every row so far, empty ones too. None is added meanwhile."""
+        """Every row so far, empty ones too. No row may be added meanwhile."""
         yield from all_rows(self.files())
         for line in self._held:
             yield json.loads(line)["text"]
@@ -165,7 +165,7 @@ def _rows_of(config: SourceConfig, files: list[SourceFile], first: int, end: int
 
 
 def _behind(kept: Iterator[str], rows: Iterator[str], label: str) -> Iterator[str]:
-    """`rows` behind those that were kept, which they begin with. Raises UserError where they do not."""
+    """`rows` without the `kept` ones that they start with. Raises UserError where they start otherwise."""
     for number, text in enumerate(kept):
         if next(rows, None) != text:
             rule = "a source that grows keeps the files that were taken, and their order"

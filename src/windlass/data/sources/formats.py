@@ -4,15 +4,15 @@
     *.parquet            a row is a row: the column `text` (or another), read row group by row group
     everything else      the file is one row: plain text
 
-Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (chat_rows.conversation_of,
+Where rows hold conversations or pairs (the keys CONVERSATION and PAIR), the text is their JSON (chat_rows.conversation_of,
 preference_rows.pair_of).
 
-Each but Parquet may be compressed, as `.gz` or `.zst` behind the name says. Memory: a line, a batch of 256 rows of
-Parquet beside its pages, or a whole plain file. A text is exact: its UTF-8 bytes are what the file holds.
+All but Parquet may be compressed: the name then ends in `.gz` or `.zst`. Memory: one line, a batch of 256 rows of Parquet and its
+pages, or a whole plain file. A text is exact: its UTF-8 bytes are those of the file.
 
-Empty documents are rows too, and come out as "": whoever counts rows counts them. Blank lines of JSON lines are none, nor is a
-byte order mark before the first. A .json, .csv or .tsv holds rows, most likely, and would be read as one text: it is refused, but
-where it is named outright among other files.
+An empty document is a row too, "", and counts as one. A blank line of JSON lines is no row. A byte order mark before the first
+line is dropped. A .json, .csv or .tsv file most likely holds rows and would be read as one text: it is refused, unless the recipe
+names it among other files.
 """
 
 import codecs
@@ -69,7 +69,7 @@ def without_compression(name: str) -> str:
 
 
 def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
-    """The stream's bytes without the compression that the end of `name` tells; reading them may raise BROKEN."""
+    """The stream's bytes, decompressed as the end of `name` says; reading them may raise `broken()`."""
     name = _name_in(name)
     if name.endswith(".gz"):
         return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
@@ -79,7 +79,7 @@ def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
 
 
 class _Zstandard(io.RawIOBase):
-    """Frames one behind the other, unpacked. The library's own reader takes a frame that breaks off for the end of the file."""
+    """Consecutive frames, decompressed. The library's own reader takes a truncated frame for the end of the file."""
 
     def __init__(self, stream: IO[bytes]):
         self._stream, self._frame, self._left = stream, _new_frame(), b""
@@ -148,7 +148,7 @@ def few(names: Iterable[str]) -> str:
 
 
 def of_rows(paths: list[str], num_all: int) -> UserError:
-    """Files that hold rows, of all that the source has, would be read as one text each."""
+    """The error for files that hold rows, of `num_all` files, and would be read as one text each."""
     first = few(map(shown, paths))
     among = f"{len(paths)} of {num_all} files ({first})" if num_all > 1 else first
     rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
@@ -163,7 +163,7 @@ def of_rows(paths: list[str], num_all: int) -> UserError:
 
 
 def binary_file(path: Path) -> UserError:
-    """A file that is named outright, or by its name holds rows as text, and holds no text."""
+    """The error for a binary file that the recipe names, or whose name promises rows."""
     rule = "a source is text in UTF-8, .jsonl (both also as .gz or .zst), or .parquet"
     return UserError(
         f"{path} is a binary file (it holds NUL bytes)", rule, "bring it again, unpack it, or convert it to UTF-8"
@@ -216,7 +216,7 @@ def no_column(where: str, what: str, text_key: str, names: list[str], rule: str)
 
 
 def checked(text: Any, where: str, text_key: str, rule: str) -> str:
-    """`text`, if it is valid Unicode. Raises UserError."""
+    """`text`, if it is a string of valid Unicode. Raises UserError."""
     if not isinstance(text, str):
         found = "nothing" if text is None else type(text).__name__
         raise UserError(f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
@@ -258,7 +258,7 @@ def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]
 
 
 def _is_of_arrow(error: OSError) -> bool:
-    """Whether Arrow raised it, which says OSError of damaged pages too, and not the file or store that it reads."""
+    """Whether Arrow raised it (it raises OSError for damaged pages too), not the file or store that it reads."""
     origin = traceback.extract_tb(error.__traceback__)[-1].filename
     return error.errno is None and origin.startswith("pyarrow/")
 

@@ -1,13 +1,13 @@
-"""A local directory that is still being filled: its files as they come, until a file says that no more will.
+"""A local directory that is still being filled: its files in the order of their names, until a marker file ends it.
 
-The order of documents must not depend on when somebody looks. So files are taken in the order of their names, and one that
-comes with a name before those that were taken is an error: a preparation of the whole directory would have read it earlier. A
-file has its name when it is whole (it is renamed from a name that begins with a dot); it is hashed, and one that changes while it
-is read is an error as well.
+The order of documents must not depend on when somebody looks. So files are read in the order of their names, and a file whose
+name sorts before one that was read is an error: a preparation of the complete directory would have read it earlier. A file gets
+its name when it is complete (it is renamed from a name that begins with a dot). It is hashed, and a change while it is read is
+an error.
 
-Nobody knows beforehand what will come. So such a source is known by its place alone, and what was read of it by the rows that are
-kept beside the preparation and the hashes of the shards. At the end prepared.json keeps the hashes of the files that were taken:
-where they are others later, it is prepared again.
+Nobody knows in advance which files will come. So only its path identifies such a source; the rows kept beside the preparation
+and the hashes of the shards identify what was read. At the end prepared.json keeps the hash of each file that was read; where
+they differ later, the source is prepared again.
 """
 
 import math
@@ -28,8 +28,8 @@ POLL_S: Final = 0.5
 
 
 class Patience(NamedTuple):
-    """How long the next file is waited for, what is called meanwhile, and what is told each file and its hash as it is taken;
-    last the one that ends it, without a hash."""
+    """How to wait for files: at most `deadline_s` for the next one, calling `tick` meanwhile. `take(name, hash)` is called for
+    each file that is read, last for the marker, with an empty hash."""
 
     deadline_s: float = math.inf
     tick: Callable[[], None] = lambda: None
@@ -37,7 +37,7 @@ class Patience(NamedTuple):
 
 
 def scan_growing(config: SourceConfig) -> SourceFile:
-    """The directory as one file, known by its name. Raises UserError."""
+    """The directory as one file, identified by its name. Raises UserError."""
     directory, text_key = _directory(config), config.text_key
     if not directory.is_dir():
         change = "make it, or mend `path`"
@@ -59,7 +59,7 @@ def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
     assert config.grows_until is not None
     last, num_files, since_s = "", 0, time.monotonic()
     while True:
-        is_whole = (directory / config.grows_until).exists()  # asked first: what comes later is not looked for
+        is_whole = (directory / config.grows_until).exists()  # asked first: files that come after it are not read
         names = [name for name in names_below(directory) if name != config.grows_until]
         if sum(name <= last for name in names) != num_files:
             _raise_late(directory, names, last)
@@ -85,7 +85,8 @@ def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
 
 
 def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
-    """Which file is not as it was taken, if one is. Of a source that was not read to its end those behind do not matter."""
+    """The first file that is not as it was when it was read, if any. Files after the last one read do not matter, unless the
+    source was read to its end."""
     directory = _directory(config)
     names = [name for name in names_below(directory) if name != config.grows_until]
     before = [name for name in taken if name != config.grows_until]
@@ -101,7 +102,7 @@ def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
 
 
 def _check_kind(config: SourceConfig, name: str) -> None:
-    """Raises UserError where a file is not of the kind that the source's format speaks of."""
+    """Raises UserError where a file does not fit the source's format."""
     if config.format != "text" and kind_of(name) == "text":
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
@@ -110,7 +111,7 @@ def _check_kind(config: SourceConfig, name: str) -> None:
 
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
-    """Raises UserError where none of all files holds what `text` names."""
+    """Raises UserError where `text` names a key or column, and no file has any."""
     if config.text is not None and all(kind_of(name) == "text" for name in names):
         rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")

@@ -1,11 +1,10 @@
-"""Rows of a dataset that the library `datasets` knows: of the Hugging Face hub by name, or a local directory.
+"""Rows of a dataset that the library `datasets` can load: from the Hugging Face hub by name, or from a local directory.
 
-A name is pinned: its revision is a commit from the moment it is scanned, and the commit is what the rows are known by. They
-are streamed: nothing of the dataset is kept in the hub's cache, and with `rows`, `documents` or `tokens` no more is read than
-those ask for. A local directory is what `save_to_disk` wrote, or a folder of data files; it is known by the hash of all
-its files.
+A name is pinned to a commit when it is scanned, and the commit identifies the rows. They are streamed: nothing is kept in the
+hub's cache, and with `rows`, `documents` or `tokens` only those rows are read. A local directory is the output of
+`save_to_disk`, or a folder of data files; the hash of all its files identifies it.
 
-No code of a dataset is run: `datasets` 4 and later has no such thing as a loading script.
+No code of a dataset runs: `datasets` 4 and later has no loading scripts.
 """
 
 import json
@@ -27,8 +26,8 @@ RULE: Final = "`hub` is a dataset of the hub (org/name), or a local directory th
 
 
 def scan_hub(config: SourceConfig, log: Callable[[str], None], known: str | None) -> SourceFile:
-    """The dataset as one file, known by its commit (`known`, where it is given) or by the hash of its directory. Its `path`
-    is the name, with the commit behind it. Raises UserError."""
+    """The dataset as one file, identified by its commit (`known`, where given) or by the hash of its directory. `path` is
+    name@commit. Raises UserError."""
     assert config.hub is not None
     what = f"{config.subset or ''}/{config.split or DEFAULT_SPLIT}"
     text_key = config.text_key
@@ -58,7 +57,7 @@ def _hash_directory(directory: Path) -> tuple[str, int]:
         if any(part.startswith(".") for part in name.split("/")):
             continue
         if is_saved and path.name.startswith("cache-") and path.suffix == ".arrow":
-            continue  # what `datasets` writes beside saved data while it works
+            continue  # `datasets` writes these beside saved data while it works
         digest.update(f"{name}\0".encode())
         with open(path, "rb") as file:
             while chunk := file.read(READ_BYTES):
@@ -68,7 +67,7 @@ def _hash_directory(directory: Path) -> tuple[str, int]:
 
 
 def split_names(config: SourceConfig, file: SourceFile) -> list[str]:
-    """The splits that there are. Raises UserError."""
+    """The splits of the dataset. Raises UserError."""
     return list(_open(config, file))
 
 
@@ -109,7 +108,7 @@ def _open(config: SourceConfig, file: SourceFile) -> dict[str, Any]:
     if isinstance(saved, dict):
         return dict(saved)
     own = DEFAULT_SPLIT if saved.split is None else str(saved.split)
-    return {DEFAULT_SPLIT if config.split is None else own: saved}  # the one split that it is, under no other name
+    return {DEFAULT_SPLIT if config.split is None else own: saved}  # a saved split has one name only
 
 
 def _streamed(load: Callable[..., Any], config: SourceConfig, **settings: Any) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def _streamed(load: Callable[..., Any], config: SourceConfig, **settings: Any) -
 
 
 def _attempt(config: SourceConfig, file: SourceFile, operation: Callable[[], Any]) -> Any:
-    """operation(), with what `datasets` and the hub raise as a UserError."""
+    """operation(), with errors of `datasets` and the hub as a UserError."""
     import pyarrow
     from datasets.exceptions import DatasetsError
     from httpx2 import TransportError

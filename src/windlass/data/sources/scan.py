@@ -1,11 +1,11 @@
-"""From a source of the recipe to its documents.
+"""A source of the recipe -> its files, each with what identifies it.
 
-A source is local files, files at a URL, or a dataset by name. `scan` lists what it consists of, and by what each file is
-known again: local files by their hash, files at a URL by size and the store's own mark (ETag, version, time of change),
-a dataset of the hub by its commit. `fetch` (data/sources/fetch.py) brings what is not local here, once. `documents` reads local
-files and compares the hash, so a file that changes in between is an error, not a mixture. In directories and globs, hidden
-files are left out, and binary files (a NUL among the first 8000 bytes: git's rule) left out and named, unless their names say
-that they hold rows: such a file is damaged, and an error. Links are followed; a file under several spellings is read once.
+A source is local files, files at a URL, or a dataset by name. Local files are identified by their hash, files at a URL by size
+and the store's own mark (ETag, version, modification time), a dataset of the hub by its commit. fetch copies what is not local.
+
+In directories and globs hidden files are left out. Binary files (a NUL among the first 8000 bytes: git's rule) are left out and
+logged; a binary file whose name promises rows is damaged, and an error. Links are followed. A file that matches under several
+names is read once.
 """
 
 import glob
@@ -32,8 +32,8 @@ STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # the compiler flags of
 
 
 def scan(source: SourceConfig, log: Callable[[str], None], known: str | None = None) -> list[SourceFile]:
-    """The files of a source, hashed, in the order they are read; the rows of a dataset count as one file. `known`: the commit
-    that a dataset of the hub is to have. Raises UserError if there is none."""
+    """The files of a source, hashed, in reading order; the rows of a dataset count as one file. `known`: the commit to use of a
+    dataset of the hub. Raises UserError if there is no file."""
     if source.hub is not None:
         return [scan_hub(source, log, known)]
     if source.builtin is not None:
@@ -77,8 +77,8 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[Source
 
 
 def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
-    """Raises UserError where the files are not of the kind that the source's settings speak of. `outright`: what was named, not
-    found; among files of other kinds such a file is taken at its word."""
+    """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one;
+    among files of other kinds such a file is read as one text."""
     rows = [path for path in paths if formats.holds_rows(path)]
     unasked = rows if len(rows) == len(paths) else [path for path in rows if path not in outright]
     if unasked and source.format == "text":
@@ -94,7 +94,7 @@ def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> N
 
 
 def _identity(path: Path | str) -> tuple[str, str]:
-    """One for all spellings of a local file by which it is read in the same way; any other URL is its own."""
+    """Equal for all spellings of a local file that is read in the same format; any other URL is its own identity."""
     local = str(path).removeprefix("file://")
     return local if "://" in local else os.path.realpath(local), formats.kind_of(local)
 
@@ -115,7 +115,7 @@ def _stdlib_files() -> Iterator[tuple[Path, str]]:
 
 
 def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
-    """Paths with names, sorted, and whether the pattern names one file outright."""
+    """Paths with names, sorted; and whether the pattern is the name of one file."""
     path = Path(os.path.expanduser(pattern))
     if path.is_file():
         return [(path, path.name)], True

@@ -1,7 +1,7 @@
 """Which documents a set holds: of each source those whose hash falls into the set's share, without duplicates where asked.
 
-A document's set follows from the hash of its text alone, so growing a corpus moves no document, and two copies of a
-document never lie on both sides.
+The hash of a document's text alone decides its set. So a growing corpus moves no document, and two copies of a document are
+never in two sets.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,11 @@ class Amount(NamedTuple):
 
 
 UNKNOWN = Amount(0, UNKNOWN_BYTES)
-"""Of what comes as it is read."""
+"""Of a source that is trained on while it is read."""
 
 
 class Selection(NamedTuple):
-    """The documents of `sources` whose text hashes into low..high of 2**64, but those that `dropped` names by their number in
-    their source."""
+    """The documents of `sources` whose text hashes into low..high of 2**64, without those that `dropped` flags."""
 
     sources: Sequence[Source]
     low: int
@@ -37,15 +36,15 @@ class Selection(NamedTuple):
     dropped: Sequence[np.ndarray] | None = None
     """Per source, [documents] bool."""
     held_out: frozenset[int] = frozenset()
-    """Hashes of texts that are another set's."""
+    """Hashes of texts that belong to another set."""
 
     @property
     def is_pairs(self) -> bool:
-        """Of preferences; all sources of a set are then."""
+        """Whether the set holds preferences; then all its sources do."""
         return self.sources[0].format == "preference"
 
     def texts_of(self, number: int) -> Iterator[str]:
-        """Of one source."""
+        """The documents of one source."""
         dropped = None if self.dropped is None else self.dropped[number]
         for at, text in enumerate(self.sources[number].documents()):
             digest = xxhash.xxh64_intdigest(text.encode())
@@ -65,7 +64,7 @@ def select(
     held_out_of: int | None = None,
 ) -> tuple[dict[str, Selection], int]:
     """(every set's documents, how many duplicates were dropped). `validation`: a share, or a source of its own. `held_out_of`:
-    a share of so many documents of each source."""
+    the share is taken of the first N documents of each source."""
     dropped = duplicates(training) if deduplicate else None
     if isinstance(validation, Source):
         chosen = {
@@ -85,8 +84,8 @@ def select(
 
 
 def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
-    """Per source, [documents] bool: whether the text came before, in this source or an earlier one. By xxh3-128: among 10^9
-    documents two different texts are taken for one with a probability of 10^-21."""
+    """Per source, [documents] bool: whether the text occurred before, in this source or an earlier one. By xxh3-128: among 10^9
+    documents two different texts collide with a probability of 10^-21."""
     digests = bytearray()
     counts = []
     for source in sources:
@@ -105,8 +104,8 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
 def measure(
     selections: Mapping[str, Selection], share: float | None, unknown: Sequence[str] = ()
 ) -> dict[str, list[Amount]]:
-    """Documents and bytes of every set, per source, so that an empty one is refused before anything slow. `share`: what is held
-    out for validation, if something is; `unknown`: sets that are not read before they are written. Raises UserError."""
+    """Documents and bytes of every set, per source, so that an empty set is refused before slow work. `share`: the share held out
+    for validation, or None; `unknown`: sets that are not read before they are written. Raises UserError."""
     amounts: dict[str, list[Amount]] = {}
     for name, selection in selections.items():
         amounts[name] = [UNKNOWN] * len(selection.sources) if name in unknown else []

@@ -23,8 +23,8 @@ READ_BYTES = 1 << 20
 
 
 class SourceFile(NamedTuple):
-    """A file as `scan` found it. `name` is relative to the source; `xxh3` its hash, or what else it is known by; `text_key`
-    is the key or column that holds the text. `path` is a string for what is not on this host's disk."""
+    """A file as `scan` found it. `name` is relative to the source; `xxh3` is its hash, or another identity; `text_key` is the key
+    or column that holds the text. `path` is a string for a file that is not on this host's disk."""
 
     path: Path | str
     name: str
@@ -34,8 +34,8 @@ class SourceFile(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What `scan` found, and the part of it that is wanted: `rows` first..last, then the first `documents` that hold text.
-    `tokens` is known only to those who encode."""
+    """What `scan` found, and the part of it that the recipe asks for: `rows` first..last, then the first `num_documents` that
+    hold text. write_set applies `num_tokens`."""
 
     files: list[SourceFile]
     rows: tuple[int, int | None] = (0, None)
@@ -44,9 +44,9 @@ class Source(NamedTuple):
     format: Format = "text"
     too_long: Literal["drop"] | None = None
     stream: Callable[[], Iterator[str]] | None = None
-    """Gives the documents, in place of `files`, where they come as they are read."""
+    """Yields the documents instead of `files`, for a source that is trained on while it is read."""
     first_documents: int | None = None
-    """At most so many of all these."""
+    """Limit on all documents above."""
 
     def documents(self) -> Iterator[str]:
         """Every document that is not empty, in order. Raises UserError naming the file and row that is wrong."""
@@ -66,7 +66,7 @@ def is_remote(file: SourceFile) -> bool:
 
 
 def files_below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """Every file files_below, but for hidden ones and those in folders named in `skipped`; without any, linked folders too."""
+    """Every file below that is not hidden, outside folders named in `skipped`. Without `skipped`, linked folders too."""
     paths = []
     for folder, subfolders, names in os.walk(directory, followlinks=not skipped):
         links = [name for name in subfolders if Path(folder, name).is_symlink()]
@@ -77,7 +77,7 @@ def files_below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[
 
 
 def names_below(directory: Path) -> list[str]:
-    """Every file files_below, but for hidden ones, by its name from there, sorted."""
+    """Every file below that is not hidden: its relative path, sorted."""
     return sorted(path.relative_to(directory).as_posix() for path in files_below(directory))
 
 
@@ -91,7 +91,7 @@ def file_at(path: Path, name: str, text_key: str) -> SourceFile:
 
 
 def is_binary(path: Path) -> bool:
-    """What is compressed is judged by what it holds. Raises UserError where it is damaged."""
+    """A compressed file is judged by its content. Raises UserError where it is damaged."""
     if formats.kind_of(path.name) == "parquet":
         return False
     with _open(path) as file:
@@ -118,7 +118,7 @@ def hash_file(path: Path, name: str, text_key: str) -> SourceFile:
 
 
 class _Hashed(io.RawIOBase):
-    """A file that hashes what is read of it, from its begin to its end."""
+    """A file that hashes the bytes that are read, first to last."""
 
     def __init__(self, file: Any):
         self._file, self.digest = file, xxhash.xxh3_128()
@@ -136,7 +136,7 @@ def all_rows(files: list[SourceFile]) -> Iterator[str]:
     """Every row, empty ones too. Raises UserError naming what is wrong."""
     for file in files:
         path = Path(file.path)
-        if formats.kind_of(path.name) == "parquet":  # which is not read from its begin to its end
+        if formats.kind_of(path.name) == "parquet":  # Parquet is not read front to back
             check_unchanged(file, hash_file(path, "", "").xxh3)
             with _open(path) as stream:
                 yield from formats.read_rows(stream, str(path), file.text_key)
@@ -145,13 +145,13 @@ def all_rows(files: list[SourceFile]) -> Iterator[str]:
             hashed = _Hashed(stream)
             buffered = io.BufferedReader(hashed, READ_BYTES)
             yield from formats.read_rows(buffered, str(path), file.text_key)
-            while buffered.read(READ_BYTES):  # what stands behind the last compressed byte
+            while buffered.read(READ_BYTES):  # bytes after the last compressed one
                 pass
             check_unchanged(file, hashed.digest.hexdigest())
 
 
 def check_unchanged(file: SourceFile, found: str) -> None:
-    """Raises UserError where the file is known by another hash or mark now."""
+    """Raises UserError where the file's hash or mark differs from that of the scan."""
     if found != file.xxh3:
         rule = "a source stays as it is while it is read"
         where = shown(file.path) if isinstance(file.path, str) else file.path

@@ -3,9 +3,9 @@
 A file is known by its size and by the mark that its store gives it (ETag, or what fsspec makes of version and time); both are
 asked again when it is opened and when it has been read.
 
-fsspec says FileNotFoundError for every failure of an http server, and keeps what happened as its cause. The difference counts:
-where a source is truly not here, or this host has no network, a run may take what was prepared of it before (`AbsentSource`,
-see training/preflight); a server that refuses or fails, or a package that is missing, is an error that somebody can mend.
+fsspec raises FileNotFoundError for every failure of an http server, with the real error as its cause. The difference matters:
+where the source does not exist, or this host has no network, a run may use what was prepared before (`AbsentSource`, see
+training/preflight). A server that refuses or fails, or a missing package, is an error that somebody can fix.
 """
 
 import errno
@@ -37,7 +37,7 @@ MARKS: Final = (
     "LastModified",
     "last_modified",
     "created",
-    "Last-Modified",  # these three: of HTTP, by the names of its headers, as fsspec keeps them
+    "Last-Modified",  # these three: HTTP headers, under the names that fsspec keeps
     "Content-MD5",
     "Digest",
 )
@@ -68,7 +68,7 @@ def _find(pattern: str) -> tuple[dict[str, Any], str]:
 
     system, path = fsspec.url_to_fs(pattern, skip_instance_cache=True, use_listings_cache=False)
     found, root = _listed(system, path)
-    # a listing may say less than the file itself is asked for when it is read, as that of a web server
+    # a listing may hold less than `info`, which is compared when the file is read; a web server's does
     return {name: info if _marks(info) else system.info(name) for name, info in found.items()}, root
 
 
@@ -100,8 +100,8 @@ def _marks(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False) -> Any:
-    """operation(), with what a file system or its store raises as a UserError that keeps what a URL may hold secret; an
-    AbsentSource at the first look alone: what was there is known to differ from what was prepared."""
+    """operation(), with errors of a file system or its store as a UserError that shows no secret of the URL. AbsentSource only
+    during the scan: later, the file is known to differ from what was prepared."""
     try:
         return operation()
     except UserError:
@@ -116,6 +116,7 @@ def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False
 
 
 def url_rows(files: list[SourceFile]) -> Iterator[str]:
+    """Every row of local files and files at URLs, empty ones too. Raises UserError where a file fails or has changed."""
     import fsspec
 
     for file in files:
@@ -134,8 +135,8 @@ def url_rows(files: list[SourceFile]) -> Iterator[str]:
 
 
 def is_of_a_library(error: Exception) -> bool:
-    """Whether a file system raises such: what the system refuses, bad values, and any library's own kinds. The rest (KeyError,
-    AssertionError, ...) is a mistake of ours, and keeps its traceback."""
+    """Whether a file system raises this: errors of the operating system, bad values, and any library's own types. Others
+    (KeyError, AssertionError, ...) are bugs of windlass and keep their traceback."""
     return isinstance(error, OSError | ValueError | RuntimeError | ImportError) or type(error).__module__ != "builtins"
 
 
@@ -181,7 +182,9 @@ def _status(causes: list[BaseException]) -> int | None:
 def _is_no_network(cause: BaseException) -> bool:
     import aiohttp
 
-    if isinstance(cause, socket.gaierror | aiohttp.ConnectionTimeoutError):  # no name service, or a wall that swallows
+    if isinstance(
+        cause, socket.gaierror | aiohttp.ConnectionTimeoutError
+    ):  # no name service, or a firewall that drops packets
         return True
     return isinstance(cause, OSError) and cause.errno in NO_NETWORK
 
@@ -196,6 +199,6 @@ def _is_outage(cause: BaseException) -> bool:
 
 
 def _said(causes: list[BaseException]) -> str:
-    """What happened, in the words of the first that has more to say than the URL."""
-    telling = causes[1] if isinstance(causes[0], FileNotFoundError) and len(causes) > 1 else causes[0]
-    return shown(str(telling)).splitlines()[0] if str(telling) else type(telling).__name__
+    """The message of the first cause that says more than the URL."""
+    cause = causes[1] if isinstance(causes[0], FileNotFoundError) and len(causes) > 1 else causes[0]
+    return shown(str(cause)).splitlines()[0] if str(cause) else type(cause).__name__

@@ -1,20 +1,20 @@
 """Conversations -> token ids, and which of them are learned: the assistant's, found by the tokenizer's own chat template.
 
-The template writes the messages of a row (`messages`) as one text with its marks of turns. What of that text the assistant
-says is found in one of two ways:
+The template writes the messages of a row (sources/chat_rows) as one text with its turn marks. The assistant's part of that text
+is found in one of two ways:
 
-  * the template marks it itself (`{% generation %}`): transformers gives the mask;
-  * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be the begin
-    of the whole text: there the answer begins. It ends where the text of the messages up to it ends; or, where a template writes
-    last answers differently (Qwen3), behind its words. A template that fits neither is refused by name.
+  * the template marks it itself (`{% generation %}`): transformers returns the mask;
+  * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be a prefix of
+    the whole text: the answer begins where it ends. The answer ends where the text of the messages up to it ends; or, where a
+    template writes last answers differently (Qwen3), after its words. A template that fits neither is refused by name.
 
-An answer counts up to its last special token, the end of the turn; what the template writes behind that, nobody says. Turns
-after the last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any
-field of a message are refused, for a template may write it; and so are messages that the template leaves out.
+An answer is learned up to its last special token, the end of the turn, and not what the template writes after it. Turns after the
+last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any field of a
+message are refused, since a template may write the field; so are messages that the template leaves out.
 
-**One number per token.** A document travels through preparation as one array of ids that ends with EOS, and with no other. Here
-an id may carry flags: MASKED, it is no target; INNER, it is an EOS that ends a turn and no document; CHOSEN_END, it is the EOS
-between the two answers of a pair (`pairs`). `labelled` takes them off when samples are made. Ids are below 2^24.
+**One number per token.** A document travels through preparation as one array of ids with EOS as its last element only. Here an id
+may carry flags: MASKED, it is no target; INNER, it is an EOS that ends a turn, not a document; CHOSEN_END, it is the EOS between
+the two answers of a pair (preferences). `labelled` removes the flags when samples are made. Ids are below 2^24.
 """
 
 import json
@@ -99,14 +99,14 @@ class Template:
                 place = "the words" if key == "content" else f"`{key}`"
                 raise UserError(
                     f"{where} holds {found} in {place} of the {message['role']}",
-                    "in a conversation the special tokens are the template's: words cannot be told from them",
+                    "in a conversation the special tokens are the template's: words look the same as they do",
                     "take it out of the text, or leave the conversation out",
                 )
 
     def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.
 
-        What system and user say stands in the text as it is. What others say may be short, and stand there by chance (a tool's
+        The words of system and user are in the text unchanged. Those of others may be short, and be there by chance (a tool's
         "4"), or be written otherwise (as JSON, by Llama 3.1): of theirs, a mark at the end must come through the template.
         """
         others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
@@ -148,7 +148,7 @@ class Template:
                 given = (
                     f"{where}: {len(starts)} answers are marked in what the template writes of {len(messages)} messages"
                 )
-                rule = "what is learned of a pair begins behind its prompt, whose answers are told apart by their marks"
+                rule = "the answers of a pair are found behind its prompt, by their marks"
                 raise UserError(given, rule, "mend the chat template, or leave the pair out")
             is_answer_N[: starts[before]] = False
         return list(found["input_ids"]), is_answer_N.tolist()
@@ -175,7 +175,7 @@ class Template:
         return list(found["input_ids"]), is_answer
 
     def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
-        """First character of answer `number` in `text`, and the one behind its end of turn."""
+        """Start and end of answer `number` in `text`, its end of turn included."""
         before = self._render(messages[:number], where, cue=True) if number else self._opening(where)
         upto = self._render(messages[: number + 1], where)
         if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
@@ -216,7 +216,7 @@ def _common_begin(one: str, other: str) -> str:
 
 
 def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) -> np.ndarray:
-    """The mask without what stands behind the last special token of each answer: the template's, not the assistant's."""
+    """The mask without the ids after the last special token of each answer: the template wrote them, not the assistant."""
     is_learned_N = np.array(is_answer, bool)
     borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]])))
     for start, end in borders.reshape(-1, 2).tolist():
@@ -235,14 +235,14 @@ def flagged(ids_N: np.ndarray, is_learned_N: np.ndarray, eos_id: int) -> np.ndar
 
 
 def labelled(input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Samples without flags: (ids, labels), what was MASKED is -100 now."""
+    """Samples without flags: (ids, labels), with labels of -100 where MASKED."""
     is_masked_NL = ((input_ids_NL & MASKED) != 0) | (labels_NL == NOT_COUNTED)
     ids_NL = input_ids_NL & ID_BITS
     return ids_NL, np.where(is_masked_NL, np.int32(NOT_COUNTED), ids_NL)
 
 
 def encode_chat(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
-    """Ids with flags of all conversations (see `conversation_of`), in order, some at a time. Raises UserError."""
+    """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time. Raises UserError."""
     template = Template(tokenizer_directory)
     eos_id = open_tokenizer(tokenizer_directory)[1]
     held: list[np.ndarray] = []

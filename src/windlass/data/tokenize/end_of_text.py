@@ -1,9 +1,9 @@
-"""Which token ends a document (EOS), where the files of a tokenizer say so in one of several places, or nowhere.
+"""Which token ends a document (EOS), where a tokenizer's files name it in one of several places, or nowhere.
 
 In this order: the recipe's `eos_token`; `eos_token` of tokenizer_config.json; that of special_tokens_map.json; `eos_token_id` of
-the model's config.json and generation_config.json, where they lie beside it; and `<|endoftext|>`, where that is the one
-added token of a byte-level vocabulary. So GPT-2's own repository, whose tokenizer_config.json holds a length alone, is read
-as its authors meant it. What was found elsewhere than in tokenizer_config.json is told, and written there.
+the model's config.json and generation_config.json beside it; and `<|endoftext|>`, if it is the only added token of a byte-level
+vocabulary. So GPT-2's own repository, whose tokenizer_config.json holds only a length, is read as its authors meant it. A token
+found outside tokenizer_config.json is logged and written there.
 """
 
 import json
@@ -23,14 +23,14 @@ SHOWN = 5  # special tokens that a message names
 
 
 def states_end(directory: Path) -> bool:
-    """Whether tokenizer_config.json alone says which token ends a text."""
+    """Whether tokenizer_config.json names the EOS token."""
     return _stated(directory / STATED_IN[0]) is not None
 
 
 def end_of_text(
     files: Sequence[Path], tokenizer: Tokenizer, config: TokenizerConfig, is_byte_level: bool
 ) -> tuple[str, str]:
-    """(the token, the setting or file that names it). Raises UserError where none does, or it is no token."""
+    """(the token, the setting or file that names it). Raises UserError where nothing names it, or the vocabulary lacks it."""
     by_name = {file.name: file for file in files}
     if config.eos_token is not None:
         return _checked(config.eos_token, tokenizer, f"data.tokenizer.eos_token: {config.eos_token}"), "the recipe"
@@ -54,8 +54,8 @@ def end_of_text(
 
 
 def write_end(directory: Path, token: str) -> None:
-    """Says in the copied files which token ends a text, as transformers says it. A tokenizer that left its class to a model's
-    config.json is read from tokenizer.json alone from now on."""
+    """Writes the EOS token into the copied files, as transformers does. A tokenizer that left its class to a model's config.json
+    is read from tokenizer.json alone from now on."""
     for name in STATED_IN:
         file = directory / name
         if name == STATED_IN[0] or (file.is_file() and _stated(file) is not None):

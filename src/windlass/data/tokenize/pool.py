@@ -1,16 +1,14 @@
 """Documents -> token ids in a pool of processes, in order, with bounded memory.
 
-The idea: the parent only moves bytes. Long documents are cut into pieces of at most 1 MiB behind a newline that
-stands between two other characters than spaces (there, GPT-2's and Llama-3's pre-tokenisation cut too, so the ids are
-the same), and pieces are gathered into batches of about 256 KiB; at most three batches per worker are under way. So
-memory per process is a constant (interpreter, tokenizer, some batches) whatever the corpus; the parent holds one
-document besides.
+The parent only moves bytes. Long documents are cut into pieces of at most 1 MiB after a newline between two characters that are
+not spaces (GPT-2's and Llama-3's pre-tokenisation cut there too, so the ids are the same), and pieces are gathered into batches
+of about 256 KiB. At most three batches per worker are in flight. So each process needs constant memory (interpreter, tokenizer, a
+few batches) whatever the corpus; the parent also holds one document.
 
-Workers are fresh interpreters that speak pickle over their pipes. They are started as programs, not by
-multiprocessing: a fork after the tokenizer's threads have started can hang, and multiprocessing's spawn runs the
-user's script again in every child unless it has a `__main__` guard. A worker ends when its input does, so none
-outlives a killed parent. A worker that dies (the kernel's out-of-memory killer) is an error with its exit code, never
-a hang.
+Workers are fresh interpreters that exchange pickles over pipes. They are started as programs, not by multiprocessing: a fork
+after the tokenizer's threads have started can hang, and multiprocessing's spawn runs the user's script again in every child
+unless it has a `__main__` guard. A worker exits when its input ends, so it does not outlive a killed parent. A worker that dies
+(the kernel's out-of-memory killer) raises an error with its exit code and never hangs.
 """
 
 import os
@@ -34,12 +32,12 @@ from windlass.errors import UserError
 PIECE_CHARS = 1 << 20
 BATCH_CHARS = 256 << 10
 BATCHES_AHEAD = 3  # per worker: one at work, one waiting, one on its way back
-IN_PROCESS_BYTES = 1 << 20  # below this a worker's start (0.2 s) costs more than it gives (2.5 MB/s)
-BYTES_PER_WORKER = 4 << 20  # a worker is started for every so many bytes, up to the number of cores
-COMPARED_EVERY = 8  # batches, of which the shortest piece is encoded by the tokenizer too
-MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, has no more to give them
+IN_PROCESS_BYTES = 1 << 20  # below this, starting a worker (0.2 s) costs more than it gains (2.5 MB/s)
+BYTES_PER_WORKER = 4 << 20  # of text per worker, up to the number of cores
+COMPARED_EVERY = 8  # batches: the tokenizer also encodes the shortest piece of every eighth
+MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, is the bottleneck
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
-Piece = tuple[str, bool]  # text, and whether the document ends behind it
+Piece = tuple[str, bool]  # text, and whether the document ends with it
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -69,7 +67,7 @@ def batches(texts: Iterable[str], batch_chars: int | None = None) -> Iterator[li
 
 
 class Encoder:
-    """Encodes batches in this process: ids of all pieces in order, EOS behind the last piece of each document."""
+    """Encodes batches in this process: ids of all pieces in order, EOS after the last piece of each document."""
 
     def __init__(self, tokenizer_directory: Path, is_fast: bool = False):
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
@@ -100,7 +98,7 @@ class Encoder:
 
 
 def serve() -> None:
-    """A worker's whole life: the tokenizer's directory comes first, then batches; ids go back."""
+    """Runs a worker: reads the tokenizer's directory, then batches; writes ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     encoder = Encoder(*pickle.load(source))
@@ -163,18 +161,18 @@ class Workers:
         return ids
 
     def map(self, todo: Iterable[list[Piece]]) -> Iterator[np.ndarray]:
-        """Results in the order of `todo`, which is read only as far ahead as workers need."""
+        """Results in the order of `todo`, which is read no further ahead than workers need."""
         pending: deque[Future[np.ndarray]] = deque()
         for batch in todo:
             pending.append(self._threads.submit(self._encode, batch))
             while pending and (pending[0].done() or len(pending) >= BATCHES_AHEAD * len(self._processes)):
-                yield pending.popleft().result()  # what is done is not held back while a slow source is waited for
+                yield pending.popleft().result()  # results are not held back by a slow source
         while pending:
             yield pending.popleft().result()
 
 
 def num_workers(num_bytes: int, num_cores: int) -> int:
-    """How many workers are worth their start; 0: encode in this process."""
+    """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
     return min(num_cores, MAX_WORKERS, -(-num_bytes // BYTES_PER_WORKER))
@@ -188,10 +186,10 @@ def encode(
     is_fast: bool = False,
     batch_chars: int | None = None,
 ) -> Iterator[np.ndarray]:
-    """Ids of all documents, in order, as int32 arrays; EOS stands behind every document.
+    """Ids of all documents, in order, as int32 arrays, with EOS after every document.
 
-    num_bytes: about how much text there is; it decides how many workers are worth their start. is_fast: by tiktoken. batch_chars:
-    about how much text is encoded at once, where less than BATCH_CHARS is to be.
+    num_bytes: about how much text there is; decides how many workers to start. is_fast: encode with tiktoken. batch_chars: about
+    how much text to encode at once, if less than BATCH_CHARS.
     """
     count = num_workers(num_bytes, num_cores)
     if count == 0:

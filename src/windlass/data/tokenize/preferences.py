@@ -7,10 +7,10 @@ carries the flag CHOSEN_END (see chat_template), the prompt with the rejected an
 
     EOS prompt chosen EOS . . .     EOS prompt rejected EOS . .      "." is EOS that counts nothing
 
-and labels of -100 but for the answers and their EOS. So the order of samples, their hashes, the cache and the ledger hold for
-pairs as for all else, and the two answers are never apart. Prompts are equal id by id, so that where the prompt of two texts
-ends makes no difference to an objective of their difference (Rafailov et al., arXiv 2305.18290). Nothing of a pair is ever
-cut: what is too long is refused, or left out whole and counted.
+and labels of -100 but for the answers and their EOS. So the order of samples, their hashes, the cache and the ledger work
+for pairs unchanged, and the two answers are never apart. Prompts are equal id by id, so where the prompt of two texts ends does
+not change an objective of their difference (Rafailov et al., arXiv 2305.18290). No pair is ever cut: one that is too long is
+refused, or dropped whole and counted.
 """
 
 import json
@@ -31,7 +31,7 @@ ROWS_AT_ONCE: Final = 256
 
 
 def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
-    """Ids with flags of all pairs (see `pair_of`), in order, some at a time. Raises UserError."""
+    """Ids with flags of all pairs (see `pair_of`), in order, a few at a time. Raises UserError."""
     encoder = _Encoder(tokenizer_directory)
     held: list[np.ndarray] = []
     for number, text in enumerate(texts):
@@ -93,14 +93,14 @@ def _num_common(first: np.ndarray, second: np.ndarray) -> int:
 
 
 class Fitting:
-    """The pairs whose rows fit a sequence. `num_dropped`: those left out so far; `longest`: tokens of the longest row of all."""
+    """The pairs whose rows fit a sequence. `num_dropped`: pairs dropped so far; `longest`: tokens of the longest row."""
 
     def __init__(self, eos_id: int, sequence_length: int, too_long: Literal["drop"] | None):
         self._eos_id, self._length, self._too_long = eos_id, sequence_length, too_long
         self.num_dropped = self.num_pairs = self.longest = 0
 
     def through(self, parts: Iterable[FinishedPart], name: str) -> Iterator[FinishedPart]:
-        """Raises UserError, at the end, where pairs are too long and are not to be dropped."""
+        """Raises UserError, at the end, where pairs are too long and the recipe does not drop them."""
         for part in parts:
             pairs = np.split(part.ids, np.flatnonzero(part.ids == self._eos_id)[:-1] + 1)
             longest = [max(map(len, rows_of(pair))) for pair in pairs]

@@ -1,10 +1,10 @@
-"""What tokenisation has done so far, kept on disk: a killed preparation goes on where it was.
+"""Finished parts of a tokenisation on disk, so that a killed preparation continues where it was.
 
-The ids of a source are gathered into parts of about a million tokens, whole documents each, and every part is written
-durably under a name that holds its hash. After a kill, the parts that are whole are read again instead of encoded, and
-reading the source skips their documents: encoding is a hundred times the work of reading. What comes out is the same, since
-a part is a function of the documents. Parts lie beside the preparation, under the fingerprint of all that decides them;
-another fingerprint finds nothing, and sweeps up. They take 4 bytes per token for the time of the preparation.
+The ids of a source are gathered into parts of about a million tokens, whole documents each. Each part is written durably under a
+name that holds its hash. After a kill, complete parts are read again instead of encoded, and their documents are skipped:
+encoding costs a hundred times as much as reading. The result is the same, since a part is a function of the documents. Parts are
+beside the preparation, under the fingerprint of all that decides them; with another fingerprint they are deleted. They take 4
+bytes per token until the preparation ends.
 """
 
 import io
@@ -33,7 +33,7 @@ class FinishedPart(NamedTuple):
 
 
 def open_parts(directory: Path, fingerprint: str) -> Path:
-    """`directory` with what was kept for `fingerprint`; emptied if it was kept for another."""
+    """`directory` with the parts kept for `fingerprint`; emptied if they were kept for another."""
     mark = directory / FINGERPRINT
     if not mark.is_file() or mark.read_text() != fingerprint:
         shutil.rmtree(directory, ignore_errors=True)
@@ -43,7 +43,7 @@ def open_parts(directory: Path, fingerprint: str) -> Path:
 
 
 def kept(directory: Path) -> Iterator[FinishedPart]:
-    """The parts that are whole, up to the first that is not; that and what follows is removed."""
+    """The parts up to the first damaged one; that one and all later ones are deleted."""
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):
         data = path.read_bytes()
@@ -62,10 +62,10 @@ def _name(number: int, data: bytes) -> str:
 def encode_in_parts(
     texts: Iterable[str], encode: Encode, eos_id: int, directory: Path, part_tokens: int | None = None
 ) -> Iterator[FinishedPart]:
-    """The documents as parts: first what was kept, then what `encode` makes of the rest, kept before it is yielded.
+    """The documents as parts: first those kept, then those that `encode` makes of the rest, each kept before it is yielded.
 
-    encode: texts -> arrays of ids in order, EOS behind each document and nowhere else. part_tokens: the size of a part,
-    where less than PART_TOKENS is to be."""
+    encode: texts -> arrays of ids in order, with EOS after each document and nowhere else. part_tokens: the size of a part, if
+    smaller than PART_TOKENS."""
     number = num_documents = 0
     for part in kept(directory):
         number, num_documents = number + 1, num_documents + len(part.sizes)
@@ -109,7 +109,7 @@ def limited(parts: Iterable[FinishedPart], eos_id: int, num_tokens: int | None) 
     for part in parts:
         if left is not None and len(part.ids) >= left:
             ends = np.flatnonzero(part.ids == eos_id) + 1
-            last = int(np.searchsorted(ends, left))  # the first document that ends at or behind the limit
+            last = int(np.searchsorted(ends, left))  # the first document that ends at or after the limit
             yield FinishedPart(part.ids[: ends[last]], part.sizes[: last + 1])
             return
         left = None if left is None else left - len(part.ids)

@@ -1,13 +1,13 @@
-"""Byte-level BPE by tiktoken: the ids of the tokenizer, several times as fast, or not at all.
+"""Byte-level BPE by tiktoken: the tokenizer's own ids, several times as fast, or not at all.
 
 tiktoken takes the regular expression that cuts words and a rank for every token, and knows nothing else. So a tokenizer qualifies
-if it is nothing else: a BPE over all 256 bytes, words cut by one expression, no normaliser, no prefix, no dropout. Tokens
-that were added and are not special (Qwen's `<tool_call>`) are found first, as in the tokenizer, and the text between them is
-encoded; special ones written inside a document are text, as everywhere here.
+if it is only that: a BPE over all 256 bytes, words cut by one expression, no normaliser, no prefix, no dropout. Added tokens that
+are not special (Qwen's `<tool_call>`) are found first, as in the tokenizer, and the text between them is encoded. Special tokens
+written inside a document are text, as everywhere here.
 
-That two programs agree is not proved by reading: `fast_encoder` compares ids on a sample of the documents and on strings made
-for it, which a sample hardly has: every special token, alone and inside of words, odd spaces, digits, line ends, marks. And
-while it works, one piece of every eighth batch is encoded by both (encode.py).
+Reading the code does not prove that two programs agree. `fast_encoder` compares their ids on a sample of the documents and on
+strings that a sample seldom holds: every special token, alone and inside words, odd spaces, digits, line ends, marks. During
+encoding, pool.py encodes one piece of every eighth batch with both.
 """
 
 import json
@@ -32,7 +32,7 @@ ODD: Final = (
 
 
 class Unfit(NamedTuple):
-    """Why a tokenizer is not encoded by tiktoken."""
+    """Why tiktoken cannot encode for a tokenizer."""
 
     reason: str
 
@@ -92,7 +92,7 @@ def _unfit(content: dict[str, Any], model: dict[str, Any]) -> str | None:
 
 
 def _pattern(cutter: dict[str, Any] | None) -> str | None:
-    """The expression that cuts words, of the two forms that there are: ByteLevel's own, or Split and then ByteLevel."""
+    """The expression that cuts words, in either form: ByteLevel's own, or Split and then ByteLevel."""
     if cutter is None:
         return None
     steps = cutter["pretokenizers"] if cutter["type"] == "Sequence" else [cutter]
@@ -109,7 +109,7 @@ def _pattern(cutter: dict[str, Any] | None) -> str | None:
 
 
 def _tokens_in_order(model: dict[str, Any]) -> list[tuple[bytes, int]] | None:
-    """(bytes, id) of all bytes and of what each merge gives, in the order of merging."""
+    """(bytes, id) of all bytes and of each merge's result, in merge order."""
     vocabulary: dict[str, int] = model["vocab"]
     alphabet = _byte_of_letter()
     if not set(alphabet) <= set(vocabulary):
@@ -124,7 +124,7 @@ def _tokens_in_order(model: dict[str, Any]) -> list[tuple[bytes, int]] | None:
 
 
 def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's letter for each byte, turned round: printable bytes are themselves, the others count on from U+0100."""
+    """GPT-2's letter -> byte: printable bytes are themselves, the others are numbered from U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     found = {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -133,7 +133,7 @@ def _byte_of_letter() -> dict[str, int]:
 
 
 def fast_encoder(directory: Path, sample: Iterable[str], log: Callable[[str], None]) -> bool:
-    """Whether tiktoken encodes as the tokenizer in `directory` does, on a sample of documents and on odd strings. Told."""
+    """Whether tiktoken gives the ids of the tokenizer in `directory`, on a sample of documents and on odd strings; logs which."""
     found = compile_bpe(directory)
     if isinstance(found, Unfit):
         log(f"tokenizer: encoded by Hugging Face's tokenizers: {found.reason}")
@@ -162,7 +162,7 @@ def _first(sample: Iterable[str]) -> Iterable[str]:
 
 
 def odd_strings(tokenizer: Tokenizer) -> list[str]:
-    """What documents seldom hold and tokenizers differ on; every added token alone, inside a word, and between spaces."""
+    """Strings that documents seldom hold and tokenizers differ on; each added token alone, inside a word, and between spaces."""
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     inside = [
         form for name in added for form in (name, f"a{name}b", f" {name} {name}{name}\n", name[:-1], f"'{name}'s")

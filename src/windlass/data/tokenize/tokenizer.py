@@ -1,17 +1,14 @@
-"""The tokenizer of a preparation: trained here or loaded, and how many bytes of text each token stands for.
+"""The tokenizer of a preparation: trained here or loaded, and how many bytes of text each token represents.
 
-Training: byte-level BPE (Sennrich et al., arXiv 1508.07909; on bytes: GPT-2) with GPT-2's pre-tokenisation, so any
-text can be encoded and decoded without loss. `<|endoftext|>` is its end-of-sequence token (EOS) and its only special
-token.
+Training: byte-level BPE (Sennrich et al., arXiv 1508.07909; on bytes: GPT-2) with GPT-2's pre-tokenisation, so any text can be
+encoded and decoded without loss. `<|endoftext|>` is its end-of-sequence token (EOS) and its only special token.
 
-A special token written inside a document (`<|endoftext|>` in a file about tokenizers) is text: the tokenizer is told
-so, because otherwise the document would end there. Truncation and padding that a tokenizer.json may carry are
-switched off.
+A special token written inside a document (`<|endoftext|>` in a file about tokenizers) is encoded as text, because otherwise the
+document would end there. Truncation and padding of a tokenizer.json are switched off.
 
-Bytes of tokens: in a byte-level vocabulary each character of a token's name is one byte. In a SentencePiece
-vocabulary `<0x41>` is one byte and `▁` is a space. Special tokens stand for no text: 0. Summed over a stream this is
-the length of the text, exactly, unless the tokenizer rewrites text (Unicode normalisation, an added first space);
-preparation compares.
+Bytes of tokens: in a byte-level vocabulary each character of a token's name is one byte. In a SentencePiece vocabulary `<0x41>`
+is one byte and `▁` is a space. Special tokens count 0 bytes. Summed over a stream this is the length of the text, exactly,
+unless the tokenizer rewrites text (Unicode normalisation, an added first space); preparation compares the two.
 """
 
 import json
@@ -86,7 +83,7 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
     missing = [name for name in (TOKENIZER_FILE, CONFIG_FILE) if not (folder / name).is_file()]
     if missing and not code:
         raise UserError(f"{folder} has no {' and no '.join(missing)}", rule, f"write both with {save}")
-    if code:  # it may read any file that lies beside it
+    if code:  # it may read any file beside it
         return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in CODE_READS)
     read_json(folder / CONFIG_FILE, None, f"{config.from_}: {CONFIG_FILE}")
     asked = () if states_end(folder) or config.eos_token is not None else NUMBERED_IN
@@ -127,8 +124,8 @@ def _own_code(folder: Path, config: TokenizerConfig) -> str | None:
 def copy_loaded(
     files: list[Path], config: TokenizerConfig, directory: Path, log: Callable[[str], None] = print
 ) -> None:
-    """Writes the tokenizer's files. One with trusted code is made by that code, once, and saved as transformers saves it.
-    tokenizer_config.json names the token that ends a text then, wherever that was found; `log` is called with a line about it."""
+    """Writes the tokenizer's files. Trusted code builds its tokenizer once, which is saved as transformers saves it. The written
+    tokenizer_config.json names the EOS token, wherever that was found; `log` is called with a line about it."""
     directory.mkdir(parents=True)
     if config.trust_remote_code is None:
         for file in files:
@@ -158,7 +155,7 @@ def _save_made(files: list[Path], config: TokenizerConfig, directory: Path) -> N
     made.save_pretrained(directory)
     config_file = directory / CONFIG_FILE
     saved = json.loads(config_file.read_text("utf-8"))
-    saved.pop("auto_map", None)  # what lies here needs its code no more
+    saved.pop("auto_map", None)  # the saved tokenizer needs its code no more
     saved["tokenizer_class"] = "PreTrainedTokenizerFast"
     config_file.write_text(json.dumps(saved, indent=2), "utf-8")
     for file in directory.glob("*.py"):
@@ -166,7 +163,7 @@ def _save_made(files: list[Path], config: TokenizerConfig, directory: Path) -> N
 
 
 def export_tokenizer(source: Path, target: Path, max_positions: int, *, with_merges: bool) -> bool:
-    """The tokenizer of `source` as other tools read it -> whether there is one. The chat template stands in a file of its own
+    """The tokenizer of `source` as other tools read it -> whether there is one. The chat template is in a file of its own
     (current tools) and in tokenizer_config.json (older ones), the longest input is the model's where none was said, and
     `with_merges` adds vocab.json and merges.txt, the only form that GPT-2's own tools know."""
     for name in (*COPIED_FILES, *OLDER_FILES):
@@ -207,7 +204,7 @@ def open_tokenizer(directory: Path) -> tuple[Tokenizer, int]:
 
 
 def _check_no_text_ends(tokenizer: Tokenizer, eos: str, eos_id: int) -> None:
-    """Raises UserError where a text may hold the token: its name, or what an ordinary one stands for, alone or in a word."""
+    """Raises UserError where ordinary text can encode to the token, alone or inside a word."""
     rule = "a special token written inside a document is text, and must not end the document"
     if eos_id in tokenizer.encode(eos, add_special_tokens=False).ids:
         change = f"mark {eos!r} as special in {TOKENIZER_FILE}: set `special` to true in its entry of `added_tokens`"
