@@ -70,7 +70,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         optimizer=optimizer,
         objective=Pretrain(),
         source=source,
-        evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
+        evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
