@@ -1,13 +1,12 @@
-"""The shards of a preparation that is still being written, as a reader sees them: more as time goes, each as good as in a
-finished one. Whoever needs one that is not there waits, for as long as the preparation works.
+"""A reader's view of a dataset that is still being prepared: the list of shards grows, and every listed shard is complete.
 
-What counts as working: its journal grows, or its beat changes, which it does with every second in which documents are read or
-encoded. Clocks of two hosts are never compared; only change is seen. No change within the deadline is an error that names the
-preparation, and so is one that says itself why it has failed. So a wait ends: in shards, in the end of the set, or in an error,
-never in a short epoch.
+A reader that needs a shard that is not written yet waits for as long as the preparation works. A preparation works while its
+journal grows or its beat changes, which it does every second in which documents are read or encoded. Clocks of two hosts are
+never compared; only change counts. No change within the deadline is an error that names the preparation; so is a failure that
+the preparation reports itself. So a wait ends in shards, in the end of the set, or in an error, never in a short epoch.
 
-Ranks wait alike: each asks for the whole global batch, not for its own part, so all find it there at nearly the same moment, and
-no collective is under way while they wait. The deadline is far below the time after which a collective fails.
+Ranks wait alike: each asks for the whole global batch, not for its own part, so all find it at nearly the same moment, and no
+collective is under way while they wait. The deadline is far below the time after which a collective fails.
 """
 
 import threading
@@ -27,8 +26,8 @@ MAPPED: Final = 1 << 30  # files of a disk: as many as the reader wants
 
 
 class GrowingFolder(Folder):
-    """Shards of a local directory as its journal tells them. `shards` becomes longer with `read`; sizes and hashes are checked
-    when a file is first loaded."""
+    """The shards that the journal of a local directory lists. `read` extends `shards`; sizes and hashes are checked when a file
+    is first loaded."""
 
     def __init__(self, directory: Path, journal: Journal, deadline_s: float):
         self.directory, self.where = directory, str(directory)
@@ -46,11 +45,11 @@ class GrowingFolder(Folder):
         return self.journal.end is not None
 
     def close(self) -> None:
-        """Nobody waits any longer."""
+        """Ends a wait that is under way, with an error."""
         self._closed.set()
 
     def wait_for(self, is_enough: Callable[[], bool]) -> None:
-        """Until `is_enough()`, which is asked anew when there is more, or the set is complete. Raises UserError, BadShard."""
+        """Returns once `is_enough()` or the set is complete; asks again whenever shards are added. Raises UserError, BadShard."""
         sign, since_s = "", time.monotonic()
         while True:
             self.read()
@@ -68,7 +67,7 @@ class GrowingFolder(Folder):
                 raise RuntimeError("the loader was closed while it waited")
 
     def read(self) -> None:
-        """Takes in what is new. Raises UserError where the preparation is gone, BadShard where it is another one."""
+        """Takes in new shards. Raises UserError where the preparation is gone, BadShard where it is another one."""
         try:
             self.journal.read()
         except FileNotFoundError:
