@@ -90,7 +90,6 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     limits = skip_rule(config, runtime, prepared, start), past_of(trainer_state, config, prepared)
     source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules)
-    hosts = runtime.hosts()
     run = Run(
         config=config,
         architecture=architecture,
@@ -103,7 +102,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
+        provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
         base=base_files(config, is_new=trainer_state is None),
         run_lock=run_lock,
         restore_output=restore_output,
