@@ -41,8 +41,15 @@ def kill_trials(ranks, run, count, asynchronous, everyone, seed):
     return cut, done
 
 
-@pytest.mark.parametrize("everyone", [False, True], ids=["one rank", "all ranks"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("asynchronous", "everyone"),
+    [
+        pytest.param(False, True, id="sync-all ranks"),
+        pytest.param(True, False, id="async-one rank"),
+        pytest.param(False, False, id="sync-one rank", marks=pytest.mark.long),
+        pytest.param(True, True, id="async-all ranks", marks=pytest.mark.long),
+    ],
+)
 def test_the_last_or_last_but_one_step_loads_after_each_of_3_kills(ranks, tmp_path, asynchronous, everyone):
     kill_trials(ranks, tmp_path, 3, asynchronous, everyone, seed=1)
 

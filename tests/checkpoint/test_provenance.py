@@ -81,3 +81,8 @@ def test_only_the_values_of_secret_arguments_are_hidden():
 def test_python_platform_and_packages_are_there():
     found = collect_provenance([], [])
     assert "torch" in found["packages"] and found["python"] and found["platform"]
+
+
+def test_a_rank_whose_record_is_not_written_reads_nothing(monkeypatch):
+    monkeypatch.setattr(provenance, "packages", None)
+    assert collect_provenance([], [], is_written=False) == {}

@@ -14,7 +14,7 @@ def compiled_gradients(recompute):
     return gradients(2, 3, 1, 2, "fp32", compile=True, recompute=recompute)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=pytest.mark.long), "selective", "full"])
 def test_compiled_blocks_give_the_same_gradients_and_names(ranks, recompute):
     plain = ranks.run(2, gradients, 2, 3, 1, 2, "fp32")[0]
     compiled = ranks.run(2, compiled_gradients, recompute, timeout_s=300)[0]

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tests import cases
 from tests.cases import Layout
+from tests.marks import quick_once
 from tests.proof.test_same_loss import TOLERANCE
 from windlass.data.stream.collate import sample_keys
 from windlass.model import dropout, transformer
@@ -177,7 +178,7 @@ RED = [
 
 
 @pytest.mark.parametrize("policy", ["fp64", pytest.param("fp32", marks=pytest.mark.long)])
-@pytest.mark.parametrize(("mutation", "layout"), RED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("mutation", "layout"), quick_once(RED), ids=lambda value: getattr(value, "__name__", value))
 def test_the_comparison_turns_red(ranks, dropped, mutation, layout, policy):
     case = Layout(**{**vars(LAYOUTS[layout]), "policy": policy})
     with pytest.raises(AssertionError) as caught:

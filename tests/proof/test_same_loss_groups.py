@@ -9,6 +9,7 @@ import torch
 
 from tests import cases
 from tests.cases import OPTIM, SETTINGS, Layout
+from tests.marks import quick_once
 from tests.proof.test_same_loss import TOLERANCE, assert_same
 from windlass.model.names import VOCABULARY
 from windlass.optim import adamw, groups, muon
@@ -205,7 +206,9 @@ def train_mutated(directory, row, mutation):
         return cases.train_layout(directory, row)
 
 
-@pytest.mark.parametrize(("mutation", "case", "layout"), RED, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("mutation", "case", "layout"), quick_once(RED), ids=lambda value: getattr(value, "__name__", value)
+)
 def test_the_comparison_turns_red(ranks, reference, mutation, case, layout):
     from windlass.proof.pool import RankFailed
 

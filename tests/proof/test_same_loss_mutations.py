@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests import cases
 from tests.cases import Layout
+from tests.marks import quick_once
 from tests.proof import test_same_loss
 from tests.proof.test_same_loss import reference  # noqa: F401  the fixture
 from windlass.parallel import ddp, program
@@ -172,7 +173,7 @@ def test_without_a_mutation_the_comparison_is_green(ranks, reference, case):  # 
 
 
 @pytest.mark.parametrize("policy", ["fp64", pytest.param("fp32", marks=pytest.mark.long)])
-@pytest.mark.parametrize(("mutation", "case"), RED, ids=name_of)
+@pytest.mark.parametrize(("mutation", "case"), quick_once(RED), ids=name_of)
 def test_the_comparison_turns_red(ranks, reference, mutation, case, policy):  # noqa: F811
     with pytest.raises(AssertionError) as caught:
         case = Layout(**{**vars(case), "policy": policy})

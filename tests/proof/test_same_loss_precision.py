@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests import cases
 from tests.cases import Layout
+from tests.marks import quick_once
 from windlass.optim import elementwise
 from windlass.optim.rounding import ElementPlace, stored_as
 from windlass.parallel import ddp
@@ -260,7 +261,9 @@ def test_without_a_mutation_the_mutated_road_is_green(ranks, model, alone):
 
 
 @pytest.mark.parametrize(
-    ("mutation", "name", "layout", "found_by"), RED, ids=lambda value: getattr(value, "__name__", str(value)[:20])
+    ("mutation", "name", "layout", "found_by"),
+    quick_once(RED),
+    ids=lambda value: getattr(value, "__name__", str(value)[:20]),
 )
 def test_the_comparison_turns_red(ranks, model, alone, mutation, name, layout, found_by):
     directory, trace = model

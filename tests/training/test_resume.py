@@ -1,6 +1,7 @@
 """A run that was killed and started again is the run that was never killed: bit for bit on the same layout, and with the same
 samples in the same order on any other."""
 
+import itertools
 import json
 import random
 
@@ -37,9 +38,14 @@ def assert_same_state(one, two):
     assert difference == Difference(same=difference.same) and difference.same > 0, difference
 
 
-@pytest.mark.parametrize("trial", [0, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("background", [True, False])
-@pytest.mark.parametrize("kernel", ["fused", "foreach"])
+QUICK = {("fused", True, 0), ("foreach", False, 0)}  # both kernels, both ways of saving
+KILLED = list(itertools.product(("fused", "foreach"), (True, False), (0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "background", "trial"),
+    [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.long) for cell in KILLED],
+)
 def test_killed_and_resumed_is_bit_equal(base, ranks, whole, kernel, background, trial):
     draw = random.Random(f"{kernel}{background}{trial}")
     step, victim = draw.randint(1, tiny.STEPS), draw.randrange(WORLD)
@@ -101,7 +107,7 @@ def test_with_dropout_too_killed_and_resumed_is_bit_equal(base, ranks, dropped):
     assert_same_state(config.run.directory, dropped)
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_with_dropout_too_another_world_loses_the_same(base, ranks, dropped, world):
     config = tiny.recipe(base, f"dropped-moved-{world}", model=GPT2)
     with pytest.raises(RankFailed):

@@ -22,8 +22,13 @@ GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "core.q
 _SECRET = re.compile(r"(^|[._-])(token|secret|password|passwd|key|credentials?)$", re.IGNORECASE)  # by its last word
 
 
-def collect_provenance(argv: list[str], hosts: list[str], directory: Path | None = None) -> dict[str, Any]:
-    """A JSON dict. `hosts`: one name per rank or node, as the caller likes. `directory`: the user's code, else cwd."""
+def collect_provenance(
+    argv: list[str], hosts: list[str], directory: Path | None = None, *, is_written: bool = True
+) -> dict[str, Any]:
+    """A JSON dict. `hosts`: one name per rank or node, as the caller likes. `directory`: the user's code, else cwd.
+    Empty on a rank whose record is not written: it would cost each rank half a second."""
+    if not is_written:
+        return {}
     return {
         "argv": redact(argv),
         "hosts": hosts,

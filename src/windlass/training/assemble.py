@@ -57,10 +57,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     start = restore(config, checkpoints, program, optimizer, log)
     for sentence in notes:
         log(sentence)
-    mesh = program.mesh
-    source = open_source(config, architecture, mesh, runtime, prepared, start, log)
+    source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
-    hosts = runtime.hosts()
     run = Run(
         config=config,
         architecture=architecture,
@@ -73,7 +71,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
+        provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
         base=base_files(config, is_new=trainer_state is None),
         run_lock=run_lock,
         restore_output=restore_output,
