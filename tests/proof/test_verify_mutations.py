@@ -23,7 +23,7 @@ from windlass.config import check_recipe
 from windlass.proof import verify
 from windlass.proof.fold_layout import fold
 from windlass.proof.pool import Ranks
-from windlass.proof.proxy import make_twin
+from windlass.proof.proxy import make_proxy
 from windlass.recipe import apply_override
 
 SOURCE = Path(windlass.__file__).parent
@@ -63,11 +63,11 @@ def proved(tmp_path, monkeypatch, patches, layout, model):
         apply_override(tree, override)
     config = check_recipe(tree)
     (cell,) = fold(config.parallel, None, 8).cells
-    twin = make_twin(config, config.model.architecture(300), cell, tmp_path / "twin")
+    proxy = make_proxy(config, config.model.architecture(300), cell, tmp_path / "proxy")
     monkeypatch.syspath_prepend(copied(tmp_path, patches))  # ranks take it over when they start
     pool = Ranks()
     try:
-        return verify.prove(twin, cell, pool)
+        return verify.prove(proxy, cell, pool)
     finally:
         pool.close()
 
