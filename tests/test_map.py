@@ -60,6 +60,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
+    "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
     "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",

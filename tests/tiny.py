@@ -71,14 +71,14 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
 
     def spy(*args):
         run = assemble(*args)
-        take = run.loader.next
+        take = run.source.next
 
         def next_batches():
             batches = take()
             rows.append(torch.cat([batch["input_ids"] for batch in batches]).tolist())
             return batches
 
-        run.loader.next = next_batches
+        run.source.next = next_batches
         return run
 
     def clip(*args):

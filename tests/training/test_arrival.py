@@ -141,14 +141,14 @@ def test_a_finished_preparation_of_other_files_is_not_gone_on_with(base):
     config = by_arrival(base, "finished", base / "corpus")
     prepared = prepare(config.data, {}, report=lambda line: None)
     read = {"num_shards": 2, "shards": "0" * 32}
-    capsule = {"data": {"stream": prepared.stream, "read_from": read}}
+    capsule = {"data": {"stream": prepared.stream}, "read_from": read}
     past = past_of(capsule, config, prepared)
     assert past[:2] == (2, "0" * 32)
     assert (
         isinstance(past.refused, UserError) and "are not those that the run's checkpoint has read" in past.refused.given
     )
     assert past_of(None, config, prepared) is None
-    assert past_of({"data": {"stream": prepared.stream, "read_from": None}}, config, prepared) is None
+    assert past_of({"data": {"stream": prepared.stream}, "read_from": None}, config, prepared) is None
     accepted = config.model_copy(update={"run": config.run.model_copy(update={"accept_drift": ["data"]})})
     assert past_of(capsule, accepted, prepared) is None
 

@@ -73,7 +73,7 @@ def spoil_a_moment(config):
         for step in range(4):
             if step == 3 and runtime.rank == 1:
                 run.optimizer.state_tensors()["model.norm.weight.exp_avg"].view(torch.int32)[0] ^= 1
-            batches, count = run.objective.weigh(run.loader.next(), run.program)
+            batches, count = run.objective.weigh(run.source.next(), run.program)
             try:
                 run.program.run(batches, count)
             except OutOfSync as error:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from windlass.config import to_yaml
-from windlass.data.stream.ledger import entry
 from windlass.model.architecture import describe_dropout
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
@@ -30,7 +29,7 @@ def announce(run: Run, source: str) -> None:
         "global batch": f"{config.sequences_per_step} sequences = {config.run.micro_batch} per micro-batch "
         f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
-        + describe_length(config, run.total_steps, run.loader.num_samples, run.prepared.is_whole),
+        + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
         "attention": _describe_attention(run),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
@@ -52,19 +51,12 @@ def announce(run: Run, source: str) -> None:
         derived=derived,
         provenance=_brief(run.provenance),
         baselines=run.baselines(),
-        data=entry(
-            run.loader.shards,
-            stream=run.prepared.stream,
-            seed=config.run.seed,
-            shuffle_window=config.data.shuffle_window,
-            consumed=run.loader.consumed,
-            skipped=run.loader.skipped,
-            samples_per_step=run.loader.global_batch,
-            shares=run.prepared.shares(config.data.weights),
-            arrival=config.data.order.first_epoch == "arrival",
-            known=run.loader.new_shards(),
-        ),
+        data={"stream": run.prepared.stream, **run.source.entry()},
     )
+
+
+def _num_samples(run: Run) -> int:
+    return sum(shard.num_samples for shard in run.source.shards)
 
 
 def _describe_attention(run: Run) -> str:
@@ -87,7 +79,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     found = {"packing": f"{data.packing}{full}; {inside}"}
     shares = run.prepared.shares(data.weights)
     if shares is not None:
-        samples = [shard.num_samples for shard in run.loader.shards]
+        samples = [shard.num_samples for shard in run.source.shards]
         names = [source.label for source in data.sources]
         lines = shares.told(names, samples, run.total_steps * run.config.sequences_per_step)
         found |= {f"source {number}": line for number, line in enumerate(lines, 1)}

@@ -12,7 +12,7 @@ from windlass.training.drift import stream_to_keep
 def past_of(capsule: Mapping[str, Any] | None, config: RunConfig, prepared: Prepared) -> Past | None:
     """The shards that the checkpoint has read, which the loader compares with those that lie there; None for a new run, another
     order, or where other data is accepted."""
-    read = None if capsule is None else capsule["data"].get("read_from")
+    read = None if capsule is None else capsule.get("read_from")
     if capsule is None or read is None or config.data.order.first_epoch != "arrival":
         return None
     if stream_to_keep(dict(capsule), config) is None:

@@ -88,7 +88,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     for sentence in notes:
         tell(sentence)
     limits = skip_rule(config, runtime, prepared, start), past_of(capsule, config, prepared)
-    loader = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
+    source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
     recorder = open_recorder(config, runtime, architecture, start.step, rules)
     run = Run(
         config=config,
@@ -98,7 +98,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         program=checked(program, optimizer.state_tensors, config.parallel),
         optimizer=optimizer,
         objective=Pretrain(),
-        loader=loader,
+        source=source,
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,

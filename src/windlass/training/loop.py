@@ -1,4 +1,4 @@
-"""The loop. It knows no technique: layouts live behind `program`, data behind `loader`, objectives behind `objective`."""
+"""The loop. It knows no technique: layouts live behind `program`, data behind `source`, objectives behind `objective`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ def loop(run: Run, stop: Stop) -> Result:
     while step < run.total_steps:
         rate = learning_rate(step, run.total_steps, config.optim)
         run.optimizer.set_learning_rate(rate)
-        batches = run.loader.next()  # this rank's micro-batches of global batch `step`
+        batches = run.source.next()  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
         norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)

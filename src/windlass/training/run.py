@@ -12,8 +12,8 @@ import torch
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
-from windlass.data.stream.loader import Loader
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
@@ -44,7 +44,7 @@ class Run:
     program: Program
     optimizer: Optimizer
     objective: Pretrain
-    loader: Loader
+    source: BatchSource
     evaluation_sets: Mapping[str, EvaluationSet]
     checkpoints: Checkpoints
     recorder: Recorder
@@ -68,15 +68,13 @@ class Run:
 
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
         """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
-        for fields in self.loader.news():
-            self.recorder.event("incident", step, **fields)
-        self.health.add(loss, norm)
         is_due = self.recorder.is_due(step)
-        if is_due and (known := self.loader.new_shards()) is not None:
-            self.recorder.event("data", step, **known)
+        for event in self.source.drain_events(is_due):
+            self.recorder.event(event.kind, step, **event.fields)
+        self.health.add(loss, norm)
         skipped = self.health.look() if is_due else 0
         figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
-        self.recorder.step(step, loss, norm, rate, count, self.loader.wait_s, skipped, figures)
+        self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, figures)
         if is_due:
             self.health.look_for_stagnation(self.optimizer)
             self.health.end_if_diverged()
@@ -146,8 +144,7 @@ class Run:
         """The rest of the state: small, the same on all ranks, JSON."""
         return {
             "step": step,
-            "samples_consumed": self.loader.consumed,
-            "skipped": self.loader.skipped,
+            **self.source.state(),
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
             "model": to_hf(self.architecture),
@@ -155,7 +152,6 @@ class Run:
             "data": {
                 "stream": self.prepared.stream,
                 "corpus_hash": self.prepared.corpus_hash,
-                "read_from": self.loader.read_from,
             },
             "generator": torch.get_rng_state().numpy().tobytes().hex(),
             "world": self.runtime.world,
@@ -180,7 +176,7 @@ class Run:
 
     def close(self, step: int, reason: str) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
-        self.loader.close()
+        self.source.close()
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             write_report(self.config.run.directory)

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def opening(folder, kind, step, consumed, per_step, **changes):
-    facts = {"stream": "s", "seed": 7, "shuffle_window": 2, "consumed": consumed, "samples_per_step": per_step}
+    facts = {"seed": 7, "shuffle_window": 2, "consumed": consumed, "samples_per_step": per_step}
     return {"kind": kind, "step": step, "data": entry(folder.shards, **{**facts, **changes})}
 
 

@@ -293,7 +293,7 @@ def test_the_ledger_proves_what_was_consumed_and_what_was_lost(copy):
     events, got = [], []
 
     def opening(kind, step, loader):
-        facts = {"stream": "s", "seed": 17, "shuffle_window": 1, "consumed": loader.consumed}
+        facts = {"seed": 17, "shuffle_window": 1, "consumed": loader.consumed}
         facts |= {"samples_per_step": loader.global_batch, "skipped": loader.skipped}
         events.append({"kind": kind, "step": step, "data": entry(folder.shards, **facts)})
 

@@ -2,6 +2,7 @@
 
 config          the recipe's `data.order`
 order           which sample stands at which position of the endless stream
+batch_source    what the loop reads from, whoever makes it
 mixture         several sources in fixed shares
 loader          global batches of the stream, read ahead by one thread
 skip            damaged shards that a run leaves out, agreed on by all ranks

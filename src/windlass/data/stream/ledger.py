@@ -67,7 +67,6 @@ def chain(shards: Iterable[Shard], before: str = "") -> str:
 def entry(
     shards: Iterable[Shard],
     *,
-    stream: str,
     seed: int,
     shuffle_window: int,
     consumed: int,
@@ -83,7 +82,6 @@ def entry(
     return {
         **mixture,
         **({"left_out": [list(item) for item in skipped]} if skipped else {}),
-        "stream": stream,
         **({"shards": fingerprint(shards)} if known is None else {}),
         "seed": seed,
         "shuffle_window": shuffle_window,

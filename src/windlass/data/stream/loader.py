@@ -29,7 +29,9 @@ from windlass.data.packing import NOT_COUNTED, Borders, isolate
 from windlass.data.shards.growing import GrowingFolder
 from windlass.data.shards.index import REPAIR, Shard
 from windlass.data.shards.mds import Reader, ShardSource
+from windlass.data.stream import ledger
 from windlass.data.stream.arrival import Arrival, Past
+from windlass.data.stream.batch_source import Batch, Event
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.data.stream.skip import Complaint, SkipRule, Skips, blank
@@ -39,7 +41,6 @@ from windlass.units import format_duration
 TELL_EVERY_S = 10.0  # while the next batch waits for shards that are not written yet
 NEWS_FROM_S = 1.0  # shorter waits are told when they add up to it
 BATCHES_AHEAD = 2  # global batches read ahead; one would do, the second hides the opening of a shard
-Batch = dict[str, torch.Tensor]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
@@ -143,8 +144,8 @@ class Loader:
         self.wait_s = 0.0
         self._sequence_length, self._micro_batch, self._accumulation = sequence_length, micro_batch, accumulation
         self._batch_rank, self._device = batch_rank, torch.device(device)
-        self._seed = seed if with_keys else None
-        self._pin = self._device.type == "cuda"
+        self._facts: dict[str, Any] = dict(seed=seed, shuffle_window=shuffle_window, shares=shares, arrival=arrival)
+        self._seed, self._pin = seed if with_keys else None, self._device.type == "cuda"
         windows = 1 if shares is None else len(shares.weights)  # of a mixture each source has a window open
         max_mapped = 2 * windows * shuffle_window + 2
         if isinstance(source, GrowingFolder):
@@ -250,6 +251,22 @@ class Loader:
     def skipped(self) -> list[list[int]]:
         """[shard, place from which on it is left out], of every such shard: the rest of the state."""
         return [] if self._skips is None else [list(item) for item in self._skips.since.items()]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the stream."""
+        return {"samples_consumed": self.consumed, "skipped": self.skipped, "read_from": self.read_from}
+
+    def entry(self) -> dict[str, Any]:
+        """What a start or resume writes under `data`."""
+        facts = {**self._facts, "consumed": self.consumed, "skipped": self.skipped, "known": self.new_shards()}
+        return ledger.entry(self.shards, **facts, samples_per_step=self.global_batch)
+
+    def drain_events(self, is_log_step: bool) -> list[Event]:
+        """What was left out since the last call, how long a preparation was waited for, and on logging steps new shards."""
+        events = [Event("incident", fields) for fields in self.news()]
+        if is_log_step and (known := self.new_shards()) is not None:
+            events.append(Event("data", known))
+        return events
 
     def news(self) -> list[dict[str, Any]]:
         """What was left out since the last call, and how long a preparation was waited for, as the fields of incidents."""
