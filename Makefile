@@ -1,5 +1,7 @@
 # make demo   a real pretraining run on this machine, from nothing: environment, corpus, training, report, sample text
-# make test   the tests                       make test-all   the long matrices too
+# make test   the tests                       make test-all   the long tests too, in parts: an interrupted run goes on
+# make test-sample   a sample of the long tests: SAMPLE_S seconds of them, drawn by SEED
+# make rough  the quick set, paused at random and with AVX2 only
 # make check  ruff, types, the map            make bench      what the trainer costs, counted
 # make bench-gpu  what one GPU does: rates, ladder, headline rows (MINUTES=9 each)
 # make docs   what docs/ takes from the source  make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
@@ -7,7 +9,7 @@
 PY := .venv/bin/python
 WINDLASS := .venv/bin/windlass
 
-.PHONY: demo test test-long test-all check bench bench-gpu docs lock lock-check environment
+.PHONY: demo test test-long test-sample test-all long-seconds rough check bench bench-gpu docs lock lock-check environment
 
 environment: .venv/stamp
 
@@ -31,7 +33,19 @@ test: .venv/stamp
 test-long: .venv/stamp
 	$(PY) -m pytest --long -m long -n 2 --dist worksteal
 
-test-all: test test-long
+SAMPLE_S := 1800
+SEED := 0
+test-sample: .venv/stamp
+	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
+
+test-all: .venv/stamp
+	$(PY) scripts/test_all.py
+
+long-seconds:  # what test-all measured, for the next samples
+	cp build/test-all/long_seconds.json tests/long_seconds.json
+
+rough: .venv/stamp
+	bash scripts/rough_weather.sh
 
 check: .venv/stamp
 	$(PY) -m ruff check

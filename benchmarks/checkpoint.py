@@ -62,7 +62,9 @@ def make_tensors(mib: int) -> dict[str, torch.Tensor]:
 def one_save(directory: Path, tensors: dict[str, torch.Tensor], step: int, hash, exchange: Exchange) -> float:
     """Seconds of one save, the slowest rank's. The checkpoint is deleted again."""
     local = {name: tensor.to_local() for name, tensor in tensors.items()}
-    writer = TensorWriter(directory, step, "bench", lambda token: {"capsule.json": seal({"token": token})}, digest=hash)
+    writer = TensorWriter(
+        directory, step, "bench", lambda token: {"trainer_state.json": seal({"token": token})}, digest=hash
+    )
     dist.barrier()
     start_s = time.perf_counter()
     write_checkpoint(tensors, local, writer, exchange)

@@ -14,8 +14,10 @@ from counting import STEPS, WARM_UP, Count
 
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import open_prepared
+from windlass.data.stream.batch_source import Batch
 from windlass.data.stream.evaluation_set import evaluation_set
-from windlass.data.stream.loader import Batch, Loader
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
 
@@ -70,16 +72,8 @@ class Rows(torch.utils.data.Dataset[Batch]):
     """The recipe's samples in the order that windlass trains on them, as the other trainers want them."""
 
     def __init__(self, config: RunConfig):
-        loader = Loader(
-            open_prepared(config.data, {}).directory / "train",
-            sequence_length=SEQUENCE_LENGTH,
-            micro_batch=MICRO_BATCH,
-            accumulation=1,
-            batch_rank=0,
-            batch_ranks=1,
-            seed=config.run.seed,
-            shuffle_window=config.data.shuffle_window,
-        )
+        prepared = open_prepared(config.data, {})
+        loader = open_stream(prepared, config.data, BatchCut(MICRO_BATCH), seed=config.run.seed)
         taken = [loader.next()[0] for _ in range(TOTAL_STEPS)]
         self.batches = [{"input_ids": batch["input_ids"], "labels": batch["targets"]} for batch in taken]
         loader.close()

@@ -24,8 +24,10 @@ import numpy as np
 import torch
 
 from windlass.data.config import DataConfig
-from windlass.data.shards.mds import Writer
-from windlass.data.stream.loader import Loader
+from windlass.data.shards.mds import Reader, Writer
+from windlass.data.stream.collate import batches_of
+from windlass.data.stream.loader import BatchCut, Loader
+from windlass.data.stream.order import Order
 
 RESULTS = Path(__file__).parent / "results" / "loader.json"
 BATCH_TOKENS = 16_384
@@ -46,17 +48,10 @@ def write_shards(directory: Path, sequence_length: int, num_tokens: int) -> None
 def one_pass(directory: Path, sequence_length: int, seed: int) -> dict[str, float]:
     """Rates of one loader's life of an epoch and an eighth."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    loader = Loader(
-        directory,
-        sequence_length=sequence_length,
-        micro_batch=BATCH_TOKENS // sequence_length,
-        accumulation=1,
-        batch_rank=0,
-        batch_ranks=1,
-        seed=seed,
-        shuffle_window=SHUFFLE_WINDOW,
-    )
-    num_batches = loader.num_samples * 9 // 8 // loader.global_batch
+    reader, cut = Reader(directory, 2 * SHUFFLE_WINDOW + 2), BatchCut(BATCH_TOKENS // sequence_length)
+    order = Order(reader.shard_samples, seed, SHUFFLE_WINDOW)
+    loader = Loader(order, reader.shards, batches_of(reader, sequence_length), cut)
+    num_batches = order.num_samples * 9 // 8 // cut.global_batch
     for _ in range(num_batches):
         loader.next()
     loader.close()

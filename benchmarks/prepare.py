@@ -61,7 +61,7 @@ def run_prepare(corpus: Path, tokenizer: Path, place: Path, *, with_tiktoken: bo
     baselines.MAX_TRAIN_TOKENS = -1  # what larger corpora do without is not counted
     settings = {"sources": [{"path": str(corpus)}], "tokenizer": {"from": str(tokenizer)}, "directory": str(place)}
     config = DataConfig.model_validate({**settings, "sequence_length": 2048})
-    prepare(config, {}, report=lambda line: print(line, file=sys.stderr))
+    prepare(config, {}, log=lambda line: print(line, file=sys.stderr))
 
 
 def run_map(corpus: Path, tokenizer: Path, place: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from windlass.data.stream.loader import sample_keys
+from windlass.data.stream.collate import sample_keys
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES

@@ -1,6 +1,8 @@
 """One pool of gloo ranks for the whole session: torch is imported once, and every multi-rank case reuses the ranks."""
 
 import os
+import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -8,18 +10,48 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+from tests import long_sample
+
+START_S = time.monotonic()
+
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long matrices too (make test-all)")
+    parser.addoption(
+        "--long-sample", type=float, metavar="SECONDS", help="run only long tests, a sample of these seconds"
+    )
+    parser.addoption("--seed", default="", help="what --long-sample is drawn by")
+    parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that would begin later")
+    parser.addoption("--record-seconds", metavar="FILE", help="write the seconds of long tests there")
 
 
 def pytest_collection_modifyitems(config, items):
+    budget_s = config.getoption("--long-sample")
+    if budget_s is not None:
+        long = {item.nodeid: item for item in items if item.get_closest_marker("long")}
+        chosen = set(long_sample.sample(long, long_sample.read_seconds(), budget_s, config.getoption("--seed")))
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
+        return
     if config.getoption("--long"):
         return
     skip = pytest.mark.skip(reason="long: runs in `make test-all`")
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(skip)
+
+
+def pytest_runtest_setup(item):
+    stop_s = item.config.getoption("--stop-after")
+    if stop_s is not None and time.monotonic() - START_S > stop_s:
+        pytest.skip(f"not run: {stop_s:g} s were over (--stop-after)")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    record = config.getoption("--record-seconds")
+    if record:
+        reports = (report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, ()))
+        long_sample.write_seconds(((r.nodeid, r.duration) for r in reports if "long" in r.keywords), Path(record))
 
 
 @pytest.fixture(scope="session")

@@ -246,11 +246,6 @@ def test_a_warm_up_that_reaches_into_the_decay_is_refused_and_the_remedy_works()
         check_recipe(tree(optim={**wsd, "warmup_steps": 100 - decay}))
 
 
-def test_start_what_alone_is_refused():
-    assert "run.start_what=all without run.start_from" in refused(run={"start_what": "all"}).given
-    check_recipe(tree(run={"start_what": "all", "start_from": "runs/y"}))
-
-
 # ---- dumps
 
 

@@ -1,10 +1,40 @@
-"""A user's mistake: three sentences, their order, and a suggestion only where one is near."""
+"""Errors in three sentences, their exit codes, and a suggestion only where a word is near."""
 
 import pickle
 
 import pytest
 
-from windlass.errors import BadCheckpoint, BadLayout, BadShard, UserError, nearest
+from windlass import errors
+from windlass.errors import (
+    AbsentSource,
+    BadCheckpoint,
+    BadLayout,
+    BadShard,
+    Diverged,
+    OutOfSync,
+    SeveralErrors,
+    Unavailable,
+    UnreachableSource,
+    UserError,
+    WindlassError,
+    exit_code_of,
+    nearest,
+)
+
+# kind: (exit code, whether the same command may succeed when started again)
+TABLE = {
+    WindlassError: (1, False),
+    BadLayout: (1, False),
+    UserError: (2, False),
+    AbsentSource: (2, False),
+    BadShard: (2, False),
+    BadCheckpoint: (2, False),
+    SeveralErrors: (2, False),
+    Diverged: (4, False),
+    OutOfSync: (5, True),
+    Unavailable: (74, True),
+    UnreachableSource: (74, True),
+}
 
 
 def test_the_message_says_what_was_given_the_rule_and_the_change():
@@ -12,12 +42,51 @@ def test_the_message_says_what_was_given_the_rule_and_the_change():
     assert str(error) == "run.steps=0\n  rule:   a run has at least one step\n  change: use run.steps=1 or more"
 
 
-@pytest.mark.parametrize("kind", [UserError, BadShard, BadCheckpoint, BadLayout])
+def test_every_kind_of_error_has_its_code_and_says_whether_to_retry():
+    ours = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)}
+    assert {kind: (kind.code, kind.retry) for kind in ours} == TABLE
+
+
+def test_the_exit_codes_are_those_of_the_contract():
+    named = {name: code for name, code in vars(errors).items() if name.startswith("EXIT_")}
+    assert named == {
+        "EXIT_BUG": 1,
+        "EXIT_USER_ERROR": 2,
+        "EXIT_NOT_EQUAL": 3,
+        "EXIT_DIVERGED": 4,
+        "EXIT_OUT_OF_SYNC": 5,
+        "EXIT_UNAVAILABLE": 74,
+        "EXIT_STOPPED": 75,
+        "EXIT_SIGNAL": 128,
+        "EXIT_INTERRUPTED": 130,
+    }
+    listed = errors.__doc__.split("    code  meaning")[1]
+    assert [line.split()[0] for line in listed.splitlines() if line[4:5].isdigit()] == (
+        ["0", "1", "2", "3", "4", "5", "74", "75", "130", "128+n"]
+    )
+
+
+def test_what_is_a_users_mistake_is_a_user_error_and_nothing_else_is():
+    assert {kind for kind in TABLE if issubclass(kind, UserError)} == {kind for kind in TABLE if kind.code in (2, 74)}
+
+
+def test_any_error_has_an_exit_code():
+    ends = (
+        KeyboardInterrupt(),
+        SystemExit(7),
+        SystemExit(None),
+        SystemExit("words"),
+        ValueError(),
+        Diverged("", "", ""),
+    )
+    assert [exit_code_of(error) for error in ends] == [130, 7, 0, 1, 1, 4]
+
+
+@pytest.mark.parametrize("kind", TABLE)
 def test_an_error_crosses_a_process_border_whole(kind):
-    """Ranks send their errors to the launcher by pickle."""
+    """Ranks send their errors to each other by pickle."""
     error = pickle.loads(pickle.dumps(kind("given", "rule", "change")))
-    assert type(error) is kind and isinstance(error, UserError)
-    assert (error.given, error.rule, error.change) == ("given", "rule", "change")
+    assert type(error) is kind and (error.given, error.rule, error.change) == ("given", "rule", "change")
 
 
 def test_nearest_names_the_closest_choice_or_nothing():

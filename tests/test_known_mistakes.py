@@ -34,11 +34,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from tests import tiny as recipes
+from tests.data.streams import open_bare
 from tests.parallel import tiny
 from windlass import hardware, recipe
 from windlass.config import RunConfig
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream import loader
+from windlass.data.stream import collate, order
 from windlass.errors import BadLayout, UserError
 from windlass.model import flops, init
 from windlass.model.cache import KVCache
@@ -73,15 +74,15 @@ def labels_shifted_twice(_ranks, directory, planted):
     writer = Writer(directory / "train", 10, 4096)
     writer.write(ids, ids)
     writer.close()
-    collate = loader.collate
+    make = collate.collate
 
     def again(*args):
-        found = collate(*args)
+        found = make(*args)
         return {**found, "targets": functional.pad(found["targets"][:, 1:], (0, 1), value=-100)}
 
     settings = {"sequence_length": 9, "micro_batch": 6, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1}
-    with plant(planted, loader, "collate", again):
-        reading = loader.Loader(directory / "train", **settings, seed=0, shuffle_window=1)
+    with plant(planted, collate, "collate", again):
+        reading = open_bare(directory / "train", **settings, seed=0, shuffle_window=1)
         (batch,) = reading.next()
         reading.close()
     decoder = small_decoder()
@@ -99,16 +100,16 @@ def data_split_twice(_ranks, directory, planted):
     writer.write(ids, ids)
     writer.close()
     assert len(Reader(directory / "train").shard_samples) > 1
-    take = loader.Order.take
+    take = order.Order.take
 
     def every_other(self, start, count):
         return take(self, 2 * start, 2 * count)[::2]
 
     seen = []
-    with plant(planted, loader.Order, "take", every_other):
+    with plant(planted, order.Order, "take", every_other):
         for rank in range(2):
             settings = {"sequence_length": 4, "micro_batch": 2, "accumulation": 3, "batch_rank": rank, "batch_ranks": 2}
-            reading = loader.Loader(directory / "train", **settings, seed=0, shuffle_window=2)
+            reading = open_bare(directory / "train", **settings, seed=0, shuffle_window=2)
             seen += [row for _ in range(2) for batch in reading.next() for row in batch["input_ids"][:, 0].tolist()]
             reading.close()
     assert sorted(seen) == list(range(24)), "an epoch is every sample once, over all ranks"

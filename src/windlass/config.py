@@ -7,73 +7,28 @@ depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in 
 import importlib.resources
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import yaml
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError, model_validator
 
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, nearest
 from windlass.hub.config import HubConfig
+from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
+from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
+from windlass.other_names import refuse_other_names
 from windlass.parallel.config import ParallelConfig
-from windlass.precision.config import PrecisionConfig
+from windlass.parallel.rules.batch import batch_errors
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
-
-
-class RunSettings(Settings):
-    directory: Path
-    """Where everything of this run goes. Started again on it, a run resumes."""
-    steps: int | None = Field(None, ge=1)
-    """Optimizer steps. Exactly one of steps, tokens, epochs."""
-    tokens: int | None = Field(None, ge=1)
-    """Training length in tokens, rounded up to whole steps."""
-    epochs: float | None = Field(None, gt=0)
-    """Training length in passes over the training set, rounded up to whole steps."""
-    tokens_per_step: int = Field(ge=1)
-    """Tokens per optimizer step over all ranks: the global batch. Accumulation follows from it."""
-    micro_batch: int = Field(1, ge=1)
-    """Sequences per rank of the batch axes in one forward. Changes memory and speed, not what is learned."""
-    seed: int = Field(0, ge=0)
-    """Initial weights and data order are functions of it."""
-    start_from: str | None = None
-    """A run or checkpoint directory whose state a *new* run begins with."""
-    start_what: Literal["weights", "all"] = "weights"
-    """With start_from. weights: the model only. all: optimizer, step and data position too."""
-    accept_drift: list[str] = []
-    """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
-    recipe. The model's own settings never may."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise UserError(
-                f"run has {' and '.join(given) if given else 'none of steps, tokens, epochs'}",
-                "the length of a run is given exactly once",
-                "set one of run.steps, run.tokens, run.epochs",
-            )
-        if self.start_from is None and self.start_what != "weights":
-            raise UserError(
-                f"run.start_what={self.start_what} without run.start_from",
-                "start_what says what is taken from the checkpoint that start_from names",
-                "set run.start_from, or remove run.start_what",
-            )
-        return self
-
-
-class ObjectiveConfig(Settings):
-    kind: Literal["pretrain"] = "pretrain"
-    """pretrain: next-token prediction on every token."""
-
-
-class AdapterConfig(Settings):
-    kind: Literal["none"] = "none"
-    """none: all parameters are trained."""
+from windlass.training.config import RunSettings
 
 
 class RunConfig(Settings):
@@ -83,7 +38,6 @@ class RunConfig(Settings):
     model: ModelConfig
     data: DataConfig
     objective: ObjectiveConfig = ObjectiveConfig()
-    adapter: AdapterConfig = AdapterConfig()
     parallel: ParallelConfig = ParallelConfig()
     precision: PrecisionConfig = PrecisionConfig()
     optim: OptimConfig = OptimConfig()
@@ -107,14 +61,13 @@ class RunConfig(Settings):
     @classmethod
     def _check_names(cls, given: Any) -> Any:
         if isinstance(given, Mapping):
-            ParallelConfig.check_sections(given)
+            refuse_other_names(given, tuple(POLICIES))
         return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.precision.check_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
         tokens, length = self.run.tokens_per_step, self.data.sequence_length
-        self.parallel.check_beside(self.precision.policy, length, self.model.shape(self.data.tokenizer.train))
         self.data.check_epochs(self.run.epochs)
         if tokens % length:
             below = tokens // length * length
@@ -187,26 +140,23 @@ class RunConfig(Settings):
             )
 
     def accumulation(self, batch_ranks: int) -> int:
-        """Micro-batches per rank and step when `batch_ranks` ranks hold different samples. Raises where it is not whole."""
-        sequences, micro = self.sequences_per_step, self.run.micro_batch
-        per_round = micro * batch_ranks
-        if sequences % per_round == 0:
-            num_micro = sequences // per_round
-            self.parallel.check_micro_batches(num_micro, per_round * self.data.sequence_length, micro)
-            return num_micro
-        length = self.data.sequence_length
-        below, above = sequences // per_round * per_round, (sequences // per_round + 1) * per_round
-        near = [str(n * length) for n in (below, above) if n]
-        micros = [str(m) for m in range(1, sequences + 1) if sequences % (m * batch_ranks) == 0]
-        remedy = f"the nearest that divide: run.tokens_per_step={' or '.join(near)}"
-        if micros:
-            remedy += f"; or, keeping it, run.micro_batch={' or '.join(micros[:6])}"
-        raise UserError(
-            f"run.tokens_per_step={self.run.tokens_per_step} ({sequences} sequences) on {batch_ranks} ranks with "
-            f"run.micro_batch={micro}",
-            f"sequences per step must be a multiple of micro_batch x ranks = {per_round}",
-            remedy,
+        """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
+        batch = (self.run.tokens_per_step, self.data.sequence_length, self.run.micro_batch)
+        for error in batch_errors(*batch, batch_ranks, self.parallel.schedule, self.parallel.pp):
+            raise error
+        return self.sequences_per_step // (self.run.micro_batch * batch_ranks)
+
+    def check_layout(self, architecture: Architecture | None, world: int | None = None) -> None:
+        """Raises one UserError that lists what the layout cannot have: beside the other sections, for the model and on `world`
+        ranks, where they are known."""
+        beside = Beside(
+            policy=self.precision.policy,
+            optimizer=self.optim.kind,
+            sequence_length=self.data.sequence_length,
+            tokens_per_step=self.run.tokens_per_step,
+            micro_batch=self.run.micro_batch,
         )
+        check_layout(self.parallel, architecture, world, beside)
 
 
 def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
@@ -230,9 +180,11 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
 def check_recipe(tree: Mapping[str, Any]) -> RunConfig:
     """A RunConfig from plain dicts; pydantic's complaints become one UserError that names each key."""
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         raise _explain(error) from None
+    config.check_layout(config.model.shape(config.data.tokenizer.train))
+    return config
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -1,19 +1,52 @@
-"""What a user can get wrong, and what we say then.
+"""The errors that windlass states in words, and the exit codes of its commands: one table for every command and launcher.
 
-A `UserError` has three parts, each one sentence: what was given, the rule it breaks, and what to change. The command line
-prints it without a traceback and exits with 2. Our own bugs are `assert`s and other exceptions, and keep their traceback.
+    WindlassError          given, rule, change: three sentences
+        UserError          2   the recipe or its surroundings; somebody has to change something
+            AbsentSource         a source of data that is not here
+            BadShard             damage in data that the user owns
+            BadCheckpoint        damage in a checkpoint, or none where one is named
+            SeveralErrors        several mistakes of one recipe, each with its own rule and change
+            Unavailable    74  a store, a hub or a server that does not answer now
+            UnreachableSource 74  an AbsentSource whose server cannot be reached now
+        Diverged           4   no step of the run changes a weight any more
+        OutOfSync          5   ranks that should hold the same hold different values
+        BadLayout          1   a bug of ours; printed with its traceback
+
+    code  meaning                                                              retry
+    0     done
+    1     a bug of ours, with a traceback                                      a few times: it may be a crash of one host
+    2     the recipe or its surroundings (UserError)                           no
+    3     not equal (`verify`, `checkpoint diff`)                              no
+    4     diverged                                                             no
+    5     ranks out of step                                                    yes, from the last checkpoint
+    74    data or storage does not answer                                      yes
+    75    stopped on request after a checkpoint                                yes: the same command goes on
+    130   interrupted before there was anything to save, or a second Ctrl-C    no
+    128+n a rank was killed by signal n (from our launcher)                    yes
+
+`code` and `retry` are attributes of each class. `windlass.cli.main` alone turns an error into an exit code.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
-EXIT_NOT_EQUAL: Final = 1  # `verify`: a number is not that of one process; `checkpoint diff`: a tensor differs
+EXIT_BUG: Final = 1
 EXIT_USER_ERROR: Final = 2
-EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention: interrupted before there was a state to save
-EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h: stopped on request after a checkpoint; the same command goes on
+EXIT_NOT_EQUAL: Final = 3
+EXIT_DIVERGED: Final = 4
+EXIT_OUT_OF_SYNC: Final = 5
+EXIT_UNAVAILABLE: Final = 74  # EX_IOERR of sysexits.h
+EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h
+EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention
+EXIT_SIGNAL: Final = 128  # + the signal's number
 
 
-class UserError(Exception):
-    """A mistake the user can mend. `given`: the value; `rule`: what it breaks; `change`: what to do about it."""
+class WindlassError(Exception):
+    """`given`: what was found; `rule`: what it breaks; `change`: what to do about it. Each is one sentence."""
+
+    code: ClassVar[int] = EXIT_BUG
+    retry: ClassVar[bool] = False
+    """Whether the same command may succeed when it is started again, with nothing changed by anybody."""
 
     def __init__(self, given: str, rule: str, change: str):
         super().__init__(given, rule, change)
@@ -23,20 +56,14 @@ class UserError(Exception):
         return f"{self.given}\n  rule:   {self.rule}\n  change: {self.change}"
 
 
-class BadLayout(UserError):
-    """A model whose parts do not lie as the layout says; raised before or at the first step."""
+class UserError(WindlassError):
+    """A mistake that the user can correct. The command line prints it without a traceback."""
 
-
-class OutOfSync(UserError):
-    """Ranks that should hold the same batch or the same weights hold different ones; raised on all ranks alike."""
-
-
-class Diverged(UserError):
-    """A run whose steps are all skipped, because no gradient is finite. Its last checkpoint is from before."""
+    code = EXIT_USER_ERROR
 
 
 class AbsentSource(UserError):
-    """A source of data that is not here, or cannot be reached from here."""
+    """A source of data that is not here."""
 
 
 class BadShard(UserError):
@@ -45,6 +72,57 @@ class BadShard(UserError):
 
 class BadCheckpoint(UserError):
     """A checkpoint that is missing, incomplete, or whose bytes are not what its manifest promises."""
+
+
+class SeveralErrors(UserError):
+    """Several mistakes at once, each with its own rule and change."""
+
+    def __init__(self, errors: Sequence[UserError]):
+        super().__init__(*("; ".join(parts) for parts in zip(*((e.given, e.rule, e.change) for e in errors))))
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+class Unavailable(UserError):
+    """A store, a hub or a server that does not answer, or fails, now."""
+
+    code, retry = EXIT_UNAVAILABLE, True
+
+
+class UnreachableSource(AbsentSource):
+    """A source whose server this host cannot reach now. What was prepared of it before may be used."""
+
+    code, retry = EXIT_UNAVAILABLE, True
+
+
+class Diverged(WindlassError):
+    """A run whose steps are all skipped, because no gradient is finite. Its last checkpoint is from before."""
+
+    code = EXIT_DIVERGED
+
+
+class OutOfSync(WindlassError):
+    """Ranks that should hold the same batch or the same weights hold different ones; raised on all ranks alike."""
+
+    code, retry = EXIT_OUT_OF_SYNC, True
+
+
+class BadLayout(WindlassError):
+    """A model whose parts are not where the layout says: a bug of ours. Raised before or at the first step."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ends with `error`."""
+    match error:
+        case WindlassError():
+            return error.code
+        case KeyboardInterrupt():
+            return EXIT_INTERRUPTED
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return EXIT_BUG
 
 
 def nearest(word: str, choices: list[str]) -> str:

@@ -2,8 +2,8 @@
 
 The peak is the dense matrix rate in bf16 with fp32 accumulation, because that is what training runs. Data sheets often
 print twice that ("with sparsity"), and for GeForce cards also twice that again (fp16 accumulation): an MFU against such
-a figure, or against a default for an unknown card, is wrong by that factor. So a name is matched whole ("... Laptop
-GPU" and a MIG slice are other devices), and an unknown one gives None: the MFU is then n/a.
+a figure, or against a default for an unknown card, is wrong by that factor. A name therefore matches as a whole
+("... Laptop GPU" and a MIG slice are other devices), and an unknown name gives None: the MFU is then n/a.
 """
 
 import re
@@ -22,7 +22,7 @@ class Device:
     name: str
     pattern: str
     peak_flops: float
-    """Dense bf16 matrix FLOP/s with fp32 accumulation; fp16 where `peak_dtype` says so."""
+    """Dense bf16 matrix FLOP/s with fp32 accumulation; fp16 where `peak_dtype` is fp16."""
     fp8_flops: float | None
     """Dense fp8 matrix FLOP/s with fp32 accumulation; None where the device has no fp8."""
     memory_bytes: int

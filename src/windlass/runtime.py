@@ -27,13 +27,15 @@ from typing import Final, Self, TextIO, TypeVar
 import torch
 import torch.distributed as dist
 
-from windlass.errors import UserError
+from windlass.errors import UserError, exit_code_of
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
 FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
 
+_DONE: Final = "done"
+"""What a rank writes for those that wait for it; where its work failed, the exit code."""
 ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Terminal control sequences (ECMA-48, 5.4)."""
 
@@ -64,14 +66,14 @@ class Runtime:
         if self.rank == 0:
             try:
                 result = work()
-            except BaseException:
-                self.store.set("first", "failed")
+            except BaseException as error:
+                self.store.set("first", str(exit_code_of(error)))
                 raise
-            self.store.set("first", "done")
+            self.store.set("first", _DONE)
             return result
         self.store.wait(["first"], FIRST_TIMEOUT)
-        if self.store.get("first") != b"done":
-            raise SystemExit(2)  # rank 0 says why
+        if (said := self.store.get("first").decode()) != _DONE:
+            raise SystemExit(int(said))  # rank 0 says why
         return None
 
     def first_on_host(self, work: Callable[[], object]) -> None:
@@ -89,13 +91,14 @@ class Runtime:
             key = f"first-on-host-{self.rank}"
             try:
                 work()
-            except BaseException:
-                self.store.set(key, "failed")
+            except BaseException as error:
+                self.store.set(key, str(exit_code_of(error)))
                 raise
-            self.store.set(key, "done")
+            self.store.set(key, _DONE)
         self.store.wait(keys, FIRST_TIMEOUT)
-        if any(self.store.get(key) != b"done" for key in keys):
-            raise SystemExit(2)  # the rank that failed says why
+        for key in keys:
+            if (said := self.store.get(key).decode()) != _DONE:
+                raise SystemExit(int(said))  # the rank that failed says why
 
     def shared(self, value: Result) -> Result:
         """Rank 0's value, on every rank. Collective, on the host."""

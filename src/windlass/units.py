@@ -44,5 +44,5 @@ def perplexity(nats: float) -> float | None:
 
 
 def bits_per_byte(nats_sum: float, num_bytes: int) -> float | None:
-    """Summed nats over the text's bytes, in bits per byte: the one figure that can be compared between vocabularies."""
+    """Summed nats over the text's bytes, in bits per byte: the one figure that compares across vocabularies."""
     return nats_sum / (math.log(2) * num_bytes) if num_bytes else None

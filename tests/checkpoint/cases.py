@@ -99,20 +99,20 @@ def save_sharded(directory: Path, asynchronous: bool) -> dict[str, torch.Tensor]
 
 
 def load_sharded(directory: Path, sharded: bool) -> tuple[dict[str, object] | None, dict[str, torch.Tensor]]:
-    """Restores into a state of other values; returns the capsule and the whole state."""
+    """Restores into a state of other values; returns the trainer state and the whole state."""
     tensors = make_state(sharded)
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.fill_(1)
-    capsule = make_checkpoints(directory).restore(tensors)
-    return capsule, full(tensors)
+    trainer_state = make_checkpoints(directory).restore(tensors)
+    return trainer_state, full(tensors)
 
 
 def save_and_load_with_dcp(run: Path) -> None:
     """dcp.save and dcp.load, driven by torch, with our writer and reader."""
     tensors = make_state(sharded=True)
     whole = full(tensors)
-    writer = TensorWriter(run / "checkpoints", 100, "run", lambda token: {"capsule.json": seal({"token": token})})
+    writer = TensorWriter(run / "checkpoints", 100, "run", lambda token: {"trainer_state.json": seal({"token": token})})
     dcp.save(tensors, storage_writer=writer)
     with torch.no_grad():
         for tensor in tensors.values():
@@ -174,9 +174,9 @@ def save_values(directory: Path, steps: list[int]) -> None:
 
 def load_values(directory: Path) -> tuple[int, set[float]]:
     tensors = constant_state(0.0)
-    capsule = make_checkpoints(directory).restore(tensors)
-    assert capsule is not None
-    return capsule["step"], values_of(tensors)
+    trainer_state = make_checkpoints(directory).restore(tensors)
+    assert trainer_state is not None
+    return trainer_state["step"], values_of(tensors)
 
 
 def load_while_one_cannot_open(directory: Path) -> str:
@@ -278,8 +278,8 @@ def killed_while_saving(
     """
     tensors = constant_state(0.0)
     checkpoints = make_checkpoints(directory, asynchronous)
-    capsule = checkpoints.restore(tensors)
-    step = capsule["step"] if capsule else 0
+    trainer_state = checkpoints.restore(tensors)
+    step = trainer_state["step"] if trainer_state else 0
     assert values_of(tensors) == {float(step)}, (step, values_of(tensors))
     tensors = constant_state(float(step + 1))
     pids: list[int] = [0] * dist.get_world_size()

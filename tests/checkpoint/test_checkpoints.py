@@ -26,8 +26,8 @@ def test_saved_by_two_ranks_loads_bit_equal_into_any_layout(ranks, tmp_path, asy
     saved = ranks.run(2, cases.save_sharded, tmp_path / "checkpoints", asynchronous)[0]
     assert verify(tmp_path / "checkpoints/step-00000005") == []
     for world, sharded in ((1, False), (1, True), (2, True), (4, True), (2, False)):
-        for capsule, loaded in ranks.run(world, cases.load_sharded, tmp_path / "checkpoints", sharded):
-            assert capsule == {"position": 17, "step": 5}
+        for trainer_state, loaded in ranks.run(world, cases.load_sharded, tmp_path / "checkpoints", sharded):
+            assert trainer_state == {"position": 17, "step": 5}
             assert_equal(saved, loaded)
 
 
@@ -72,15 +72,15 @@ def test_the_checkpoint_holds_all_that_is_needed_elsewhere(tmp_path):
     make_run(tmp_path).save(7, make_tensors(7), {"a": [1, {"b": None}]}, files, metric=1.5)
     found = Checkpoint.open(tmp_path / "checkpoints/step-00000007")
     assert found.read("tokenizer/tokenizer.json") == b"{}" and found.read("empty") == b""
-    assert set(found.manifest.files) == {"capsule.json", "index.json", "rank-00000.bin", *files}
+    assert set(found.manifest.files) == {"trainer_state.json", "index.json", "rank-00000.bin", *files}
     manifest = found.manifest
     assert (manifest.run_id, manifest.step, manifest.world, manifest.metric) == ("run", 7, 1, 1.5)
 
 
-def test_a_capsule_that_is_no_json_is_refused_before_anything_is_written(tmp_path):
-    for capsule, error in (({"loss": float("nan")}, ValueError), ({"x": {1, 2}}, TypeError)):
+def test_a_trainer_state_that_is_no_json_is_refused_before_anything_is_written(tmp_path):
+    for trainer_state, error in (({"loss": float("nan")}, ValueError), ({"x": {1, 2}}, TypeError)):
         with pytest.raises(error):
-            make_run(tmp_path).save(1, make_tensors(1), capsule, {})
+            make_run(tmp_path).save(1, make_tensors(1), trainer_state, {})
     assert committed_steps(tmp_path / "checkpoints") == []
 
 

@@ -63,8 +63,8 @@ def test_every_byte_arrives_in_the_files_that_were_asked_for(source, tmp_path):
     assert (manifest.step, manifest.world, manifest.metric) == (10, 4, 2.5)
     assert verify(made) == [] and diff(source, made) == Difference(same=5)
     tensors = blank()
-    capsule = make_run(tmp_path / "new").restore(tensors)
-    assert capsule == {"samples": 100, "step": 10} and is_state_of(tensors, 10)
+    trainer_state = make_run(tmp_path / "new").restore(tensors)
+    assert trainer_state == {"samples": 100, "step": 10} and is_state_of(tensors, 10)
     index = read_index(Checkpoint.open(made))
     where = {name: [(chunk.file, chunk.offsets, chunk.sizes) for chunk in t.chunks] for name, t in index.items()}
     assert where["model.big"] == [
@@ -75,7 +75,7 @@ def test_every_byte_arrives_in_the_files_that_were_asked_for(source, tmp_path):
         "no empty chunk, no file 2"
     )
     assert (made / "tokenizer" / "vocab.txt").read_text() == "a b c\n"
-    assert unseal((made / "capsule.json").read_bytes(), "capsule.json")["token"] == manifest.token
+    assert unseal((made / "trainer_state.json").read_bytes(), "trainer_state.json")["token"] == manifest.token
 
 
 def test_pieces_are_those_that_training_writes(source, tmp_path):

@@ -22,8 +22,8 @@ def test_every_single_bit_flip_is_refused_and_the_file_is_named():
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(BadCheckpoint, match="capsule"):
-            unseal(bytes(flipped), "capsule.json")
+        with pytest.raises(BadCheckpoint, match="trainer_state"):
+            unseal(bytes(flipped), "trainer_state.json")
 
 
 def test_blanks_reordered_keys_and_a_missing_hash_are_refused():

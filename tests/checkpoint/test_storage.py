@@ -37,7 +37,7 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype):
 
 def test_objects_are_refused_by_name_instead_of_being_pickled(tmp_path):
     writer = TensorWriter(tmp_path / "checkpoints", 100, "run", lambda token: {})
-    with pytest.raises(TypeError, match="scheduler is not a tensor; put it into the capsule"):
+    with pytest.raises(TypeError, match="scheduler is not a tensor; put it into the trainer state"):
         write_checkpoint({"scheduler": {"a", "b"}}, {}, writer, Exchange(0, 1, None))
     assert not (tmp_path / "checkpoints").exists()
 

@@ -32,7 +32,7 @@ def test_a_save_leaves_the_committed_directory_and_nothing_else(tmp_path):
     save_steps(tmp_path, 100)
     assert names(tmp_path / "checkpoints") == ["step-00000100"]
     files = names(tmp_path / "checkpoints" / "step-00000100")
-    assert files == ["MANIFEST", "capsule.json", "index.json", "rank-00000.bin", "resolved.yaml", "tokenizer"]
+    assert files == ["MANIFEST", "index.json", "rank-00000.bin", "resolved.yaml", "tokenizer", "trainer_state.json"]
 
 
 def test_everything_is_on_disk_before_the_rename_and_the_parent_after_it(tmp_path, monkeypatch):
@@ -48,9 +48,15 @@ def test_everything_is_on_disk_before_the_rename_and_the_parent_after_it(tmp_pat
     save_steps(tmp_path, 100)
     before, after = events[: events.index("RENAME")], events[events.index("RENAME") + 1 :]
     draft = next(name for name in before if name.startswith(".tmp-00000100-"))
-    assert {"rank-00000.bin", "index.json", "capsule.json", "resolved.yaml", "vocab.txt", "tokenizer", draft} <= set(
-        before
-    )
+    assert {
+        "rank-00000.bin",
+        "index.json",
+        "trainer_state.json",
+        "resolved.yaml",
+        "vocab.txt",
+        "tokenizer",
+        draft,
+    } <= set(before)
     assert before.index("rank-00000.bin") < before.index("MANIFEST") < before.index(draft)
     assert before.index("index.json") < before.index("MANIFEST")
     assert after == ["checkpoints"]

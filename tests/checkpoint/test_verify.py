@@ -5,10 +5,12 @@ import shutil
 import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
+from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.keep import list_checkpoints, prune
 from windlass.checkpoint.manifest import MANIFEST
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
-from windlass.errors import BadCheckpoint
+from windlass.errors import BadCheckpoint, UserError
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +145,10 @@ def stale_tensors(directory):
     return "rank-00000.bin", "stale", "it belongs to the save"
 
 
-def stale_capsule(directory):
-    body = unseal((directory.with_name("step-00000100") / "capsule.json").read_bytes(), "capsule.json")
-    (directory / "capsule.json").write_bytes(seal(body | {"capsule": {"samples": 2000}}))
-    return "capsule.json", "stale", "it belongs to the save"
+def stale_trainer_state(directory):
+    body = unseal((directory.with_name("step-00000100") / "trainer_state.json").read_bytes(), "trainer_state.json")
+    (directory / "trainer_state.json").write_bytes(seal(body | {"trainer_state": {"samples": 2000}}))
+    return "trainer_state.json", "stale", "it belongs to the save"
 
 
 def stale_manifest(directory):
@@ -184,7 +186,7 @@ def linked_manifest(directory):
 
 
 FAULTS = [
-    *(truncate, grow, zero_a_page, zero_all, remove, remove_small, add, add_hidden, stale_tensors, stale_capsule),
+    *(truncate, grow, zero_a_page, zero_all, remove, remove_small, add, add_hidden, stale_tensors, stale_trainer_state),
     *(stale_manifest, link, pipe, no_manifest, empty_manifest, linked_manifest),
 ]
 
@@ -205,8 +207,7 @@ def test_a_fault_is_named_with_its_file_and_restore_uses_the_older_step(copy, fa
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"schema_version": 2}, "schema_version is 2"),
-        ({"schema_version": None}, "schema_version is None"),
+        ({"schema_version": None}, "schema_version: Input should be a valid integer"),
         ({"step": -1}, "step: Input should be greater"),
         ({"step": "200"}, "step: Input should be a valid integer"),
         ({"step": True}, "step: Input should be a valid integer"),
@@ -229,6 +230,21 @@ def test_a_hostile_manifest_is_refused_though_its_hash_fits(copy, changes, why):
     with pytest.raises(BadCheckpoint) as caught:
         Checkpoint.open(copy / "checkpoints/step-00000200")
     assert why in caught.value.given and MANIFEST in caught.value.given
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"), [(1, "an older format, 1, with a capsule.json"), (3, "a newer format, 3")]
+)
+def test_a_checkpoint_of_another_format_is_refused_by_name_and_left_alone(copy, schema, words):
+    newest, told = copy / "checkpoints/step-00000200", []
+    rewrite(newest, schema_version=schema)
+    for refused in (lambda: Checkpoint.open(newest), lambda: make_run(copy, told).restore(blank())):
+        with pytest.raises(UserError) as caught:
+            refused()
+        assert not isinstance(caught.value, BadCheckpoint) and caught.value.given == f"{newest} is of {words}"
+        assert caught.value.rule.startswith("this version of windlass reads format 2 only")
+    assert [row.problem for row in list_checkpoints(copy)] == ["", f"{newest} is of {words}"]
+    assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [] and newest.is_dir() and told == []
 
 
 def test_a_manifest_with_a_doubled_key_or_nan_is_refused(copy):

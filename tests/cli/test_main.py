@@ -20,8 +20,19 @@ from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.cli import main as cli
 from windlass.commands import smoke as rehearse
-from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR
+from windlass.errors import (
+    EXIT_NOT_EQUAL,
+    EXIT_STOPPED,
+    EXIT_USER_ERROR,
+    BadLayout,
+    Diverged,
+    OutOfSync,
+    Unavailable,
+    UserError,
+)
 from windlass.report.events import read_events
+from windlass.status import read_status
+from windlass.training import preflight
 
 LIMIT_S = 240
 LONG_STEPS = 16  # of a run that is signalled: each takes 32 micro-batches, so that the signal comes in time
@@ -39,8 +50,9 @@ def base(tmp_path_factory):
 
 
 def environment(base):
-    """As `env -i`, and one thread."""
-    return {"PATH": "/usr/bin:/bin", "HOME": str(base), "OMP_NUM_THREADS": "1"}
+    """As `env -i`, and one thread; a checkout that is tested by PYTHONPATH is the one that its processes run."""
+    source = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+    return {"PATH": "/usr/bin:/bin", "HOME": str(base), "OMP_NUM_THREADS": "1", **source}
 
 
 def start(base, *arguments, command=("-m", "windlass")):
@@ -173,6 +185,69 @@ def test_smoke_hands_the_recipe_to_the_rehearsal_and_its_exit_code_back(base, mo
     assert calls == [("tiny.yaml", ["run.seed=2"], "1", base / "run")]
 
 
+# ---- exit codes: the table of windlass.errors
+
+
+def end_of(monkeypatch, *arguments):
+    """What `windlass *arguments` ends with, in this process."""
+    monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
+    with pytest.raises(BaseException) as caught:
+        cli.main()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("given", "rule", "change"), 2),
+        (Diverged("given", "rule", "change"), 4),
+        (OutOfSync("given", "rule", "change"), 5),
+        (Unavailable("given", "rule", "change"), 74),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_becomes_its_exit_code(base, monkeypatch, capsys, error, code):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(preflight, "prepare_only", fail)
+    end = end_of(monkeypatch, "prepare", "tiny.yaml")
+    assert isinstance(end, SystemExit) and end.code == code
+    err = capsys.readouterr().err
+    assert err == ("" if code == 130 else "windlass: given\n  rule:   rule\n  change: change\n")
+
+
+@pytest.mark.parametrize(
+    "error", [BadLayout("given", "rule", "change"), KeyError("x")], ids=lambda one: type(one).__name__
+)
+def test_a_bug_of_ours_keeps_its_traceback(base, monkeypatch, capsys, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(preflight, "prepare_only", fail)
+    assert end_of(monkeypatch, "prepare", "tiny.yaml") is error, "Python prints its traceback and exits with 1"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_store_that_does_not_answer_may_be_tried_again(base, monkeypatch, capsys):
+    monkeypatch.chdir(base)
+    place, short = "data.directory=http://127.0.0.1:9/x", "data.cache={directory: cache, deadline_s: 1}"
+    assert end_of(monkeypatch, "train", "tiny.yaml", "run.directory=new", place, short).code == 74
+    assert "failed for 1 s" in capsys.readouterr().err and not (base / "new").exists()
+
+
+def test_a_run_that_diverges_ends_with_4_and_its_status_says_so(base):
+    loud = ("optim.learning_rate=1e30", "optim.schedule=constant", "optim.warmup_steps=0", "optim.max_skips=2")
+    directory = base / "diverged"
+    done = windlass(base, "train", "tiny.yaml", "run.directory=diverged", *loud, "report.every_steps=1")
+    assert done.returncode == 4 and three_lines(done.stderr) == ["windlass", "rule", "change"], done.stderr
+    status = read_status(directory)
+    assert (status.state, status.exit_code) == ("failed", 4) and 2 < status.step <= tiny.STEPS
+
+
 # ---- a whole run
 
 
@@ -194,6 +269,8 @@ def test_one_process_trains_with_an_empty_environment(one):
     assert_finished(directory)
     assert "1 ranks" in done.stdout or "1 on CPU" in done.stdout
     assert (directory / "report.html").is_file() and (directory / "resolved.yaml").is_file()
+    status = read_status(directory)
+    assert (status.state, status.step, status.exit_code) == ("finished", tiny.STEPS, 0)
     assert "global batch" in (directory / "logs" / "rank-0.log").read_text()
 
 
@@ -243,7 +320,7 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
     last = one[0] / "checkpoints" / f"step-{steps[-1]:08d}"
     assert "equal, bit for bit" in call("checkpoint", "diff", last, last)
     first = one[0] / "checkpoints" / f"step-{steps[0]:08d}"
-    assert "other values: model." in call("checkpoint", "diff", first, last, code=1)
+    assert "other values: model." in call("checkpoint", "diff", first, last, code=EXIT_NOT_EQUAL)
     target = one[0].parent / "moved"
     told = call("checkpoint", "reshard", one[0], target, "parallel.shard=2", "parallel.tp=1")
     assert "for 2 ranks: shard 2" in told and "every byte verified" in told
@@ -282,7 +359,8 @@ def stop_and_finish(base, name, number, *arguments):
     assert "Traceback" not in done.stderr
     events = read_events(directory / "events.jsonl")
     assert (events[-1]["kind"], events[-1]["reason"]) == ("end", "stopped")
-    at = events[-1]["step"]
+    at, status = events[-1]["step"], read_status(directory)
+    assert (status.state, status.step, status.exit_code) == ("stopped", at, EXIT_STOPPED)
     assert 2 <= at < LONG_STEPS and max(committed_steps(directory / "checkpoints")) == at
     again = windlass(base, *long_run(name, *arguments))
     assert again.returncode == 0, again.stderr
@@ -312,7 +390,7 @@ def test_workers_die_with_their_launcher(base):
     assert len(ranks) == 2
     process.kill()
     process.wait(LIMIT_S)
-    _, alive = psutil.wait_procs(ranks, timeout=20)
+    _, alive = psutil.wait_procs(ranks, timeout=LIMIT_S)
     for worker in alive:
         worker.kill()
     assert not alive

@@ -24,7 +24,7 @@ SAMPLE = [
 def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("inspect")
     config = tiny.recipe(base)
-    prepare(config.data, config.evaluate.sets, report=lambda line: None)
+    prepare(config.data, config.evaluate.sets, log=lambda line: None)
     (base / "tiny.yaml").write_text(to_yaml(config))
     return base
 

@@ -42,7 +42,9 @@ def test_the_recipe_in_the_card_loads_again(run, tmp_path):
     text = read_card(export(run, tmp_path / "out").directory)[1]
     recipe = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
     saved = open_saved(run)
-    assert check_recipe(recipe).model_dump(mode="json") == check_recipe(saved.capsule["config"]).model_dump(mode="json")
+    assert check_recipe(recipe).model_dump(mode="json") == check_recipe(saved.trainer_state["config"]).model_dump(
+        mode="json"
+    )
 
 
 def test_a_step_without_a_validation_says_so(run, tmp_path):
@@ -51,9 +53,11 @@ def test_a_step_without_a_validation_says_so(run, tmp_path):
 
 def saved_with(run, **model):
     saved = open_saved(run)
-    config = {**saved.capsule["config"], "model": {"revision": None, "commit": None, **model}}
-    capsule = {**saved.capsule, "config": config}
-    return SavedModel(saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, capsule)
+    config = {**saved.trainer_state["config"], "model": {"revision": None, "commit": None, **model}}
+    trainer_state = {**saved.trainer_state, "config": config}
+    return SavedModel(
+        saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, trainer_state
+    )
 
 
 def test_a_hub_name_is_the_base_model_and_a_directory_is_not(run, tmp_path):
@@ -91,5 +95,5 @@ def test_a_converted_directory_has_a_card_without_a_run(run, exported, tmp_path)
 
 def test_hub_data_sets_are_named(run):
     saved = saved_with(run, **{"from": None, "family": "qwen3"})
-    saved.capsule["config"]["data"] = {"sources": [{"hub": "org/data"}, {"path": "x"}]}
+    saved.trainer_state["config"]["data"] = {"sources": [{"hub": "org/data"}, {"path": "x"}]}
     assert front_matter(saved)["datasets"] == ["org/data"]

@@ -59,4 +59,4 @@ def small(tmp_path_factory):
     directory = tmp_path_factory.mktemp("small")
     texts = write_corpus(directory / "corpus")
     config = data_config(directory)
-    return config, prepare(config, {}, report=lambda line: None), texts
+    return config, prepare(config, {}, log=lambda line: None), texts

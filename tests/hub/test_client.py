@@ -205,7 +205,7 @@ def test_an_outage_is_never_taken_for_a_file_that_is_not_there(hub, monkeypatch,
     hub.failing.add(file)
     call = room.fetch_tokenizer if file in TOKENIZER else room.fetch_config
     error = refused(call, NAME, commit)
-    assert f"{file} of {NAME}" in error.given and "it answered 503" in error.given
+    assert f"{file} of {NAME}" in error.given and "it answered 503" in error.given and error.code == 74
     assert "set HF_HUB_OFFLINE=1" in error.change
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     call(NAME, commit)  # whoever asks for no network takes what is there

@@ -1,5 +1,6 @@
 """The launcher: how many ranks, what a failure is turned into. Whole runs through it: tests/cli/test_main.py."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,28 +10,35 @@ from pathlib import Path
 import pytest
 import torch
 
-from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import local
+from windlass.status import read_status
 
 WORKER = """
 import os, pathlib, sys, time
 run = pathlib.Path(os.environ["RUN"])
 rank, case = int(os.environ["RANK"]), sys.argv[1]
-from windlass.errors import EXIT_USER_ERROR, UserError
+from windlass import errors
 from windlass.launch import local
+from windlass.status import write_status
+local.die_with_agent()  # the agent may be signalled while it starts the other rank
 assert local.is_worker() and local.has_agent() and local.is_elastic()
-if case == "user" or (case == "user-1" and rank == 1):
-    local.tell(UserError("given", "a rule", "a change"))
-    sys.exit(EXIT_USER_ERROR)
+kind, _, only = case.partition("-")
+if hasattr(errors, kind) and only in ("", str(rank)):
+    error = getattr(errors, kind)("given", "a rule", "a change")
+    local.show_error(error)
+    sys.exit(error.code)
 if case == "crash" and rank == 1:
     (run / "logs" / "rank-1.log").write_text("first line\\nthe cause\\n")
 if case in ("crash", "crash-unlogged") and rank == 1:
     sys.exit(7)
 if case == "stopped" and rank == 0:
-    (run / "events.jsonl").write_text('{"kind": "end", "reason": "stopped"}\\n')
+    write_status(run, "stopped", 3, 75)
+if case == "kill" and rank == 0:
+    write_status(run, "running", 3, None)
 if case.startswith("signalled") and rank == 0:
     if case == "signalled-saved":
-        (run / "events.jsonl").write_text('{"kind": "end", "reason": "stopped"}\\n')
+        write_status(run, "stopped", 3, 75)
     os.kill(os.getppid(), int(case[-1:]) if case[-1:].isdigit() else 15)
 if case == "kill" and rank == 1:
     os.kill(os.getpid(), 9)
@@ -106,8 +114,8 @@ def test_a_worker_whose_agent_is_gone_dies_at_once():
 
 
 def test_what_a_process_without_launcher_tells_goes_to_its_terminal(monkeypatch, capsys):
-    monkeypatch.delenv("WINDLASS_TOLD", raising=False)
-    local.tell(UserError("given", "a rule", "a change"))
+    monkeypatch.delenv("WINDLASS_ERRORS", raising=False)
+    local.show_error(UserError("given", "a rule", "a change"))
     assert capsys.readouterr().err == "windlass: given\n  rule:   a rule\n  change: a change\n"
 
 
@@ -117,22 +125,19 @@ def launched(tmp_path):
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
-    for name in ("launch", "errors.py"):
+    for name in ("launch", "errors.py", "status.py"):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)
     run = tmp_path / "run"
     (run / "logs").mkdir(parents=True)
     older = time.time() - 100  # of another command, on the same directory
-    for name, text in (
-        ("logs/rank-1.log", "an older log\n"),
-        ("events.jsonl", '{"kind": "end", "reason": "stopped"}\n'),
-    ):
-        (run / name).write_text(text)
-        os.utime(run / name, (older, older))
+    (run / "logs" / "rank-1.log").write_text("an older log\n")
+    os.utime(run / "logs" / "rank-1.log", (older, older))
+    (run / "status.json").write_text(json.dumps({"state": "stopped", "step": 2, "exit_code": 75, "time": older}))
 
-    def launch(case):
-        call = f"launch(['{case}'], 2, pathlib.Path({str(run)!r}))"
+    def launch(case, trains=True):
+        call = f"launch(['{case}'], 2, pathlib.Path({str(run)!r}), trains={trains})"
         code = f"import sys, pathlib; from windlass.launch.local import launch; sys.exit({call})"
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
@@ -149,14 +154,17 @@ def launched(tmp_path):
     return run, launch
 
 
-TOLD = "windlass: given\n  rule:   a rule\n  change: a change\n"
+STATED = "windlass: given\n  rule:   a rule\n  change: a change\n"
 
 
-def test_a_users_mistake_is_told_once_whichever_ranks_find_it(launched):
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [("UserError", 2), ("UserError-1", 2), ("Diverged", 4), ("OutOfSync", 5), ("Unavailable-1", 74)],
+)
+def test_an_error_is_printed_once_whichever_ranks_raise_it_and_its_code_is_the_launchers(launched, case, code):
     _, launch = launched
-    for case in ("user", "user-1"):
-        done = launch(case)
-        assert (done.returncode, done.stderr) == (EXIT_USER_ERROR, TOLD), case
+    done = launch(case)
+    assert (done.returncode, done.stderr) == (code, STATED)
 
 
 def test_a_failure_names_the_rank_and_shows_its_log(launched):
@@ -166,7 +174,9 @@ def test_a_failure_names_the_rank_and_shows_its_log(launched):
     assert done.stderr.startswith("windlass: rank 1 failed first, with exit code 7\nfirst line\nthe cause")
     assert f"(the end of {run}/logs/rank-1.log)" in done.stderr
     done = launch("kill")
-    assert done.returncode == 1 and "rank 1 failed first, with signal SIGKILL" in done.stderr
+    assert done.returncode == 128 + 9 and "rank 1 failed first, with signal SIGKILL" in done.stderr
+    status = read_status(run)
+    assert (status.state, status.step, status.exit_code) == ("failed", 3, 137), "the ranks could not write it"
 
 
 def test_a_log_of_an_earlier_command_is_not_shown_for_this_ones_failure(launched):
@@ -177,9 +187,9 @@ def test_a_log_of_an_earlier_command_is_not_shown_for_this_ones_failure(launched
 
 def test_a_stop_is_one_that_this_launch_wrote(launched):
     run, launch = launched
-    assert local.was_stopped(run, since_s=0.0)
-    assert launch("good").returncode == 0, "an older stop is not this command's: evaluate on a stopped run"
+    assert launch("good").returncode == 0 and read_status(run).step == 2, "an older stop is not this command's"
     assert launch("stopped").returncode == EXIT_STOPPED
+    assert launch("stopped", trains=False).returncode == 0, "evaluate beside a run that is stopped meanwhile"
 
 
 @pytest.mark.parametrize(

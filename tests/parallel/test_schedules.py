@@ -7,101 +7,14 @@ from torch.distributed.pipelining.stage import PipelineStage
 
 from tests.parallel import tiny
 from windlass.errors import UserError
-from windlass.parallel import schedules
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.schedules import KINDS, check_micro_batches, check_stages, check_torch, owners
+from windlass.parallel.schedules import KINDS, owners
 
 
 def test_stages_lie_on_ranks_in_a_line_in_loops_or_in_a_v():
     assert owners("gpipe", 3) == owners("1f1b", 3) == (0, 1, 2)
     assert owners("interleaved-1f1b", 3) == owners("interleaved-zero-bubble", 3) == (0, 1, 2, 0, 1, 2)
     assert owners("zbv", 3) == (0, 1, 2, 2, 1, 0)
-
-
-@pytest.mark.parametrize(("schedule", "pp", "blocks", "fits"), [("1f1b", 4, 3, 3), ("zbv", 4, 7, 3), ("zbv", 8, 5, 2)])
-def test_fewer_blocks_than_stages_name_the_largest_pipeline(schedule, pp, blocks, fits):
-    with pytest.raises(UserError) as caught:
-        check_stages(schedule, pp, blocks)
-    assert f"parallel.pp={fits} or less" in caught.value.change
-    assert ("schedule=1f1b" in caught.value.change) == (KINDS[schedule].stages_per_rank == 2 and blocks >= pp)
-    check_stages(schedule, fits, blocks)
-    check_stages(schedule, 1, 1)
-
-
-def test_a_pipeline_of_one_rank_has_no_less():
-    with pytest.raises(UserError) as caught:
-        check_stages("interleaved-1f1b", 2, 3)
-    assert caught.value.change == "use parallel.schedule=1f1b, which has one stage per rank, or parallel.pp=1"
-
-
-@pytest.mark.parametrize(
-    ("schedule", "pp", "num_micro", "micro", "tokens", "other_micro"),
-    [
-        ("1f1b", 4, 3, 1, 4 * 100, None),
-        ("1f1b", 4, 2, 2, 4 * 200, 1),
-        ("interleaved-1f1b", 4, 6, 1, 8 * 100, None),
-        ("interleaved-1f1b", 4, 6, 4, 8 * 400, 3),
-        ("interleaved-zero-bubble", 3, 5, 3, 6 * 300, 1),
-    ],
-)
-def test_micro_batches_that_do_not_fit_are_told_which_do(schedule, pp, num_micro, micro, tokens, other_micro):
-    with pytest.raises(UserError) as caught:
-        check_micro_batches(schedule, pp, num_micro, 100 * micro, micro)
-    change = caught.value.change
-    assert f"{num_micro} micro-batches" in caught.value.given and f"run.tokens_per_step={tokens}" in change
-    check_micro_batches(schedule, pp, tokens // (100 * micro), 100 * micro, micro)
-    assert (f"run.micro_batch={other_micro}" in change) == (other_micro is not None)
-    if other_micro:
-        check_micro_batches(schedule, pp, num_micro * micro // other_micro, 100 * other_micro, other_micro)
-    check_micro_batches("gpipe", pp, num_micro, 100 * micro, micro)
-    check_micro_batches(schedule, 1, num_micro, 100 * micro, micro)
-
-
-def test_a_backward_cut_in_two_needs_a_torch_that_can():
-    for version, refused in (("2.11.0", True), ("2.12.1+cpu", True), ("2.13.0", False), ("3.0.0a0", False)):
-        with mock.patch.object(schedules.importlib.metadata, "version", lambda _, v=version: v):
-            for schedule, kind in KINDS.items():
-                check_torch(schedule, 1)
-                if refused and kind.splits:
-                    with pytest.raises(UserError, match=f"torch {version[:4]}.*|install torch 2.13"):
-                        check_torch(schedule, 2)
-                else:
-                    check_torch(schedule, 2)
-
-
-@pytest.mark.parametrize(
-    ("given", "said", "remedy"),
-    [
-        ({"schedule": "zbv"}, "schedule=zbv with parallel.pp=1", {"schedule": "zbv", "pp": 2}),
-        ({"pp": 2, "zero": 3}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 1}),
-        ({"pp": 2, "zero": 2}, "zero=2 with parallel.pp=2", {"pp": 2, "zero": 0}),
-        ({"pp": 2, "offload": True}, "offload=true", {"pp": 2}),
-        ({"pp": 2, "shard": 2, "prefetch": 1}, "prefetch=1", {"pp": 2, "shard": 2}),
-        ({"pp": 2, "recompute": "selective", "activation_gib": 1.0}, "activation_gib=1.0", {"pp": 2}),
-        ({"pp": 2, "schedule": "zbv", "compile": True}, "compile=true", {"pp": 2, "compile": True}),
-        (
-            {"pp": 2, "schedule": "interleaved-zero-bubble", "recompute": "selective"},
-            "recompute=selective",
-            {"pp": 2, "recompute": "selective"},
-        ),
-    ],
-)
-def test_settings_that_a_pipeline_cannot_have_are_refused_by_name(given, said, remedy):
-    with pytest.raises(UserError) as caught:
-        ParallelConfig(**given)
-    assert f"parallel.{said}" in caught.value.given
-    ParallelConfig(**remedy)
-
-
-@pytest.mark.parametrize("schedule", [name for name, kind in KINDS.items() if kind.splits])
-@pytest.mark.parametrize("policy", ["bf16", "fp16", "bf16-pure"])
-def test_gradients_that_would_be_added_up_in_16_bits_are_refused(schedule, policy):
-    with pytest.raises(UserError) as caught:
-        ParallelConfig(pp=2, shard=2, schedule=schedule).check_beside(policy)
-    assert f"over the micro-batches in {policy}" in caught.value.rule
-    ParallelConfig(pp=2, zero=0, schedule=schedule).check_beside(policy)
-    ParallelConfig(pp=2, shard=2, schedule="interleaved-1f1b").check_beside(policy)
-    ParallelConfig(pp=2, shard=2, schedule=schedule).check_beside("fp32")
 
 
 def test_zero_is_1_where_a_pipeline_leaves_it_open_and_the_dump_loads_again():

@@ -12,10 +12,8 @@ from windlass.model.attention.context import copies
 from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.ddp import num_buckets
-from windlass.parallel.rules.degrees import check_degree
 from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, make_proxy, shrink, write_text
-from windlass.training.preflight import check_model
 
 SMALL = {
     "run": {"directory": "run", "steps": 9, "tokens_per_step": 4096, "micro_batch": 4},
@@ -69,7 +67,7 @@ def test_shipped_recipes_have_a_small_proxy_model_with_their_features(tmp_path, 
         assert 0 < len(small.unrotated_layers) < small.num_layers
     assert (small.num_heads == small.num_kv_heads) == (full.num_heads == full.num_kv_heads)
     assert proxy.config.data.isolate == config.data.isolate and proxy.config.precision.policy == "fp64"
-    check_degree(proxy.config.parallel.tp, small)
+    proxy.config.check_layout(small)
 
 
 def test_sizes_are_odd_and_the_vocabulary_divides_by_nothing():
@@ -162,7 +160,7 @@ def test_the_recipe_of_every_technique_has_proxy_models(tmp_path, page):
     full = config.model.architecture(300)
     for number, cell in enumerate(fold(config.parallel, None, 8).cells):
         proxy = make_proxy(config, full, cell, tmp_path / str(number))
-        check_model(proxy.config, proxy.architecture)  # as each rank asks
+        proxy.config.check_layout(proxy.architecture)  # as each rank asks
 
 
 def test_what_the_proxy_model_leaves_out_is_said(tmp_path):

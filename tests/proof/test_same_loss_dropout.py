@@ -12,7 +12,7 @@ from torch.nn import functional
 from tests import cases
 from tests.cases import Layout
 from tests.proof.test_same_loss import TOLERANCE
-from windlass.data.stream.loader import sample_keys
+from windlass.data.stream.collate import sample_keys
 from windlass.model import dropout, transformer
 from windlass.model.config import ModelConfig
 from windlass.model.transformer import Decoder

@@ -20,10 +20,13 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import open_journal
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.ledger import samples, spans, waited_s
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
 from windlass.report.events import read_events
-from windlass.training.arrival import describe_length, describe_order, past_of
+from windlass.training.announce import describe_length, describe_order
+from windlass.training.restore import Start
 
 DONE, STEPS, HELD_BACK = "_SUCCESS", 30, 40
 
@@ -32,17 +35,17 @@ DONE, STEPS, HELD_BACK = "_SUCCESS", 30, 40
 def base(tmp_path_factory):
     """A whole source, a tokenizer, and the recipe of a finished preparation of it."""
     base = tmp_path_factory.mktemp("base")
-    prepare(tiny.recipe(base).data, {}, report=lambda line: None)
+    prepare(tiny.recipe(base).data, {}, log=lambda line: None)
     (base / "corpus" / DONE).touch()
     return base
 
 
-def by_arrival(base, name, source, **sections):
+def in_written_order(base, name, source, **sections):
     data = {
         "sources": [{"path": str(source), "grows_until": DONE}],
         "tokenizer": {"from": str(base / "data" / "tokenizer")},
         "directory": str(base / f"data-{name}"),
-        "order": {"first_epoch": "arrival", "held_out_of": 15},
+        "order": {"first_epoch": "written", "held_out_of": 15},
         "validation": 0.2,
         "shard_bytes": 4096,
         "shuffle_window": 2,
@@ -116,11 +119,11 @@ def prove(config, given):
 
 
 def test_a_run_that_waits_for_data_is_the_run_on_finished_data(base, ranks, monkeypatch):
-    finished = by_arrival(base, "finished", base / "corpus")
-    prepare(finished.data, {}, report=lambda line: None)
+    finished = in_written_order(base, "finished", base / "corpus")
+    prepare(finished.data, {}, log=lambda line: None)
     expected = ranks.run(1, tiny.train, finished)
     source, rest = begun_source(base, "waiting")
-    waiting = by_arrival(base, "waiting", source)
+    waiting = in_written_order(base, "waiting", source)
     found = ranks.run(2, train_and_fill, waiting, source, rest)
     assert rows_of(found) == rows_of(expected)
     prove(waiting, rows_of(expected))
@@ -138,27 +141,31 @@ def test_a_run_that_waits_for_data_is_the_run_on_finished_data(base, ranks, monk
 
 
 def test_a_finished_preparation_of_other_files_is_not_gone_on_with(base):
-    config = by_arrival(base, "finished", base / "corpus")
-    prepared = prepare(config.data, {}, report=lambda line: None)
+    config = in_written_order(base, "finished", base / "corpus")
+    prepared = prepare(config.data, {}, log=lambda line: None)
     read = {"num_shards": 2, "shards": "0" * 32}
-    capsule = {"data": {"stream": prepared.stream}, "read_from": read}
-    past = past_of(capsule, config, prepared)
-    assert past[:2] == (2, "0" * 32)
-    assert (
-        isinstance(past.refused, UserError) and "are not those that the run's checkpoint has read" in past.refused.given
-    )
-    assert past_of(None, config, prepared) is None
-    assert past_of({"data": {"stream": prepared.stream}, "read_from": None}, config, prepared) is None
+    trainer_state = {"data": {"stream": prepared.stream}, "samples_consumed": 8, "read_from": read}
+    state = Start(1, "", trainer_state).stream_state(config, prepared.stream)
+    assert state == {"samples_consumed": 8, "read_from": read}
+    opening = {"prepared": prepared, "config": config.data, "cut": BatchCut(4), "seed": 4}
+    with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
+        open_stream(**opening, state=state)
+    assert Start(0, "").stream_state(config, prepared.stream) == {}
     accepted = config.model_copy(update={"run": config.run.model_copy(update={"accept_drift": ["data"]})})
-    assert past_of(capsule, accepted, prepared) is None
+    state = Start(1, "", trainer_state).stream_state(accepted, prepared.stream)
+    source = open_stream(**opening, state=state)
+    assert state == {"samples_consumed": 8} and source.state() == {**state, "read_from": None}
+    source.close()
 
 
 def test_what_is_not_known_yet_is_said(base):
-    config = by_arrival(base, "finished", base / "corpus")
+    config = in_written_order(base, "finished", base / "corpus")
     assert describe_length(config, 30, 120, is_whole=True) == "2.00 epochs"
     assert describe_length(config, 30, 120, is_whole=False) == "240 samples, of which 120 are prepared so far"
     assert "no baselines, and later shards are not linted" in describe_order(config, is_whole=False)["first epoch"]
-    assert describe_order(config, is_whole=True) == {"first epoch": "by arrival, shuffled inside windows of 2 shards"}
+    assert describe_order(config, is_whole=True) == {
+        "first epoch": "in written order, shuffled inside windows of 2 shards"
+    }
     assert describe_order(tiny.recipe(base), is_whole=True) == {}
 
 
@@ -166,7 +173,7 @@ def test_a_length_in_epochs_waits_for_all_data_and_says_so(base, capsys):
     from windlass.training.preflight import make_ready
 
     source, rest = begun_source(base, "epochs")
-    config = by_arrival(base, "epochs", source, run={"steps": None, "epochs": 1.0})
+    config = in_written_order(base, "epochs", source, run={"steps": None, "epochs": 1.0})
     filling = fill(source, rest, 0.0)
     make_ready(config, 1, "cpu")
     filling.join()
@@ -210,7 +217,7 @@ def test_trainer_or_preparation_killed_at_random_the_stream_is_one(base, tmp_pat
     """What the ledger proves, against the order of a preparation that was never disturbed."""
     draw, name = random.Random(seed), f"killed-{seed}"
     source, rest = begun_source(base, name)
-    config = by_arrival(base, name, source, run={"steps": 60}, checkpoint={"every_steps": 2, "keep_last": 3})
+    config = in_written_order(base, name, source, run={"steps": 60}, checkpoint={"every_steps": 2, "keep_last": 3})
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(to_yaml(config))
     filling, log = None, tmp_path / "log"
@@ -236,10 +243,10 @@ def test_trainer_or_preparation_killed_at_random_the_stream_is_one(base, tmp_pat
         output = subprocess.run(command(recipe, 1), capture_output=True, text=True, timeout=600, check=False)
         assert output.returncode == 0, output.stdout + output.stderr
     filling.join()
-    whole = by_arrival(base, f"whole-{seed}", source)
-    prepare(whole.data, {}, report=lambda line: None)
+    whole = in_written_order(base, f"whole-{seed}", source)
+    prepare(whole.data, {}, log=lambda line: None)
     reader = Reader(open_prepared(whole.data, {}).shards("train"))
-    order = Order(reader.shard_samples, config.run.seed, config.data.shuffle_window, arrival=True)
+    order = Order(reader.shard_samples, config.run.seed, config.data.shuffle_window, written=True)
     wanted = [tuple(place) for place in order.take(0, 60 * config.sequences_per_step).tolist()]
     own = Reader(open_prepared(config.data, {}).shards("train"))
     found = list(samples(spans(read_events(config.run.directory / "events.jsonl")), own.shards))

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.data.prepare.prepare import prepare
-from windlass.errors import OutOfSync, UserError
+from windlass.errors import BadCheckpoint, OutOfSync, UserError
 from windlass.optim.adamw import AdamW
 from windlass.runtime import start_runtime
 from windlass.training.assemble import assemble, shape_of, with_steps
 from windlass.training.loop import train
-from windlass.training.preflight import check_model
+from windlass.training.restore import state_tensors
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prepared(base):
     config = tiny.recipe(base)
-    return prepare(config.data, config.evaluate.sets, report=lambda sentence: None)
+    return prepare(config.data, config.evaluate.sets, log=lambda sentence: None)
 
 
 @pytest.mark.parametrize(("length", "steps"), [({"tokens": 1281}, 11), ({"tokens": 1280}, 10), ({"epochs": 2.0}, None)])
@@ -46,12 +46,6 @@ def test_the_vocabulary_and_the_end_of_text_come_from_the_tokenizer(base, prepar
     assert architecture.eos_token_id == prepared.eos_id
 
 
-def test_a_sequence_longer_than_the_model_is_refused(base, prepared):
-    config = tiny.recipe(base, model={"max_position_embeddings": 8})
-    with pytest.raises(UserError, match=r"data.sequence_length=16 for a model of 8 positions"):
-        check_model(config, shape_of(config, prepared))
-
-
 def test_epochs_are_held_against_the_warm_up_too(base, prepared):
     config = tiny.recipe(base, run={"steps": None, "epochs": 0.1}, optim={"warmup_steps": 500})
     with pytest.raises(UserError, match=r"optim.warmup_steps=500 in a run of"):
@@ -61,9 +55,32 @@ def test_epochs_are_held_against_the_warm_up_too(base, prepared):
 def test_a_checkpoint_holds_what_makes_it_sufficient_elsewhere(run):
     newest = run / "checkpoints" / f"step-{tiny.STEPS:08d}"
     names = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
-    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "capsule.json", "MANIFEST"} <= names
+    assert {"resolved.yaml", "provenance.json", "tokenizer/tokenizer.json", "trainer_state.json", "MANIFEST"} <= names
     provenance = json.loads((newest / "provenance.json").read_text())
     assert {"argv", "hosts", "packages", "git", "python"} <= provenance.keys()
+
+
+class TerminalStream(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
+    """Both are printed by one console: two would not know of each other's open line."""
+    config, terminal = tiny.recipe(base, "told", report={"every_steps": 1}), TerminalStream()
+    with contextlib.redirect_stdout(terminal), start_runtime() as runtime:
+        run = assemble(config, runtime, is_prepared=True)
+        run.validate(0)
+        run.save_if_due(0, is_last=True)
+        run.health.add(torch.ones(()), torch.ones(()))
+        run.record(1, torch.ones(()), torch.ones(()), 1e-3, torch.tensor(128))
+        assert "step 1/" in terminal.getvalue().rpartition("\n")[2].replace("step  1", "step 1"), "left open"
+        newest = config.run.directory / "checkpoints" / "step-00000000"
+        (newest / "trainer_state.json").unlink()
+        with pytest.raises(BadCheckpoint):
+            run.checkpoints.restore(state_tensors(run.program, run.optimizer))
+        run.close(1, "finished")
+    assert "\r\x1b[2Kcheckpoint refused: " in terminal.getvalue()
 
 
 def spoil_a_moment(config):

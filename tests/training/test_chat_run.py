@@ -16,7 +16,7 @@ from windlass.training.loop import train
 def chat_recipe(base) -> RunConfig:
     """The tiny recipe on conversations, with the tiny recipe's tokenizer and a template."""
     like = tiny.recipe(base)
-    prepare(like.data, {}, report=lambda line: None)
+    prepare(like.data, {}, log=lambda line: None)
     made = load_prepared(base / "data")
     assert made is not None
     path = made.tokenizer_directory / "tokenizer_config.json"

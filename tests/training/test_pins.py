@@ -159,17 +159,17 @@ def recipe(tmp_path, model=None, tokenizer=None, data=None, **sections):
     return tiny.recipe(tmp_path, model=named, data=given, **sections)
 
 
-def capsule(tmp_path, **model):
+def trainer_state(tmp_path, **model):
     pinned = recipe(tmp_path, model={"commit": COMMIT, **model}, tokenizer={"commit": COMMIT})
     return {"config": pinned.model_dump(mode="json", by_alias=True)}
 
 
 def test_a_run_keeps_the_commit_it_began_with(tmp_path):
-    kept = keep_pins(recipe(tmp_path), capsule(tmp_path))
+    kept = keep_pins(recipe(tmp_path), trainer_state(tmp_path))
     assert kept.model.commit == kept.data.tokenizer.commit == COMMIT
-    assert check_settings(capsule(tmp_path), kept) == []
-    same = keep_pins(recipe(tmp_path, model={"revision": COMMIT}), capsule(tmp_path, revision="v1"))
-    assert check_settings(capsule(tmp_path, revision="v1"), same) == [], "the same commit by its own name"
+    assert check_settings(trainer_state(tmp_path), kept) == []
+    same = keep_pins(recipe(tmp_path, model={"revision": COMMIT}), trainer_state(tmp_path, revision="v1"))
+    assert check_settings(trainer_state(tmp_path, revision="v1"), same) == [], "the same commit by its own name"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_run_keeps_the_commit_it_began_with(tmp_path):
     ],
 )
 def test_another_revision_is_drift(tmp_path, model, words):
-    then = capsule(tmp_path, revision="v1")
+    then = trainer_state(tmp_path, revision="v1")
     with pytest.raises(UserError) as caught:
         check_settings(then, keep_pins(recipe(tmp_path, model=model), then))
     assert words in str(caught.value)
@@ -190,9 +190,9 @@ def test_another_revision_is_drift(tmp_path, model, words):
 
 def test_a_tokenizers_new_revision_may_be_accepted(tmp_path):
     accepted = {"accept_drift": ["data.tokenizer.revision", "data.tokenizer.commit"]}
-    now = keep_pins(recipe(tmp_path, tokenizer={"revision": "v2"}, run=accepted), capsule(tmp_path))
+    now = keep_pins(recipe(tmp_path, tokenizer={"revision": "v2"}, run=accepted), trainer_state(tmp_path))
     assert now.data.tokenizer.commit is None, "asked of the hub again"
-    assert len(check_settings(capsule(tmp_path), now)) == 2
+    assert len(check_settings(trainer_state(tmp_path), now)) == 2
 
 
 def test_pins_are_overrides_that_give_the_same_config(tmp_path):

@@ -147,7 +147,7 @@ def test_a_wrong_start_from_is_an_error_and_no_fresh_start(base, ranks, tmp_path
 
 def test_when_every_checkpoint_is_bad_the_run_does_not_start_over(base, ranks, copy):
     for directory in (copy / "checkpoints").iterdir():
-        (directory / "capsule.json").write_bytes(b"{}")
+        (directory / "trainer_state.json").write_bytes(b"{}")
     said = refusal(ranks, again(base, copy, run={"steps": 6}))
     assert BadCheckpoint.__name__ in said and "not started over silently" in said
     assert UserError is not BadCheckpoint

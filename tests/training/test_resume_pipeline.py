@@ -44,9 +44,9 @@ def moved(config, source):
 
     runtime = start_runtime()  # groups are made in the order of a run: torch keeps their names from case to case
     rank, world = runtime.rank, runtime.world
-    capsule = json.loads((source / "capsule.json").read_text())["capsule"]
+    trainer_state = json.loads((source / "trainer_state.json").read_text())["trainer_state"]
     mesh, precision = make_mesh(config.parallel.layout(world), "cpu"), precision_of(config.precision)
-    architecture = architecture_from_hf(capsule["model"])
+    architecture = architecture_from_hf(trainer_state["model"])
     program = build_program(architecture, config.parallel, precision, mesh, torch.device("cpu"), parts.nothing)
     optimizer = parts.optimizer_of(config, program, NO_RULES, precision)
     group = runtime.saving if world > 1 else None
@@ -54,7 +54,7 @@ def moved(config, source):
         config.run.directory, config.checkpoint, run_id="moved", rank=rank, world=world, group=group, tell=print
     )
     checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
-    checkpoints.save(3, state_tensors(program, optimizer), capsule, {}, final=True)
+    checkpoints.save(3, state_tensors(program, optimizer), trainer_state, {}, final=True)
     runtime.close()
 
 

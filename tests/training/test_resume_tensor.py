@@ -13,7 +13,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.proof.pool import RankFailed
 from windlass.training.assemble import optimizer_of
-from windlass.training.open_saved import read_capsule
+from windlass.training.open_saved import read_trainer_state
 from windlass.training.restore import state_tensors
 
 MODEL = {
@@ -82,8 +82,8 @@ def carry(source, target, tree, world, parallel):
 
     config = check_recipe({**tree, "parallel": parallel})
     mesh, precision = make_mesh(config.parallel.layout(world), "cpu"), precision_of(config.precision)
-    capsule = read_capsule(source)
-    architecture = architecture_from_hf(capsule["model"])
+    trainer_state = read_trainer_state(source)
+    architecture = architecture_from_hf(trainer_state["model"])
     parts = (architecture, config.parallel, precision, mesh, torch.device("cpu"), lambda named: None)
     program = build_program(*parts)
     optimizer = optimizer_of(config, program, {}, precision)
@@ -94,7 +94,7 @@ def carry(source, target, tree, world, parallel):
     )
     checkpoints.restore_from(source, state, what="all")
     beside = [source / "resolved.yaml", source / "provenance.json", *(source / "tokenizer").iterdir()]
-    checkpoints.save(1, state, capsule, {str(path.relative_to(source)): path for path in beside}, final=True)
+    checkpoints.save(1, state, trainer_state, {str(path.relative_to(source)): path for path in beside}, final=True)
     checkpoints.wait()
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +12,9 @@ from windlass.data.stream.ledger import lost, samples, spans
 from windlass.data.stream.order import Order
 from windlass.proof.pool import RankFailed
 from windlass.report.events import read_events
-from windlass.training.drift import newest_capsule
+from windlass.training.drift import newest_trainer_state
 from windlass.training.preflight import prepare_only
+from windlass.training.restore import Start
 
 SMALL = {"shard_bytes": 4096, "shuffle_window": 2}
 STEPS = 14
@@ -87,8 +87,8 @@ def test_the_samples_of_a_bad_shard_are_lost_told_and_proved(base, whole):
     (left_out,) = incidents(config.run.directory, "left_out")
     assert left_out["shard"] == bad_shard(base) and left_out["from_sample"] % 8 == 0 and left_out["from_sample"] > 24
     prove(config, rows)
-    capsule = newest_capsule(config.run.directory)
-    assert capsule["skipped"] == [[left_out["shard"], left_out["from_sample"]]]
+    trainer_state = newest_trainer_state(config.run.directory)
+    assert trainer_state["skipped"] == [[left_out["shard"], left_out["from_sample"]]]
     said = (config.run.directory / "logs" / "rank-0.log").read_text()
     name = f"{base}/bad/train/shard.{left_out['shard']:05}.mds"
     assert f"incident: {name} is left out from sample {left_out['from_sample']} on" in said and "{'shard'" not in said
@@ -180,18 +180,11 @@ def test_the_limit_may_change_on_resume_but_not_to_less_than_was_left_out(base, 
     assert max(tiny.losses(directory)) == STEPS + 1
     entry = json.loads((directory / "events.jsonl").read_text().splitlines()[-6])
     resumed = [event for event in read_events(directory / "events.jsonl") if event["kind"] == "resume"]
-    assert resumed[-1]["data"]["left_out"] == newest_capsule(directory)["skipped"], entry
+    assert resumed[-1]["data"]["left_out"] == newest_trainer_state(directory)["skipped"], entry
 
 
-def test_without_the_setting_nothing_is_sent_for_it(base, ranks, monkeypatch):
-    from windlass.training.restore import Start
-    from windlass.training.skips import skip_rule
-
-    class Prepared:
-        stream = "s"
-
+def test_shards_left_out_of_another_stream_are_not_left_out_of_this_one(base):
     config = tiny.recipe(base, "plain")
-    assert skip_rule(config, None, Prepared, Start(0, 0, "")) is None
-    assert skip_rule(config, None, Prepared, Start(3, 24, "", {2: 8}, "another")) is None, "of another stream"
-    assert dict(skip_rule(config, None, Prepared, Start(3, 24, "", {2: 8}, "s")).since) == {2: 8}
-    assert np.isscalar(skip_rule(recipe(base, "x"), None, Prepared, Start(0, 0, "")).limit)
+    trainer_state = {"data": {"stream": "s"}, "samples_consumed": 24, "skipped": [[2, 8]]}
+    assert Start(3, "", trainer_state).stream_state(config, "s") == {"samples_consumed": 24, "skipped": [[2, 8]]}
+    assert Start(3, "", trainer_state).stream_state(config, "another") == {"samples_consumed": 24}

@@ -1,15 +1,15 @@
 """What the trainer calls: save, wait, restore.
 
     checkpoints = Checkpoints(run_directory / "checkpoints", config, run_id=..., rank=..., world=..., group=...)
-    capsule = checkpoints.restore(tensors)                 # None: nothing was ever committed
+    trainer_state = checkpoints.restore(tensors)                 # None: nothing was ever committed
     ...
-    if checkpoints.due(step, clock_due): checkpoints.save(step, tensors, capsule, files, metric)
+    if checkpoints.due(step, clock_due): checkpoints.save(step, tensors, trainer_state, files, metric)
     for saved in checkpoints.poll(): ...                   # what was committed since: the events of the run
     ...
-    checkpoints.save(step, tensors, capsule, files, final=True)
+    checkpoints.save(step, tensors, trainer_state, files, final=True)
 
 A checkpoint is `tensors` (name -> Tensor or DTensor, sharded or replicated: weights, optimizer state, 0-dim
-counters), the `capsule` (JSON: step, data position, schedule, fingerprints; rank 0's is written) and `files`
+counters), the trainer state (JSON: step, data position, schedule, fingerprints; rank 0's is written) and `files`
 (resolved recipe, tokenizer, provenance; rank 0's are written). All of it lies in one directory under one MANIFEST:
 copied elsewhere, it suffices.
 
@@ -17,7 +17,7 @@ Asynchronous: `save` copies every local shard into host buffers that are kept be
 plans, writes and commits over its own gloo group while training goes on. One save is under way at a time: the next
 one waits for it first.
 
-Who reads what on restore. Rank 0 reads MANIFEST, index.json, capsule.json and lists the directory (names and sizes),
+Who reads what on restore. Rank 0 reads MANIFEST, index.json, trainer_state.json and lists the directory (names and sizes),
 and hands them to all ranks. Every rank then reads the rows its own shards need, in pieces of at most 4 MiB, and
 verifies each piece before a byte of it reaches a tensor. Every tensor of the checkpoint is asked for by someone, and
 the pieces tile the files, so every byte that is used is verified, once per rank that uses it, and none is read only
@@ -42,7 +42,7 @@ import torch.distributed as dist
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
-from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, SCHEMA, step_name
+from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import load_newest, load_path
 from windlass.checkpoint.save import write_checkpoint
 from windlass.checkpoint.sealed_json import seal
@@ -83,14 +83,19 @@ class _Job:
 
     step: int
     tensors: dict[str, torch.Tensor]
-    capsule: str
+    trainer_state: str
     other_files: dict[str, bytes | Path]
     metric: float | None
     start_s: float
 
     def files(self, token: str) -> dict[str, bytes | Path]:
-        body = {"schema_version": SCHEMA, "step": self.step, "token": token, "capsule": json.loads(self.capsule)}
-        return {**self.other_files, CAPSULE: seal(body)}
+        body = {
+            "schema_version": SCHEMA,
+            "step": self.step,
+            "token": token,
+            "trainer_state": json.loads(self.trainer_state),
+        }
+        return {**self.other_files, TRAINER_STATE: seal(body)}
 
 
 class Checkpoints:
@@ -137,7 +142,7 @@ class Checkpoints:
         self,
         step: int,
         tensors: dict[str, torch.Tensor],
-        capsule: dict[str, Any],
+        trainer_state: dict[str, Any],
         files: dict[str, bytes | Path],
         metric: float | None = None,
         final: bool = False,
@@ -151,9 +156,9 @@ class Checkpoints:
         if step == self._last_step:
             return False
         start_s = time.monotonic()
-        assert not {MANIFEST, INDEX, CAPSULE} & set(files), f"{MANIFEST}, {INDEX} and {CAPSULE} are written here"
+        assert not {MANIFEST, INDEX, TRAINER_STATE} & set(files), "a name that is written here"
         metric = metric if metric is not None and math.isfinite(metric) else None
-        job = _Job(step, dict(tensors), json.dumps(capsule, allow_nan=False), dict(files), metric, start_s)
+        job = _Job(step, dict(tensors), json.dumps(trainer_state, allow_nan=False), dict(files), metric, start_s)
         if self._config.async_ and not final:
             local = self._staging.copy(tensors)
             self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
@@ -193,9 +198,9 @@ class Checkpoints:
         self._saved.append(pending.result())
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any] | None:
-        """Fills `tensors` in place from the newest whole checkpoint -> its capsule; None where none was ever committed.
+        """Fills `tensors` in place from the newest whole checkpoint -> its trainer state; None where none was ever committed.
 
-        The capsule has `step`. Any world size and sharding. Bad checkpoints are quarantined with a sentence, the next
+        It has `step`. Any world size and sharding. Bad checkpoints are quarantined with a sentence, the next
         older is used. Raises BadCheckpoint when there are checkpoints and none is whole, UserError when names, shapes
         or dtypes differ.
         """

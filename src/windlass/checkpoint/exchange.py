@@ -13,11 +13,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from windlass.errors import UserError
+from windlass.errors import WindlassError
 
 
 class PeerFailed(RuntimeError):
-    """Another rank failed with an error that is not the user's; its text is ours."""
+    """Another rank failed with an error that has no three sentences; its text is ours."""
 
 
 @dataclass
@@ -27,8 +27,8 @@ class _Failure:
     text: str
 
     def portable(self) -> "_Failure":
-        """A UserError travels as it is; any other error as its text, since not every exception can be pickled."""
-        if isinstance(self.error, UserError):
+        """A WindlassError travels as it is; any other error as its text, since not every exception can be pickled."""
+        if isinstance(self.error, WindlassError):
             return self
         return _Failure(self.rank, PeerFailed(f"rank {self.rank}: {self.text}"), self.text)
 

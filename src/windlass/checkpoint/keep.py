@@ -17,7 +17,7 @@ from windlass.checkpoint.manifest import Problem, step_name
 from windlass.checkpoint.store import committed_steps, delete, quarantined
 from windlass.checkpoint.stream import TensorSource, as_bytes, whole_box
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
-from windlass.errors import BadCheckpoint, UserError
+from windlass.errors import UserError
 
 
 def kept_steps(metrics: dict[int, float | None], config: CheckpointConfig) -> set[int]:
@@ -44,7 +44,7 @@ def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], l
     for step in committed_steps(checkpoints):
         try:
             opened[step] = Checkpoint.open(checkpoints / step_name(step))
-        except BadCheckpoint:
+        except UserError:
             continue  # verify names it, restore puts it aside; pruning must not touch what it cannot read
     keep = kept_steps({step: one.manifest.metric for step, one in opened.items()}, config)
     if not set(opened) - keep:
@@ -92,7 +92,7 @@ def list_checkpoints(run_directory: Path, verified: bool = False) -> list[Checkp
         directory = checkpoints / step_name(step)
         try:
             manifest = Checkpoint.open(directory).manifest
-        except BadCheckpoint as error:
+        except UserError as error:
             rows.append(CheckpointRow(directory.name, step, "", 0, None, 0, False, error.given))
             continue
         problems = verify(directory) if verified else survey(directory)

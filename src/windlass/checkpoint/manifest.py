@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from windlass.checkpoint.hashed_file import Count, FileEntry
 from windlass.checkpoint.sealed_json import digest
 
-SCHEMA = 1
-MANIFEST, INDEX, CAPSULE = "MANIFEST", "index.json", "capsule.json"
+SCHEMA = 2
+MANIFEST, INDEX, TRAINER_STATE = "MANIFEST", "index.json", "trainer_state.json"
 HEADER_BYTES = 64
 
 _STEP = re.compile(r"step-(\d{8,12})")

@@ -52,9 +52,8 @@ def redact(argv: list[str]) -> list[str]:
 
 def packages() -> dict[str, str]:
     """name -> version of everything installed."""
-    found = {
-        str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions() if one.metadata["Name"]
-    }
+    parsed = [one.metadata for one in importlib.metadata.distributions()]  # each use of `metadata` parses the file anew
+    found = {str(one["Name"]): str(one["Version"]) for one in parsed if one["Name"]}
     return dict(sorted(found.items(), key=lambda pair: pair[0].lower()))
 
 

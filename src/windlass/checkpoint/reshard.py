@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
 from windlass.checkpoint.index import Chunk, SavedTensor, read_index, seal_index
-from windlass.checkpoint.manifest import CAPSULE, INDEX, Manifest, is_rank_name, new_token, rank_header, rank_name
+from windlass.checkpoint.manifest import INDEX, TRAINER_STATE, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
 from windlass.checkpoint.stream import Box, TensorSource, as_bytes
@@ -69,9 +69,9 @@ def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifes
 
 
 def _other_files(checkpoint: Checkpoint, token: str) -> Iterator[tuple[str, bytes]]:
-    """Everything but the tensors, verified; the capsule says which save it belongs to."""
+    """Everything but the tensors, verified; the trainer state says which save it belongs to."""
     for name in sorted(checkpoint.manifest.files):
-        if name == CAPSULE:
+        if name == TRAINER_STATE:
             yield name, seal({**unseal(checkpoint.read(name), name), "token": token})
         elif name != INDEX and not is_rank_name(name):
             yield name, checkpoint.read(name)

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.manifest import CAPSULE, INDEX, MANIFEST, is_rank_name, step_name
+from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.storage import TensorReader
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
@@ -31,7 +31,7 @@ class _Offer(NamedTuple):
 
     manifest: bytes
     index_json: bytes
-    capsule: bytes
+    trainer_state: bytes
 
 
 def _offer(directory: Path) -> _Offer:
@@ -43,7 +43,7 @@ def _offer(directory: Path) -> _Offer:
     problems += [problem for name in small if (problem := checkpoint.verify(name))]
     if problems:
         raise complaint(directory, problems)
-    return _Offer(checkpoint.manifest_bytes, checkpoint.read(INDEX), checkpoint.read(CAPSULE))
+    return _Offer(checkpoint.manifest_bytes, checkpoint.read(INDEX), checkpoint.read(TRAINER_STATE))
 
 
 def _list_names(names: list[str]) -> str:
@@ -88,7 +88,7 @@ def _refuse_unexpected(names: list[str], saved: Metadata, where: Path) -> None:
 
 
 def load_one(directory: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange) -> dict[str, Any]:
-    """One attempt -> the capsule, which has `step`. All ranks return, or raise the same error."""
+    """One attempt -> the trainer state, which has `step`. All ranks return, or raise the same error."""
     offer: _Offer = exchange.from_first(lambda: _offer(directory))
     checkpoint = Checkpoint.parse(directory, offer.manifest)
     reader = TensorReader(checkpoint, offer.index_json)
@@ -110,8 +110,8 @@ def load_one(directory: Path, tensors: dict[str, torch.Tensor], what: str, excha
 
     exchange.reduce(names, no_surprise)
     exchange.reduce(read, lambda _: None)
-    body = unseal(offer.capsule, CAPSULE)
-    return {**body["capsule"], "step": checkpoint.manifest.step}
+    body = unseal(offer.trainer_state, TRAINER_STATE)
+    return {**body["trainer_state"], "step": checkpoint.manifest.step}
 
 
 def _newest(checkpoints: Path) -> Path | None:

@@ -10,7 +10,7 @@ Bytes written: each chunk once, hashed as it is written. Bytes read per rank: th
 chunk it overlaps, rounded out to pieces of at most 4 MiB, each verified before a byte of it reaches a tensor. In the
 layout that saved, that is the rank's own file.
 
-Only tensors are stored. Objects (DCP would pickle them) are refused: the capsule is JSON, see state.py.
+Only tensors are stored. Objects (DCP would pickle them) are refused: the trainer state is JSON, see state.py.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ class TensorWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO:
-                raise TypeError(f"{item.index.fqn} is not a tensor; put it into the capsule")
+                raise TypeError(f"{item.index.fqn} is not a tensor; put it into the trainer state")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

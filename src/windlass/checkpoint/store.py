@@ -1,7 +1,7 @@
 """The commit protocol on a POSIX file system. No torch.
 
     checkpoints/.tmp-00000100-<token>/   a draft: every rank writes and fsyncs its own file into it
-        rank-00000.bin ... index.json capsule.json resolved.yaml ... and last MANIFEST
+        rank-00000.bin ... index.json trainer_state.json resolved.yaml ... and last MANIFEST
     checkpoints/step-00000100/           the draft, renamed: from here on it is committed
 
 1. Rank 0 makes the draft; the token (run and chance) is in its name and in every file of ours, so a file of another

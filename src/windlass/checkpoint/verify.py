@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, step_of
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
@@ -49,9 +49,13 @@ class Checkpoint:
     @staticmethod
     def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
         body = unseal(manifest_bytes, MANIFEST)
-        if body.get("schema_version") != SCHEMA:
-            raise bad(
-                f"MANIFEST: schema_version is {body.get('schema_version')!r}", f"this version reads schema {SCHEMA}"
+        schema = body.get("schema_version")
+        if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may well be whole, so nobody renames it
+            age = "an older" if schema < SCHEMA else "a newer"
+            raise UserError(
+                f"{directory} is of {age} format, {schema}" + (", with a capsule.json" if schema == 1 else ""),
+                f"this version of windlass reads format {SCHEMA} only, whose trainer state is {TRAINER_STATE}",
+                "read it with the version that wrote it, or begin another run.directory",
             )
         try:
             manifest = Manifest.model_validate(body)
@@ -143,7 +147,7 @@ def verify(directory: Path) -> list[Problem]:
     """Every byte of a checkpoint against its MANIFEST -> what is wrong; [] means that it is whole."""
     try:
         checkpoint = Checkpoint.open(directory)
-    except BadCheckpoint as error:
+    except UserError as error:
         return [Problem(MANIFEST, "manifest", error.given)]
     problems = checkpoint.survey()
     seen = {problem.file for problem in problems}

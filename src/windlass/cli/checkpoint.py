@@ -37,7 +37,7 @@ def checkpoint_diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="A checkpoint directory.")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another one.")],
 ) -> None:
-    """Which tensors of two checkpoints differ. Exit code 1 where one does."""
+    """Which tensors of two checkpoints differ. Exit code 3 where one does."""
     from windlass.commands.checkpoints import compare
 
     lines, is_equal = compare(first, second)

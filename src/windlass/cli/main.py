@@ -9,7 +9,7 @@ import typer
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli.arguments import Nproc, Overrides, Recipe, RunDirectory, SavedPath, Step, print_lines
-from windlass.errors import EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, UserError, WindlassError, exit_code_of
 
 app = typer.Typer(
     name="windlass",
@@ -47,7 +47,7 @@ def train(
         bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
     ] = False,
 ) -> None:
-    """Train, or resume what stands in the run directory. Ctrl-C and SIGTERM save, then leave with exit code 75."""
+    """Train, or resume the run in its directory. Ctrl-C and SIGTERM save, then exit with code 75."""
     from windlass.config import load_recipe
     from windlass.launch import local
 
@@ -77,7 +77,7 @@ def train(
 
     config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
     if num_ranks > 1:
-        raise typer.Exit(local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory))
+        raise typer.Exit(local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True))
     from windlass.training.loop import train as run
 
     raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
@@ -94,7 +94,7 @@ def verify(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict there too.")
     ] = None,
 ) -> None:
-    """Prove the recipe's layout equal to one process, on a tiny twin in fp64. Exit code 1 where a number differs."""
+    """Prove the recipe's layout equal to one process, on a tiny proxy model in fp64. Exit code 3 where a number differs."""
     from windlass.proof.verify import verify as prove
 
     if not prove(recipe, overrides or [], nproc, json_file):
@@ -182,16 +182,18 @@ def report(run: RunDirectory) -> None:
 
 
 def main() -> None:
-    """The entry point: a UserError becomes three lines and exit code 2."""
+    """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
     from windlass.launch import local
 
     try:
         app()
-    except UserError as error:
-        local.tell(error)
-        raise SystemExit(EXIT_USER_ERROR) from None
-    except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None  # before there was a state to save
+    except WindlassError as error:
+        if error.code == EXIT_BUG:
+            raise  # with its traceback
+        local.show_error(error)
+        raise SystemExit(error.code) from None
+    except KeyboardInterrupt as error:
+        raise SystemExit(exit_code_of(error)) from None
 
 
 if __name__ == "__main__":  # `-m windlass.cli.main` would otherwise do nothing, and say so with 0

@@ -9,7 +9,7 @@ from windlass.checkpoint.keep import checkpoints_of, diff, largest_difference, l
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import UserError
-from windlass.training.open_saved import read_capsule
+from windlass.training.open_saved import read_trainer_state
 from windlass.units import format_bytes
 
 
@@ -57,7 +57,7 @@ def delete(run_directory: Path, keep_last: int, keep_best: int) -> str:
             "the newest checkpoint always stays, and a number of checkpoints is not negative",
             "use --keep-last 1 or more, and --keep-best 0 or more",
         )
-    kept = read_capsule(candidates(run_directory)[0])["config"]["checkpoint"]["keep_steps"]
+    kept = read_trainer_state(candidates(run_directory)[0])["config"]["checkpoint"]["keep_steps"]
     config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_steps=kept)
     steps = prune(checkpoints_of(run_directory), config)
     return f"deleted: {', '.join(f'step {step}' for step in steps) or 'nothing'}"

@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from windlass.commands.data_lint import choose_set, open_place
+from windlass.commands.data_lint import choose_set, open_data
 from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
 from windlass.data.prepare.manifest import Prepared
 from windlass.units import format_bytes, format_count
@@ -27,7 +27,7 @@ C1_CONTROL: Final = re.compile(r"[\x80-\x9f]")
 
 def show(place: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
     """Prints the set `name` of a recipe's or a directory's prepared data. Raises UserError."""
-    prepared, config = open_place(place, overrides)
+    prepared, config = open_data(place, overrides)
     choose_set(prepared, name)
     is_isolated = config is not None and config.data.isolate
     found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, sample, is_isolated)
@@ -58,7 +58,7 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     positions = info.samples * found.rows_per_sample * found.sequence_length
     yield f"  padding     {info.padding:,} positions of {positions:,}"
     yield from _sources(prepared, found)
-    part = "all" if found.num_looked == info.samples else f"{found.num_looked:,} of {info.samples:,}"
+    part = "all" if found.num_read == info.samples else f"{found.num_read:,} of {info.samples:,}"
     yield f"in {part} samples:"
     yield f"  fill        {found.fill:.2%}"
     yield f"  in the loss {found.counted:.2%} of what is no padding"

@@ -13,7 +13,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.training.assemble import evaluation_sets, nothing
-from windlass.training.open_saved import find_checkpoint, open_reader, read_capsule
+from windlass.training.open_saved import find_checkpoint, open_reader, read_trainer_state
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
@@ -24,21 +24,21 @@ def evaluate(path: Path, *, step: int | None = None, sequences: int | None = Non
     if sequences is not None and sequences < 1:
         raise UserError(f"--sequences {sequences}", "at least one sequence is scored", "use 1 or more")
     directory = find_checkpoint(path, step)
-    capsule = read_capsule(directory)
-    config = for_evaluation(check_recipe(capsule["config"]), sequences)
+    trainer_state = read_trainer_state(directory)
+    config = for_evaluation(check_recipe(trainer_state["config"]), sequences)
     prepared = open_prepared(config.data, config.evaluate.sets)
-    if prepared.stream != capsule["data"]["stream"]:
+    if prepared.stream != trainer_state["data"]["stream"]:
         raise other_stream(prepared.place)
     with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-        architecture, precision = architecture_from_hf(capsule["model"]), precision_of(config.precision)
+        architecture, precision = architecture_from_hf(trainer_state["model"]), precision_of(config.precision)
         program = build_program(architecture, config.parallel, precision, mesh, runtime.device, nothing)
         reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
         reader.restore_from(directory, weight_tensors(program), what="weights")
         lines = []
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
             nats = float(program.evaluate(data.batches))
-            lines.append(describe(name, capsule["step"], nats, data))
+            lines.append(describe(name, trainer_state["step"], nats, data))
         return lines if runtime.rank == 0 else []
 
 

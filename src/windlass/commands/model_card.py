@@ -32,7 +32,7 @@ def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str
         TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     architecture = saved.architecture
-    config = saved.capsule.get("config", {})
+    config = saved.trainer_state.get("config", {})
     facts = {
         "front_matter": yaml.safe_dump(front_matter(saved), sort_keys=False, allow_unicode=True),
         "title": _title(saved),
@@ -51,7 +51,7 @@ def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str
 
 def front_matter(saved: SavedModel) -> dict[str, Any]:
     """What the hub shows and searches by."""
-    config = saved.capsule.get("config", {})
+    config = saved.trainer_state.get("config", {})
     base = config.get("model", {}).get("from")
     sources = [source.get("hub") for source in config.get("data", {}).get("sources", ())]
     found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
@@ -83,20 +83,20 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
     """The rows of the card's table."""
     rows: dict[str, str] = {}
     if saved.step is not None:
-        manifest, record = Checkpoint.open(saved.directory).manifest, _record(saved)
+        manifest, record, state = Checkpoint.open(saved.directory).manifest, _record(saved), saved.trainer_state
         loss = "not measured at this step" if manifest.metric is None else f"{manifest.metric:.4f} nats per token"
         git, hosts = record.get("git"), record.get("hosts", [])
         versions = {name: record.get("packages", {}).get(name) for name in SHOWN_PACKAGES}
         rows |= {
-            "run": f"`{manifest.run_id}`, step {saved.step} of {saved.capsule['total_steps']}",
+            "run": f"`{manifest.run_id}`, step {saved.step} of {state['total_steps']}",
             "validation loss": loss,
-            "data": f"corpus `{saved.capsule['data']['corpus_hash']}`, {saved.capsule['samples_consumed']:,} sequences read",
+            "data": f"corpus `{state['data']['corpus_hash']}`, {state['samples_consumed']:,} sequences read",
             "code": f"commit `{git['commit']}`" if git else "no git repository",
             "ranks": f"{manifest.world} on {len(set(hosts))} host{'s' if len(set(hosts)) != 1 else ''}",
             "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
             "trained by": f"`{_command(record.get('argv', []))}`",
         }
-        base = saved.capsule["config"]["model"]
+        base = state["config"]["model"]
         if base.get("from") is not None:
             rows["base model"] = base["from"] + (f" at commit `{base['commit']}`" if base.get("commit") else "")
     return rows | {"weights": f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"}

@@ -32,10 +32,10 @@ from windlass.model.slices import ranges_at
 from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.parallel.schedules import check_torch
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
-from windlass.training.open_saved import find_checkpoint, read_capsule
-from windlass.training.preflight import check_model
+from windlass.training.open_saved import find_checkpoint, read_trainer_state
 from windlass.training.run_directory import hold
 from windlass.units import format_bytes
 
@@ -46,7 +46,7 @@ def move(
     """Writes the checkpoint that `path` and `step` name into the run directory `target`, as ranks of the layout in `settings` (a
     recipe's section parallel) would have. -> sentences. Raises UserError before it writes, BadCheckpoint at a bad byte."""
     source = find_checkpoint(path, step)
-    capsule, checkpoint = read_capsule(source), Checkpoint.open(source)
+    trainer_state, checkpoint = read_trainer_state(source), Checkpoint.open(source)
     where = target / "checkpoints" / step_name(checkpoint.manifest.step)
     if where.exists():
         raise UserError(
@@ -56,9 +56,10 @@ def move(
         )
     if num_ranks is None:
         check_that_ranks_are_counted(settings)
-    config = config_with(capsule, settings)
-    layout, architecture = layout_of(config, num_ranks), architecture_from_hf(capsule["model"])
-    check_model(config, architecture)
+    config = config_with(trainer_state, settings)
+    layout, architecture = layout_of(config, num_ranks), architecture_from_hf(trainer_state["model"])
+    beside = Beside(policy=config.precision.policy, optimizer=config.optim.kind)
+    check_layout(config.parallel, architecture, layout.world, beside)
     parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})
     yield f"{source}: {len(parts)} tensors of {checkpoint.manifest.world} ranks, for {layout.world} ranks: {_axes(layout)}"
@@ -70,7 +71,7 @@ def move(
     yield f"{where}: {size} in {files} files, every byte verified on the way in and hashed on the way out, {rate}/s"
 
 
-def config_with(capsule: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
+def config_with(trainer_state: Mapping[str, Any], settings: Mapping[str, Any]) -> RunConfig:
     """The recipe that made a checkpoint, in the layout of `settings` and nothing of its own."""
     if others := [key for key in settings if key != "parallel"]:
         raise UserError(
@@ -78,11 +79,12 @@ def config_with(capsule: Mapping[str, Any], settings: Mapping[str, Any]) -> RunC
             "a reshard moves bytes between the files of ranks; what they are stays",
             "give settings of parallel only: parallel.tp=2 parallel.shard=4",
         )
-    given, length = settings.get("parallel", {}), capsule["config"]["data"]["sequence_length"]
+    given, length = settings.get("parallel", {}), trainer_state["config"]["data"]["sequence_length"]
     with contextlib.suppress(ValidationError):  # which check_recipe says in a sentence
         parallel = ParallelConfig.model_validate(given)
-        parallel.check_cuts(length, architecture_from_hf(capsule["model"]), is_fixed=True)
-    return check_recipe({**capsule["config"], "parallel": given})
+        beside = Beside(sequence_length=length, is_length_fixed=True)
+        check_layout(parallel, architecture_from_hf(trainer_state["model"]), None, beside)
+    return check_recipe({**trainer_state["config"], "parallel": given})
 
 
 def check_that_ranks_are_counted(settings: Mapping[str, Any]) -> None:

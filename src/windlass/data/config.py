@@ -192,10 +192,10 @@ class DataConfig(Settings):
                 f"`order.held_out_of: {self.order.held_out_of}` has no effect with a `validation` of its own: leave it out"
             )
         growing = [source.label for source in self.sources if source.grows_until is not None]
-        if growing and self.order.first_epoch != "arrival":
+        if growing and self.order.first_epoch != "written":
             raise ValueError(
                 f"`grows_until` of {growing[0]} has no effect on `order.first_epoch: shuffled`, for which a source is whole: set "
-                "arrival, or leave it out and prepare when the source is whole"
+                "written, or leave it out and prepare when the source is whole"
             )
         return self
 
@@ -222,7 +222,7 @@ class DataConfig(Settings):
     def may_grow(self) -> bool:
         """Whether training may begin before all is prepared. Not from a URL, to which whole preparations are published; nor with
         a mixture, which takes from all sources at once, while they are written one behind the other."""
-        return self.order.first_epoch == "arrival" and "://" not in self.directory and self.weights is None
+        return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
 
     def check_epochs(self, epochs: float | None) -> None:
         """Raises UserError where a run's length is told in epochs and sources are mixed."""

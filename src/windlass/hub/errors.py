@@ -8,7 +8,7 @@ told apart: then the cache may help.
 import errno
 from typing import Final
 
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 
 MAIN: Final = "main"  # the hub's name of the default branch
 SHOWN: Final = 12  # digits of a commit in a sentence
@@ -117,7 +117,7 @@ def unreachable(
             "run `windlass prepare RECIPE` where there is a network and with the same cache (`hub.cache` of the recipe, or "
             "HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
         )
-    return UserError(
+    return Unavailable(
         f"{what} is not in the cache {cache_directory(cache)}, and {constants.ENDPOINT} does not give it ({reason(error)})",
         "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
         "try again where that address can be reached: whole files stay in the cache; or give a local directory"

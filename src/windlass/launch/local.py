@@ -1,8 +1,8 @@
 """Ranks on this machine, under torchelastic (what torchrun is made of).
 
 The launcher is a small process without a model: it starts N workers with the same command line, waits, and turns what
-became of them into one exit code. A signal to it goes to every worker; they agree on a step, save, and leave with 0; the
-launcher finds "stopped" in the run's last event and leaves with the code of a stopped run.
+became of them into one exit code (the table of windlass.errors). A signal to it goes to every worker; they agree on a step,
+save, and leave with 0; the launcher reads "stopped" in status.json and leaves with the code of a stopped run.
 
 Known flaws of torchelastic are fenced: the rendezvous store is not shared between incarnations
 (TORCH_DISABLE_SHARE_RDZV_TCP_STORE: with gloo the first restart worked 3 of 8 times without it, 15 of 15 with), and workers die
@@ -17,15 +17,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR, UserError
+from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
+from windlass.status import Status, read_status, write_status
 
 SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _CHILD = "WINDLASS_AGENT_PID"
-_TOLD = "WINDLASS_TOLD"
-"""A directory where workers of ours leave what is to be told to the user, a file per rank."""
+_ERRORS = "WINDLASS_ERRORS"
+"""A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
 
 def choose_ranks(nproc: str | None) -> int:
@@ -70,14 +72,14 @@ def has_agent() -> bool:
     return _CHILD in os.environ
 
 
-def tell(error: UserError) -> None:
-    """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may say the same, or only one that
-    has no terminal."""
-    folder = os.environ.get(_TOLD)
+def show_error(error: WindlassError) -> None:
+    """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may raise the same error, or only one
+    that has no terminal."""
+    folder = os.environ.get(_ERRORS)
     if folder is None:
         print(f"windlass: {error}", file=sys.stderr)
     else:
-        Path(folder, os.environ["RANK"].zfill(6)).write_text(str(error), "utf-8")
+        Path(folder, os.environ["RANK"].zfill(6)).write_text(f"{error.code}\n{error}", "utf-8")
 
 
 def die_with_agent() -> None:
@@ -90,25 +92,27 @@ def die_with_agent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
-    """Runs `windlass *arguments` on `num_ranks` workers -> 0, the code of a stopped run, or that of the failure or signal.
-    Blocks until all are gone."""
+def launch(arguments: list[str], num_ranks: int, run_directory: Path, trains: bool = False) -> int:
+    """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
+
+    `trains`: the workers write the status of the run; other commands leave it as they found it.
+    """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say what happened ourselves
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the launcher says what happened itself
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ[_CHILD] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     command = [sys.executable, "-m", "windlass", *arguments]
-    sys.stdout.flush()  # what was said so far stands above what the workers say
-    start_s = time.time()  # on the clock of the files' times: an older log or event is not of this launch
+    sys.stdout.flush()  # lines printed so far come before those of the workers
+    start_s = time.time()  # on the clock of the files' times: an older log or status is not of this launch
     with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:
-        told, logs = Path(folder, "told"), Path(folder, "logs")
-        told.mkdir()
-        os.environ[_TOLD] = str(told)
+        errors, logs = Path(folder, "errors"), Path(folder, "logs")
+        errors.mkdir()
+        os.environ[_ERRORS] = str(errors)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -120,43 +124,50 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path) -> int:
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
         )
+        code = 0
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as received:
-            return (
-                EXIT_STOPPED if was_stopped(run_directory, start_s) else 128 + received.sigval
-            )  # the shell's convention
+            code = EXIT_SIGNAL + received.sigval
         except ChildFailedError as failure:
-            if _tell_all(told):
-                return EXIT_USER_ERROR
-            rank, first = failure.get_first_failure()
-            _explain(rank, first.exitcode, run_directory, start_s)
-            return first.exitcode if first.exitcode > 0 else 1
+            code = _print_errors(errors) or _explain(*failure.get_first_failure(), run_directory, start_s)
+            return _settle(run_directory, start_s, code) if trains else code
         finally:
-            del os.environ[_TOLD], os.environ[_CHILD]
-    return EXIT_STOPPED if was_stopped(run_directory, start_s) else 0
+            del os.environ[_ERRORS], os.environ[_CHILD]
+    return _settle(run_directory, start_s, code) if trains else code
 
 
-def _tell_all(told: Path) -> bool:
-    """Prints what the workers left there, the same text once -> whether there was any."""
-    texts = dict.fromkeys(file.read_text("utf-8") for file in sorted(told.iterdir()))
-    for text in texts:
+def _print_errors(errors: Path) -> int:
+    """Prints the errors that workers left there, the same text once -> the exit code of the first, 0 where there is none."""
+    found = dict.fromkeys(file.read_text("utf-8") for file in sorted(errors.iterdir()))
+    codes = []
+    for code, _, text in (content.partition("\n") for content in found):
         print(f"windlass: {text}", file=sys.stderr)
-    return bool(texts)
+        codes.append(int(code))
+    return codes[0] if codes else 0
 
 
-def was_stopped(run_directory: Path, since_s: float) -> bool:
-    """Whether the run's last event says that it was stopped after a checkpoint, and was written after `since_s`."""
-    events = run_directory / "events.jsonl"
-    lines = events.read_bytes().splitlines() if events.is_file() and events.stat().st_mtime >= since_s else []
-    return bool(lines) and b'"reason": "stopped"' in lines[-1]
+def _settle(run_directory: Path, since_s: float, code: int) -> int:
+    """The exit code of a run whose ranks are gone with `code`, by the status that they left since `since_s`; a status that
+    still says "running" is corrected."""
+    status: Status | None = read_status(run_directory)
+    if status is None or status.time < since_s:
+        return code
+    if status.state == "stopped":
+        return EXIT_STOPPED
+    if status.state == "running" or (status.state == "failed" and status.exit_code != code):
+        write_status(run_directory, "failed", status.step, code)
+    return code
 
 
-def _explain(rank: int, exit_code: int, run_directory: Path, since_s: float) -> None:
-    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one."""
+def _explain(rank: int, failure: Any, run_directory: Path, since_s: float) -> int:
+    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one
+    -> the exit code."""
+    exit_code = failure.exitcode
     cause = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
     print(f"windlass: rank {rank} failed first, with {cause}", file=sys.stderr)
     log = run_directory / "logs" / f"rank-{rank}.log"
     if rank and log.is_file() and log.stat().st_mtime >= since_s:
         tail = log.read_text("utf-8", errors="replace").splitlines()[-30:]
         print("\n".join(tail), f"\n(the end of {log})", file=sys.stderr)
+    return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code or EXIT_BUG

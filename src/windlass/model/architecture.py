@@ -1,6 +1,6 @@
 """What the decoder needs to know about a model, in neutral names, and the shapes that follow from it. No torch.
 
-One frozen record serves every family; the families' own field names live in rotary.py, families.py and gpt2.py.
+One frozen record serves every family; the families' own field names are in families/.
 Parameters carry one canonical naming, Llama's on Hugging Face, for every family
 (`model.layers.3.self_attn.q_proj.weight`); a plain MLP has up_proj and down_proj.
 
@@ -21,7 +21,7 @@ VOCAB_MULTIPLE: Final = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """All that changes the maths, plus what config.json must carry on. Sizes are counts, dropouts are probabilities."""
+    """All that changes the maths, plus what config.json must keep. Sizes are counts, dropouts are probabilities."""
 
     family: str
     vocab_size: int
@@ -99,7 +99,7 @@ class Architecture:
 
     @property
     def pad_row(self) -> int | None:
-        """The token whose embedding gets no gradient where it is read, as transformers has it (its `padding_idx`)."""
+        """The token whose embedding gets no gradient where it is looked up, as in transformers (its `padding_idx`)."""
         return None if self.family == "gpt2" else self.pad_token_id
 
     @property
@@ -122,8 +122,8 @@ def divisors(count: int) -> list[int]:
 
 
 def describe_dropout(arch: Architecture) -> str:
-    """What is dropped in training, at which cost (measured in attention_unfused.py), and how attention's is turned off; empty
-    where nothing is dropped."""
+    """A sentence on what training drops, at which cost (measured in attention/unfused.py), and how to turn attention's dropout
+    off; empty where nothing is dropped."""
     if not arch.dropout:
         return ""
     fields = ", ".join(f"{name} {probability:g}" for name, probability in arch.dropout.items())

@@ -53,7 +53,7 @@ class KVCache:
         return self._layers[layer]
 
     def check(self, num_new: int, documents: Tensor | None = None) -> None:
-        """Raise UserError where a cache has no business (gradients, documents) or no room for `num_new` positions."""
+        """Raise UserError where a cache cannot be used (gradients, documents) or has no room for `num_new` positions."""
         if torch.is_grad_enabled():
             raise UserError(
                 "a KV cache in a forward that records gradients",

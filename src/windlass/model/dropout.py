@@ -1,15 +1,15 @@
-"""Dropout by counter: a mask is a function of (seed, sample, place, element), and of nothing else.
+"""Dropout by counter: a mask is a function of (seed, sample, site, element), and of nothing else.
 
 Idea: hash the coordinates of each element in the *whole* tensor instead of drawing from a generator (Salmon et al. 2011,
 "Parallel random numbers: as easy as 1, 2, 3"). So the mask of a sample is the same on any rank, in any micro-batch, after
 any restart and when a block is recomputed; a rank that holds a slice hashes the slice's own coordinates. No generator is
-touched and nothing is stored that a hash could say again.
+touched, and nothing is stored that a hash can compute again.
 
-A batch brings one key per sample, keys_B: the loader's hash of (seed, place of the sample in the training stream); the
-stream's place says the step too. Keys are refined step by step, each step one round of SplitMix64 (Steele et al. 2014):
+A batch brings one key per sample, keys_B: the hash of (seed, position of the sample in the training stream). The position
+determines the step too. Keys are refined one by one, each time by a round of SplitMix64 (Steele et al. 2014):
 
-    fold(key, number) = mix64(key + (number + 1) * golden64)       over what is named: the layers, a place in a layer
-    fold(key, number) = mix64(key ^ number)                        over what is counted: layer, head, position
+    fold(key, number) = mix64(key + (number + 1) * golden64)       over names: the layers, a site in a layer
+    fold(key, number) = mix64(key ^ number)                        over counts: layer, head, position
 
 which leaves 64 bits per *row*. Along the row, the last coordinate c is hashed in 32 bits, where the elements are many:
 
@@ -17,13 +17,13 @@ which leaves 64 bits per *row*. Along the row, the last coordinate c is hashed i
     element c is kept where x, read as a signed number, is at least the p-quantile of all 32-bit numbers
 
 lowbias32 (A, B and shifts: C. Wellons, hash-prospector) over a walk that begins at one half of the row's bits and is turned by
-the other, so that two rows share a run of numbers only where all 64 bits meet. Its last xor-shift is left out: it changes the
-low half of x, and the comparison sees the high one.
+the other, so that two rows share a run of numbers only where all 64 bits agree. Its last xor-shift is left out: it changes the
+low half of x, and the comparison depends on the high one.
 
 Integers wrap on purpose; torch's >> keeps the sign, so shifted-in bits are masked off. int32 and int64 operations only: eager
-and compiled, CPU and CUDA, and every floating dtype, see the same mask. Numbers that are counted (positions, columns) meet a
-key before they are multiplied: Inductor computes arange times a constant as an index that must not overflow, and C++ may then
-do as it likes (torch 2.13: c * golden32 gave other masks in fp64 with 36 columns, the right ones in fp32).
+and compiled, CPU and CUDA, and every floating dtype, see the same mask. Numbers that are counted (positions, columns) are mixed
+with a key before they are multiplied: Inductor computes arange times a constant as an index that must not overflow, where C++
+leaves the result undefined (torch 2.13: c * golden32 gave other masks in fp64 with 36 columns, the right ones in fp32).
 
 Cost (measured: 2 x 1,024 x 768 fp32 elements, forward and backward, one thread of a 2-core Zen 4, CPU ms, median of 41): 15
 eager, 2 compiled; torch's own dropout 13 and 31. Backward keeps the mask, one byte per element, as torch's dropout does: hashing
@@ -40,10 +40,10 @@ from torch import Tensor
 GOLDEN_64: Final = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 / golden ratio, as a signed number
 GOLDEN_32: Final = 0x9E3779B9 - (1 << 32)
 
-# The places of a block, and of the model. Their numbers are part of the mask: changing one changes every run.
+# The sites of dropout in a block and in the model. Their numbers are part of the mask: changing one changes every run.
 ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = 0, 1, 2
-LAYERS: Final = -2  # what all layers' keys are folded from
-EMBEDDING: Final = -1  # as a layer: what comes before layer 0; as a place in it: the only one
+LAYERS: Final = -2  # all layers' keys are folded from this
+EMBEDDING: Final = -1  # as a layer: the one before layer 0; as a site in it: the only one
 
 
 def _mix64(x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def _mix64(x: Tensor) -> Tensor:
 
 
 def fold(keys: Tensor, number: Tensor | int) -> Tensor:
-    """Keys of the `number`-th part of what `keys` stands for, int64; both broadcast."""
+    """Keys of part `number` of what `keys` identifies, int64; both broadcast."""
     if isinstance(number, Tensor):
         return _mix64(keys ^ number)
     return _mix64(keys + (((number + 1) * GOLDEN_64 + 2**63) % 2**64 - 2**63))  # an int does not wrap by itself
@@ -66,7 +66,7 @@ def layer_keys(keys_B: Tensor, layers: Tensor) -> Tensor:
 
 
 def row_keys(keys_B: Tensor, place: int, *coordinates: Tensor) -> Tensor:
-    """[B, *len of each coordinate] int64: one key per row. `coordinates`: 1-dim integers, places in the whole tensor."""
+    """[B, *len of each coordinate] int64: one key per row. `coordinates`: 1-dim integers, positions in the whole tensor."""
     rows = fold(keys_B, place)
     for coordinate in coordinates:
         rows = fold(rows[..., None], coordinate)
@@ -74,7 +74,7 @@ def row_keys(keys_B: Tensor, place: int, *coordinates: Tensor) -> Tensor:
 
 
 def keep_mask(rows: Tensor, columns_C: Tensor, probability: float) -> Tensor:
-    """rows [...] int64, columns [C] integers -> bool [..., C]: False with `probability`, each element on its own."""
+    """rows [...] int64, columns [C] integers -> bool [..., C]: False with `probability`, each element independently."""
     low, high = rows.to(torch.int32)[..., None], (rows >> 32).to(torch.int32)[..., None]
     x = (low + columns_C.to(torch.int32)) * GOLDEN_32 ^ high
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
@@ -92,8 +92,8 @@ def dropout(
 ) -> Tensor:
     """x with each element zeroed with `probability` and the others scaled by 1 / (1 - probability).
 
-    keys_B: of this layer; None drops nothing. A rank that holds a slice gives its positions_T or columns_D: where its elements
-    lie in the whole tensor. Default: from 0.
+    keys_B: of this layer; None drops nothing. A rank that holds a slice gives positions_T or columns_D: the positions of its
+    elements in the whole tensor. Default: from 0.
     """
     if keys_B is None or not probability:
         return x_BTD

@@ -1,13 +1,13 @@
 """Parameters and floating-point operations per token, exact for the matrix products of this decoder. No torch.
 
 A matrix of n weights costs 2 n per token forward and 4 n backward. Attention with full scores costs 4 L H K T forward
-per token (scores and their product with the values, T keys each), twice that backward; the causal half is what the
-maths needs. Not counted, as everywhere: the embedding lookup, norms, activations, rotary positions, softmax, the
+per token (scores and their product with the values, T keys each), twice that backward; the maths needs only the
+causal half. Not counted, as is usual: the embedding lookup, norms, activations, rotary positions, softmax, the
 optimizer. Grouped key/value heads make the projections smaller, not the scores. A tied head is counted once, as the
 head.
 
-Of a mixture's experts a token is multiplied by K of E, so K / E of their weights count ("active"), and the router's matrix whole;
-in all three conventions.
+In a mixture of experts a token is multiplied by K of E experts, so K / E of their weights count ("active"), and the router's
+matrix whole; in all three conventions.
 
 Three conventions, because published figures mix them: `six_n` = 6 N over all parameters (Kaplan et al., arXiv
 2001.08361); `palm` = 6 N + 12 L H K T over the multiplied weights, full attention (PaLM, arXiv 2204.02311, appendix B);
@@ -40,12 +40,12 @@ def count_parameters(arch: Architecture) -> int:
 
 
 def count_active(arch: Architecture) -> int:
-    """Parameters that take part in one token: all, but of a mixture's experts only those that it is sent to."""
+    """Parameters that one token uses: all, but of a mixture's experts only those that it is sent to."""
     return sum(active(arch, shape) for shape in parameter_shapes(arch).values())
 
 
 def describe_experts(arch: Architecture) -> str:
-    """In words, for a model that has them: how many a token meets, and whether their routers are balanced."""
+    """A sentence on the experts, for a model that has them: how many a token meets, and whether routers are balanced."""
     balance = (
         f"routers balanced by {arch.router_loss_scale:g} x their loss"
         if arch.router_loss
@@ -72,8 +72,8 @@ def count_multiplied(arch: Architecture) -> int:
 def flops_per_token(arch: Architecture, sequence_length: int, frozen: Collection[str] = ()) -> FlopsPerToken:
     """FLOPs of forward and backward, divided by the tokens, for sequences of `sequence_length` tokens.
 
-    `frozen`: names of parameters that are not trained. Their own gradients, and the backward of what lies before the first
-    trained parameter, are work that nobody does: palm and causal leave it out, six_n stays the convention that it is.
+    `frozen`: names of parameters that are not trained. Nobody computes their gradients, nor the backward before the first
+    trained parameter: palm and causal leave that work out, and six_n stays the plain convention.
     """
     backward, shares = _backward(arch, frozenset(frozen))
     products = 2.0 * count_multiplied(arch) + backward
@@ -104,7 +104,7 @@ def _backward(arch: Architecture, frozen: frozenset[str]) -> tuple[float, list[f
         return 2.0 * active(arch, shape) * (is_input_trained + (weight not in frozen))
 
     total, shares, sparse = 0.0, [], set(arch.sparse_layers)
-    flows = trained("model.embed_tokens", "model.embed_positions")  # whether what comes next passes a gradient on
+    flows = trained("model.embed_tokens", "model.embed_positions")  # whether the next layer passes a gradient on
     for layer in range(arch.num_layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         flows |= trained(f"model.layers.{layer}.input_layernorm")

@@ -2,12 +2,12 @@
 
 In: safetensors files are mapped, not read; each parameter copies only the rows that this rank holds out of the mapping,
 converted to its dtype on the way. Memory is the rank's own part; the ranks of a host share the page cache, so storage
-is read once per host. Every tensor of the file must be expected, every expected one be there in the right shape: a
-model with a hole is not loaded.
+is read once per host. Every tensor of the file must be expected, and every expected tensor must be there in the right
+shape: a model with a hole is not loaded.
 
 Out: the names, shapes and shards (at most 5 GB each) follow from the architecture alone, so parameters may arrive one
-by one; a shard is written when its last tensor has come. Memory is one shard. Padded rows of the vocabulary neither
-come in nor go out.
+by one; a shard is written when its last tensor arrives. Memory is one shard. Padded rows of the vocabulary are neither
+read nor written.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, T
 
 
 def check_weights(directory: str | Path, arch: Architecture) -> None:
-    """Raises UserError for what load_weights would refuse; reads the files' headers, and both ends of a tie that lie there."""
+    """Raises UserError for what load_weights would refuse; reads the files' headers, and both ends of a tie that are stored."""
     with contextlib.ExitStack() as stack:
         _open_checked(directory, arch, stack)
 
@@ -209,7 +209,7 @@ class _ShardWriter:
             _save(self._tensors.pop(file), self._directory / file)
 
     def finish(self) -> None:
-        """All parameters have come; an index where there are several files."""
+        """Call it after the last parameter: writes an index where there are several files."""
         left = sorted(name for names in self._waiting.values() for name, _part in names)
         assert not left, f"parameters that never came: {left}"
         if len(self._files) > 1:
@@ -218,7 +218,7 @@ class _ShardWriter:
 
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    """As safetensors, with the access that any new file of this user has: safetensors gives it to the owner alone."""
+    """Writes safetensors with the access of any new file of this user: safetensors itself gives access to the owner alone."""
     file.touch()
     mode = file.stat().st_mode
     save_file(tensors, file, metadata={"format": "pt"})

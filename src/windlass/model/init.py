@@ -40,7 +40,7 @@ def initialise(
         if std is None:
             local.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue
-        source = EMBEDDING if name == HEAD and arch.tied else name  # a tied head that lives apart from its embedding
+        source = EMBEDDING if name == HEAD and arch.tied else name  # a tied head apart from its embedding
         ranges = owned_ranges(parameter)
         row_elements = math.prod(parameter.shape[1:])
         if list(map(len, ranges[1:])) == list(parameter.shape[1:]) and local.is_contiguous():

@@ -1,11 +1,11 @@
 """Which attention kernel runs: torch chooses among several by device, dtype and shapes, and some cost twice as much as others.
 
-One call of `attend` is watched at the operators that it ends in. torch's scaled_dot_product_attention has one operator per
-kernel (flash, cuDNN, memory-efficient; none of them: plain matrix products and softmax), so the operator that was called is
-the choice that was made, read and not assumed. No profiler is started for it: torch 2.13's writes lines to stderr.
+`attention_kernel` calls `attend` once and watches its operators. torch's scaled_dot_product_attention has one operator per
+kernel (flash, cuDNN, memory-efficient; without any of these: plain matrix products and softmax), so the operator shows the
+choice; nothing is assumed. It starts no profiler: torch 2.13's writes lines to stderr.
 
-On CUDA the call has the run's own shapes. On a CPU the choice knows only dtype, masks and head size: one row of a few
-tokens is asked, so that asking costs milliseconds at any length.
+On CUDA the call has the run's own shapes. On a CPU the choice depends only on dtype, masks and head size, so one row of a
+few tokens shows it, in milliseconds at any length.
 """
 
 from typing import Any, Final
@@ -30,7 +30,7 @@ CPU_TOKENS: Final = 32
 
 
 class _Watch(TorchDispatchMode):
-    """Writes down the operators that are called, in their order."""
+    """Records the operators that are called, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class _Watch(TorchDispatchMode):
 def attention_kernel(
     arch: Architecture, *, rows: int, length: int, dtype: torch.dtype, device: torch.device, documents: bool = False
 ) -> str:
-    """In words: the kernel that attention of a training step of `rows` of `length` tokens in `dtype` ran, or two, where some
-    layers have a window. `documents`: rows hold several documents."""
+    """The name of the kernel that attention runs in a training step of `rows` of `length` tokens in `dtype`, or two names where
+    some layers have a window. `documents`: rows hold several documents."""
     windows = {arch.window if layer in arch.window_layers else None for layer in range(arch.num_layers)}
     windows = {None if window is None or window >= length else window for window in windows}
     found = {window: _run_once(arch, window, rows, length, dtype, device, documents) for window in windows}

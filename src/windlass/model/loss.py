@@ -12,9 +12,9 @@ Idea: Liger Kernel, arXiv 2410.10989.
 Softmax and sums run in promote_types(dtype, float32): fp32 for bf16, fp64 for fp64. The padded columns of the
 vocabulary are -inf: no probability and no gradient, whatever their rows hold.
 
-A head whose rows are cut over ranks (`Cut`) needs three numbers per token of the others: the largest logit, the sum of
-exponentials, and the target's logit, which one rank has. They are all-reduced per chunk, 3 elements per token where the logits
-would be V; the loss is then the same number on every rank, the hidden states' gradient this rank's part of a sum
+A head whose rows are cut over ranks (`Cut`) needs three numbers per token from the others: the largest logit, the sum of
+exponentials, and the target's logit, which one rank has. An all-reduce per chunk sends 3 elements per token where the logits
+would be V. The loss is then the same number on every rank, and the hidden states' gradient is this rank's part of a sum
 (Megatron-LM's parallel cross-entropy, arXiv 1909.08053, section 3).
 
 Legend: B sequences, T positions, N = B T tokens, C tokens of a chunk, D hidden size, V rows of the head (padded) that are here.
@@ -36,7 +36,7 @@ SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
 
 @dataclass(frozen=True)
 class Cut:
-    """A head's rows lie over the ranks of `group`; this rank's begin with `first_row`. Without a group all are here."""
+    """A head's rows are cut over the ranks of `group`; this rank's begin with `first_row`. Without a group all are here."""
 
     group: dist.ProcessGroup | None = None
     first_row: int = 0

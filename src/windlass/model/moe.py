@@ -1,16 +1,16 @@
-"""Mixtures of experts: a router sends each token to K of E MLPs, and sums what they say by its probabilities.
+"""Mixtures of experts: a router sends each token to K of E MLPs and sums their outputs, weighted by its probabilities.
 
     p = softmax(W x);   e_1..e_K = the K largest of p;   y = sum_k p[e_k] expert_{e_k}(x)      (normed: p[e_k] / sum_j p[e_j])
 
-No token is dropped: every expert takes as many rows as are sent to it. Rows (a token once per expert) are sorted by expert, so
-that each expert's lie together, and one grouped product multiplies all experts' rows by their own matrices; its sizes stay on the
-device. fp64, which that product does not know, and sizes that are no multiples of 16 bytes, run the experts one by one, with one
-host read of the sizes per layer and pass. Both directions of the sort are gathers, also in backward (a row has one place, and a
-token's K gradients are summed in their order), so that results do not depend on the timing of atomic additions.
+No token is dropped: every expert takes all rows sent to it. Rows (a token once per expert) are sorted by expert, so each expert's
+rows are neighbours, and one grouped product multiplies all experts' rows by their own matrices; its sizes stay on the device.
+That product supports neither fp64 nor sizes that are not multiples of 16 bytes: there the experts run one by one, with one host
+read of the sizes per layer and pass. Both directions of the sort are gathers, also in backward (a row has one position, and a
+token's K gradients are summed in order), so results do not depend on the timing of atomic additions.
 
-The router computes in promote_types(dtype, float32), as transformers does. What the load-balancing loss needs leaves the layer
-as sums per sequence (routing.py); nothing is stored in the layer, so a block may run again in backward: its top-k is kept by
-selective recomputation, and equal to the last bit in a full one, which sees the same numbers in the same kernels.
+The router computes in promote_types(dtype, float32), as transformers does. The layer returns the sums per sequence that the
+load-balancing loss needs (routing.py) and stores nothing, so a block may run again in backward. Selective recomputation keeps its
+top-k; full recomputation computes the same top-k to the last bit, from the same numbers in the same kernels.
 
 Source: Shazeer et al., arXiv 1701.06538; without dropping: Gale et al., arXiv 2211.15841; Qwen3's: arXiv 2505.09388.
 
@@ -36,7 +36,7 @@ class ExpertExchange(Protocol):
     """Rows to the ranks that hold their experts, and back (parallel/expert.py)."""
 
     def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`rows_RD` sorted by expert, `counts_E` of each; -> what the experts made of them, in the same order."""
+        """`rows_RD` sorted by expert, `counts_E` of each; -> the experts' outputs for them, in the same order."""
         ...
 
 
@@ -69,13 +69,13 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_rows(x_ND: Tensor, index_R: Tensor, back_R: Tensor, repeats: int = 1) -> Tensor:
-    """x[index], whose backward is a gather too. `back`: where row n's `repeats` copies lie in the result, n after n."""
+    """x[index], whose backward is a gather too. `back`: where row n's `repeats` copies are in the result, n after n."""
     gathered: Tensor = _Gather.apply(x_ND, index_R, back_R, repeats)
     return gathered
 
 
 def sort_rows(expert_R: Tensor) -> tuple[Tensor, Tensor]:
-    """(order, inverse): row order[i] comes to place i, and row r lies at place inverse[r]. Stable."""
+    """(order, inverse): row order[i] goes to position i, and row r is at position inverse[r]. Stable."""
     order_R = expert_R.argsort(stable=True)
     inverse_R = torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
     return order_R, inverse_R
@@ -96,8 +96,8 @@ class Experts(nn.Module):
         self.gate_proj = ExpertMatrix(arch.num_experts, arch.expert_size, arch.hidden_size)
         self.up_proj = ExpertMatrix(arch.num_experts, arch.expert_size, arch.hidden_size)
         self.down_proj = ExpertMatrix(arch.num_experts, arch.hidden_size, arch.expert_size)
-        self.exchange: ExpertExchange | None = None  # parallel/expert.py gives it
-        self.finish: Callable[[Tensor], Tensor] | None = None  # of the sum: parallel/expert.py gives it
+        self.exchange: ExpertExchange | None = None  # parallel/expert.py sets it
+        self.finish: Callable[[Tensor], Tensor] | None = None  # of the sum; parallel/expert.py sets it
 
     def forward(self, hidden_BTD: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
         num_chosen = chosen_NK.shape[1]
@@ -129,7 +129,7 @@ class Experts(nn.Module):
         return product(inner_RF, down_EDF)
 
     def _one_by_one(self, rows_RD: Tensor, counts_E: Tensor, *matrices: Tensor) -> Tensor:
-        """The plain form, which the grouped one is tested against. An expert without rows multiplies none, and so has a
+        """The plain form; tests compare the grouped one with it. An expert without rows multiplies none, and so has a
         gradient of zeros."""
         made = []
         pieces = rows_RD.split(counts_E.tolist())

@@ -36,8 +36,8 @@ _FUSED: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a parameter lies: part `part` of `parts` (along its rows) of tensor `name`, perhaps transposed. With `experts`: each
-    index of its first dim is a tensor of its own, whose number stands for the `*` in `name`."""
+    """Where a parameter is stored: part `part` of `parts` (along its rows) of tensor `name`, perhaps transposed. With `experts`:
+    each index of its first dim is a tensor of its own, whose number replaces the `*` in `name`."""
 
     name: str
     transposed: bool = False
@@ -76,7 +76,7 @@ def stored_as(name: str, arch: Architecture) -> Stored:
 
 def names_of(arch: Architecture) -> dict[str, tuple[str, ...]]:
     """Every parameter -> the Hugging Face names that a user may call it by: two for a tied pair, and GPT-2's own for GPT-2,
-    where one name stands for query, key and value."""
+    where one name means query, key and value."""
     names: dict[str, tuple[str, ...]] = {name: (stored_as(name, arch).name,) for name in parameter_shapes(arch)}
     if arch.tied:
         embedding, head = VOCABULARY
@@ -102,7 +102,7 @@ def stored_bytes(shape: tuple[int, ...], item_bytes: int) -> int:
 
 
 def expected_name(key: str, arch: Architecture, known: dict[str, tuple[int, ...]]) -> str | None:
-    """The tensor that a file's `key` stands for; None for what is no parameter; `key` itself if nothing is known."""
+    """The tensor that a file's `key` means; None for what is not a parameter; `key` itself if nothing is known of it."""
     prefixed = BASE_PREFIX.get(arch.family, "model.") + key
     if key in known:
         return key

@@ -1,7 +1,7 @@
-"""Rotary positions: the tables, and the turn.
+"""Rotary positions: the tables, and the rotation.
 
 Channel pairs (i, i + K/2) of a head turn by position * f_i, f_i = theta^(-2i/K) (arXiv 2104.09864); a scaled rope
-changes the f_i, and yarn the length too (scaling.py has the kinds and their sources). The tables are computed from
+changes the f_i, and yarn the length too (families/rope_scaling.py has the kinds and their sources). The tables are computed from
 positions in each forward, so nothing is left to restore after `to_empty`. Angles are fp32, and fp64 where the model is:
 in bf16 position 2,000 and 2,001 would be the same.
 

@@ -1,11 +1,11 @@
-"""The routers' load-balancing loss: per layer and sequence, so that no layout changes it; and how much work each expert gets.
+"""The routers' load-balancing loss, per layer and sequence, so that no layout changes it; and how much work each expert gets.
 
 For a sequence of n counted tokens and one layer (arXiv 2101.03961, equations 4 to 6, for K experts per token):
 
     f_e = (tokens sent to e) / n        p_e = (sum of their probabilities of e) / n        loss = E sum_e f_e p_e
 
-which is K where all experts get alike. What a step trains on is the loss of its tokens plus `router_aux_loss_coef` times the
-mean of this over the sparse layers and, weighted by their counted tokens, over the sequences:
+which is K where all experts get equally many tokens. A step trains on the loss of its tokens plus `router_aux_loss_coef` times
+the mean of this over the sparse layers and, weighted by their counted tokens, over the sequences:
 
     (sum of nats + coef / L sum_layers sum_sequences n loss) / (counted tokens of the global batch)
 
@@ -13,11 +13,11 @@ transformers joins all layers and all rows of a batch before it multiplies f and
 one layer and one sequence the two are equal. Tokens that are not counted (targets of -100: prompts, padding) do not count here.
 
 f has no gradient, so the loss is linear in the probabilities: ranks that share a sequence (`context`) add up counts, and each
-differentiates its own tokens' part. It is not in the model's output. It joins in backward: `attach` hands its gradient over when
-the hidden states' passes by, which works on every pipeline stage alike. `scale` is what the program divides and multiplies its
-own loss by; ranks that compute the same routing (`tp`) each take an equal part of it.
+differentiates its own tokens' part. The loss is not in the model's output. It joins in backward: `attach` adds its gradient when
+the hidden states' gradient passes, which works on every pipeline stage. `scale` is the factor of the program's own loss; ranks
+that compute the same routing (`tp`) each take an equal part of it.
 
-Legend: B sequences, E experts, L sparse layers of the whole model (`layers`: the places in them of those that are here).
+Legend: B sequences, E experts, L sparse layers of the whole model (`layers`: the positions among them of those on this rank).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,18 +43,18 @@ class _Attach(torch.autograd.Function):
 
 
 class Routing:
-    """What the sparse layers of one Decoder say of a global batch, added up over its micro-batches."""
+    """Loads and losses of the sparse layers of one Decoder, added up over the micro-batches of a global batch."""
 
     def __init__(self, arch: Architecture, layers: Sequence[int]):
         self._arch, self._num_layers = arch, len(arch.sparse_layers)
         self.num_layers_here = len(layers)
         self._places = [arch.sparse_layers.index(layer) for layer in layers]
         self.scale: Tensor | None = None
-        """What the program multiplies a summed loss by before backward, 0-dim; None: 1."""
+        """The program multiplies a summed loss by this before backward, 0-dim; None: 1."""
         self.parts = 1
         """Ranks that compute the same routing."""
         self.sum_counts: Callable[[Tensor], Tensor] | None = None
-        """Adds up over the ranks that share each sequence; None: nobody does."""
+        """Adds up over the ranks that share each sequence; None: no ranks do."""
         self._routed: list[Routed] = []  # of the micro-batch that is under way
         self._loads_LE: Tensor | None = None
         self._loss: Tensor | None = None
@@ -64,12 +64,12 @@ class Routing:
         self.scale, self._loads_LE, self._loss = scale, None, None
 
     def collect(self, hidden_BTD: Tensor, routed: Routed) -> Tensor:
-        """What a sparse layer hands out -> its hidden states; the rest is kept until `join`."""
+        """A sparse layer's output -> its hidden states; keeps the rest until `join`."""
         self._routed.append(routed)
         return hidden_BTD
 
     def join(self, hidden_BTD: Tensor, is_training: bool = True) -> Tensor:
-        """After the layers of one micro-batch: notes their loads, and attaches their loss to the hidden states."""
+        """After the layers of one micro-batch: records their loads, and attaches their loss to the hidden states."""
         routed, self._routed = self._routed, []
         if not routed or not is_training:
             return hidden_BTD

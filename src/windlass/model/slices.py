@@ -4,7 +4,7 @@ rows that context ranks share.
 FSDP2 and tensor parallelism cut a dim as torch.chunk does: pieces of ceil(n / ranks), the last ones shorter or empty. Where both
 cut the same dim, tensor ranks cut first and FSDP2 cuts each of their pieces, though its axis comes first in the mesh: torch
 calls that placement _StridedShard. So a rank's part is one range of global indices per dim in every layout. Reading weights and
-drawing initial ones both ask here, and touch nothing but that part.
+drawing initial ones both take their ranges from here, and touch only that part.
 """
 
 from collections.abc import Sequence

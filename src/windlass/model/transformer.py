@@ -9,11 +9,11 @@ window per layer, norms on query and key heads, gated or plain MLP or experts (m
 Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`), layers with a window
 beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
 
-Dropout is a function of the batch's `keys` (dropout.py) and happens where GPT-2 has it: after the embedding, on attention's
-weights, on what attention and MLP add. Without keys, and outside of training, nothing is dropped.
+Dropout is a function of the batch's `keys` (dropout.py) and applies where GPT-2 has it: after the embedding, to attention's
+weights, to the outputs of attention and MLP. Without keys, and outside training, nothing is dropped.
 
 A part of the model (a pipeline stage) keeps only its blocks, keyed by their global index, so that names are the same in
-every layout. Nothing here is a buffer: after `to_empty` only parameters are to be filled, and `tie()` restores the tie
+every layout. Nothing here is a buffer: after `to_empty` only parameters need values, and `tie()` restores the tie
 that to_empty cuts.
 
 Legend: B sequences, T positions, D hidden size, H query heads, G key/value heads, K channels per head, F MLP width.
@@ -95,8 +95,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each on the normed stream and added to it. No index: one graph serves all of a kind; a sparse
-    layer, whose MLP is a mixture of experts, hands out what its router did besides."""
+    """One layer: attention and MLP, each on the normed stream and added to it. No index: one graph serves all of a kind. A sparse
+    layer, whose MLP is a mixture of experts, returns its router's result too."""
 
     def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
@@ -153,8 +153,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.chunks = chunks
         self.arch, self.first, self.last, self.drops = arch, first, last, bool(arch.dropout)
-        self.share = Share()  # of the stream's positions and of the heads: parallel/tensor.py gives it its own
-        self.context: Context | None = None  # of the rows: parallel/context.py gives it
+        self.share = Share()  # of the stream's positions and of the heads; parallel/tensor.py sets it
+        self.context: Context | None = None  # of the rows; parallel/context.py sets it
         kept = range(arch.num_layers) if layers is None else layers
         self.model = Trunk()
         if first:
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The layers it holds, in order: what is sharded, recomputed and compiled one by one."""
+        """The layers it holds, in order: sharded, recomputed and compiled one by one."""
         return list(self.model.layers.values())
 
     def tie(self) -> None:
@@ -189,7 +189,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
-        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention_documents.py).
+        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py).
         `keys` [B]: one per sample, for dropout; training a model with dropout needs them."""
         context, offset = self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
             positions = context.zigzag.take(positions)
             parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
         hidden_BTD = self._embed(input_ids, positions, end) if self.first else input_ids
-        dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: not a call more
+        dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: no extra call
         stream_T, heads_H = (None, None) if dropped is None else self._shares(num_positions, input_ids.device)
         if dropped is not None and self.first:
             hidden_BTD = dropout(hidden_BTD, self.arch.embd_dropout, dropped["embedding"], EMBEDDING, stream_T)
@@ -243,7 +243,7 @@ class Decoder(nn.Module):
         return positions_T[self.share.of(len(positions_T))], heads_H[self.share.of(len(heads_H))]
 
     def _layer_keys(self, keys_B: Tensor | None) -> dict[str, Tensor] | None:
-        """The keys of each layer it holds, by its index, and the embedding's; None where nothing is to be dropped."""
+        """The keys of each layer it holds, by its index, and the embedding's; None where nothing is dropped."""
         if keys_B is None:
             assert not torch.is_grad_enabled(), "training with dropout needs a key per sample: the batch has no `keys`"
             return None

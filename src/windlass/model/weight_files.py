@@ -1,7 +1,7 @@
-"""The safetensors files of a Hugging Face directory: which they are, and what is no weight in them.
+"""The safetensors files of a Hugging Face directory, and which of their entries are not weights.
 
-A head may lie beside the embedding of a tied model, written by other tools. It must be a copy, or another model is meant:
-transformers 5 trains and runs a head that differs, and to drop it in silence would change the model.
+Other tools write a head beside the embedding of a tied model. It must be a copy, or the files mean another model:
+transformers 5 trains and runs a head that differs, and dropping it silently would change the model.
 """
 
 from pathlib import Path

@@ -8,7 +8,7 @@ every rank decides alike, and no host reads it: both engines take the decision a
 torch's fused kernel is the engine where weights and moments are of one dtype and rounded to the nearest; elsewhere, and with
 `optim.kernel: foreach`, it is optim/elementwise.
 
-Source: Loshchilov & Hutter, arXiv 1711.05101. Kept per parameter: m and v, cut as it is, and one counter.
+Source: Loshchilov & Hutter, arXiv 1711.05101. Kept per parameter: m and v, cut as the parameter is, and one counter.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
     norm = sqrt(sum over all parameters, all shards, of g^2)          g <- g min(1, max_norm / (norm + 1e-6))
 
-After program.run the gradients are sums over all ranks, in the parameter's layout: a shard's own square belongs to the sum
+After program.run the gradients are sums over all ranks, in the parameter's layout, so each shard's square enters the sum
 once. DTensor knows which axes cut and which repeat, so its norm is summed over `fsdp` and not over `replicate`; plain
 gradients are whole on every rank. A norm per rank would scale the shards of one tensor differently (seen in the field: 0.11
 and 0.41 where 0.43 is true). Parameters of different meshes cannot share a foreach call: norms are taken per mesh.
@@ -32,7 +32,7 @@ def clip_gradients(records: Sequence[ClippedParameter], max_norm: float, parts: 
     """Scales every gradient in place; -> the global norm before scaling, 0-dim, equal on every rank. Reads nothing on the
     host. A non-finite norm leaves non-finite gradients: the optimizer skips that step.
 
-    `parts`: the ranks that hold other parameters (pipeline stages); over it squares are summed, unless it is one rank.
+    `parts`: the ranks that hold other parameters (pipeline stages); squares are summed over it, unless it is one rank.
     """
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
     counted = [gradient for record in records if record.counted and (gradient := record.tensor.grad) is not None]
@@ -67,7 +67,7 @@ def _local(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _has_shards(gradients: list[torch.Tensor]) -> bool:
-    """One call for the whole model, where asking each gradient would be a call per parameter and step."""
+    """One call for the whole model; asking each gradient would take a call per parameter and step."""
     return DTensor in set(map(type, gradients))
 
 

@@ -1,16 +1,16 @@
 """AdamW tensor by tensor: stores in any dtype, skips a step on the device, counts the updates that round to nothing.
 
-Each element is updated in at least fp32 and rounded once, when it is stored, so weights and moments may each have a dtype of
-their own; torch's fused and foreach kernels ask for one dtype, and foreach for a host read to skip a step. Here `found_inf`
+Each element is updated in at least fp32 and rounded once, when it is stored, so weights and moments may have different dtypes;
+torch's fused and foreach kernels need one dtype, and foreach needs a host read to skip a step. Here `found_inf`
 (0-dim, 1.0 or 0.0) selects between old and new values: where it is 1.0 nothing changes, counters included.
 
 Temporaries: about ten pieces of PIECES elements in fp32; compiled, none. Measured (4.2 million elements, one CPU thread, pure
 bf16, ns per element): to nearest 6.1 and stochastic 11.4 in pieces of 2^18, 7.1 and 23.2 in one piece; compiled 0.6 and 2.9,
 bit-equal to eager; torch's fused kernel in fp32 0.6. On a GPU not measured.
 
-torchao's low-bit optimizers (8 and 4 bit, fp8, bf16 weights with stochastic rounding) were weighed against this: they rest on
-torch.compile everywhere, draw the noise from the global generator, so that a layout or a restart changes what is trained, and
-take no found_inf.
+torchao's low-bit optimizers (8 and 4 bit, fp8, bf16 weights with stochastic rounding) are not used: they need torch.compile
+everywhere, draw the noise from the global generator, so that a layout or a restart changes the training, and take no
+found_inf.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ class Storage:
     watch_every: int = 0
 
     def is_rounded(self, weights: torch.dtype) -> bool:
-        """Whether an update ends in another dtype than it is computed in; torch's own kernels know no way for that."""
+        """Whether an update is stored in another dtype than it is computed in; torch's own kernels cannot do that."""
         return torch.bfloat16 in (weights, self.states)
 
 
@@ -80,7 +80,7 @@ def update(
 
 
 def _update_numbered(weight_N: Tensor, *others: Any) -> None:
-    """`update` of a whole part that is one run of elements from `first` on: what is compiled, so that no temporary is kept."""
+    """`update` of a whole part that is one run of elements from `first` on: compiled, so that no temporary is kept."""
     gradient_N, mean_N, square_N, first, *constants = others
     numbers = None
     if first is not None:
@@ -89,8 +89,8 @@ def _update_numbered(weight_N: Tensor, *others: Any) -> None:
 
 
 class ElementwiseAdamW(torch.optim.Optimizer):
-    """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored as `storage` says. `names`:
-    of every parameter, for the noise. `found_inf`: set it before each step."""
+    """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored by the rules of `storage`.
+    `names`: of every parameter, for the noise. `found_inf`: set it before each step."""
 
     found_inf: Tensor
 

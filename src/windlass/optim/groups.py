@@ -38,7 +38,7 @@ def trainable(records: Sequence[P]) -> list[P]:
 
 
 def decay_of(record: Parameter, config: OptimConfig, rules: Rules) -> float:
-    """A rule's own decay, of whatever shape; else optim.weight_decay for two or more logical dimensions, and 0 below."""
+    """A rule's own decay, whatever the shape; else optim.weight_decay for two or more logical dimensions, and 0 below."""
     rule = rules.get(record.name)
     if rule is not None and rule.weight_decay is not None:
         return rule.weight_decay
@@ -65,6 +65,6 @@ def parameter_groups(records: Sequence[Parameter], config: OptimConfig, rules: R
 
 
 def set_learning_rate(groups: Sequence[dict[str, Any]], rate: float) -> None:
-    """The schedule's `rate`, times what each group's rule says."""
+    """Sets each group's rate: the schedule's `rate` times the group's own scale."""
     for group in groups:
         group["lr"] = rate * group["lr_scale"]

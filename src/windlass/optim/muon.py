@@ -8,8 +8,8 @@ rate and one decay serve both. Hidden matrices are those of the blocks; embeddin
 AdamW. GPT-2's fused query, key and value are three matrices here, as in memory.
 
 Layout. NS needs the whole matrix. With S shards over `fsdp` and each matrix cut over T tensor ranks first (tensor.py), matrices
-are dealt out, one per rank and round of S T: each rank sends its rows of matrix j to the shard rank that j is dealt to, which has
-then a tensor rank's part of j; those parts go on over `tp` to the rank that computes O; and O goes the same two ways back (four
+are dealt out, one per rank in rounds of S T. Each rank sends its rows of matrix j to the shard rank that owns j, which then has a
+tensor rank's part of j. Those parts go over `tp` to the rank that computes O, and O returns by the same two steps (four
 all-to-alls per S T matrices, two where S or T is 1). P: elements of the hidden matrices, r x c: one of them, r <= c.
 
     kept per rank    the momentum, cut as the parameter (AdamW keeps two such moments)
@@ -79,7 +79,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, norm: Tensor) -> None:
-        """As the door says: one update or none, then the gradients are dropped."""
+        """One update, or none where `norm` is not finite. Then drops the gradients."""
         if self._rest:
             self._rest.step(norm)
         is_finite = torch.isfinite(norm)
@@ -102,7 +102,7 @@ class Muon:
         (num_shards, num_parts), (shard, part) = cut.sizes, cut.place
         shapes = [_part_shape(parameter, num_parts) for parameter in dealt]  # of a tensor rank's part
         rounds = [range(s * num_parts, min((s + 1) * num_parts, len(dealt))) for s in range(num_shards)]
-        mine = rounds[shard]  # of which this rank computes one, if there are so many
+        mine = rounds[shard]  # this rank computes one of them, if the round has one for it
         own = mine[part] if part < len(mine) else None
 
         # rows of each matrix to the shard rank it is dealt to, and a tensor rank's part of it to the rank that computes
@@ -131,7 +131,7 @@ class Muon:
         return [one for from_shard in _exchange(back, here, cut.groups[0], updates[0]) for one in from_shard]
 
     def _update(self, parameter: Tensor, is_finite: Tensor) -> Tensor:
-        """The momentum moves; -> what NS gets, this rank's rows, in the compute dtype."""
+        """Updates the momentum; -> the input of NS: this rank's rows, in the compute dtype."""
         assert parameter.grad is not None, "the first step's census has seen a gradient of every trainable parameter"
         momentum, beta = _local(self._momentum[parameter]), self._settings.momentum
         gradient = torch.where(is_finite, _local(parameter.grad), 0)
@@ -148,7 +148,7 @@ class Muon:
 
 
 class _Cut(NamedTuple):
-    """Over how many ranks of (fsdp, tp) a matrix is cut, this rank's place among them, and the groups; None for one rank."""
+    """Over how many ranks of (fsdp, tp) a matrix is cut, this rank's position among them, and the groups; None for one rank."""
 
     sizes: tuple[int, int]
     place: tuple[int, int]

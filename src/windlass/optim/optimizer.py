@@ -18,7 +18,7 @@ class Optimizer(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As torch's: `params`, and what holds for them."""
+        """As torch's: `params`, and their settings."""
         ...
 
     def set_learning_rate(self, rate: float) -> None:
@@ -34,12 +34,12 @@ class Optimizer(Protocol):
         ...
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """All state by name, cut as the parameters are: what a checkpoint keeps, and where a restore writes."""
+        """All state by name, cut as the parameters are: a checkpoint keeps it, and a restore writes into it."""
         ...
 
 
 class Nothing:
-    """Of a rank that trains nothing: a pipeline's, all of whose parameters are frozen."""
+    """The optimizer of a rank that trains nothing: a pipeline's rank whose parameters are all frozen."""
 
     param_groups: list[dict[str, Any]] = []
 

@@ -1,12 +1,12 @@
 """Which of `optim.groups` decides for which parameter, by name. No torch: names follow from the architecture alone, so a
 pattern with a typing mistake is found before anything is prepared.
 
-The first group that names a parameter decides for it alone; nothing is merged. So the exception stands before the rule:
+The first group that names a parameter decides for it alone; nothing is merged. Write the exception before the rule:
 
     groups: [{names: ["*norm*"]}, {names: ["model.layers.*"], frozen: true}]      all of the blocks but their norms
 
-A tensor of two names (a tied embedding and head) follows whichever of them is named; where groups of different effect name
-the two, no order could be meant, and it is refused.
+A tensor of two names (a tied embedding and head) follows whichever of them is named. Groups of different effect that name
+both are refused, since no order of them could be meant.
 """
 
 import difflib

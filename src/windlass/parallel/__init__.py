@@ -1,4 +1,4 @@
-"""Where the work lies: which rank holds which part of the model and the batch, and what is sent when.
+"""Which rank holds which part of the model and the batch, and what is sent when.
 
 rules/          which layouts are possible (no torch)
 
@@ -19,6 +19,6 @@ tie             a tied embedding whose two ends are on two stages
 recompute       activations dropped and computed again
 activations     how many bytes the blocks keep, and which of them recompute within a budget
 routers         the gradient of the routers' loss, and the figures reported of it
-invariants      what must hold once the techniques are applied, counted
-runtime_checks  what a layout takes for granted, checked while it runs
+invariants      what must hold once the techniques are applied: units, dtypes, a gradient for every parameter
+runtime_checks  checks what a layout relies on while it runs: ranks in step, the same data (`parallel.check`)
 """

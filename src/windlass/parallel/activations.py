@@ -1,21 +1,21 @@
 """How many bytes the blocks keep for backward, and which of them recompute so that a budget holds.
 
-What a block keeps is counted and not derived: its own forward runs once on fake tensors (shapes and dtypes of the real ones,
-no memory, no arithmetic), and the storages that are still alive afterwards are what it keeps. So the count knows each family,
-dtype, attention kernel and frozen part without a formula for any. A block keeps its input and what it made, its output aside,
-which is the next block's input; parameters, rope tables (shared by all blocks) and what embedding, norm and head keep are not
-in it. Under autocast the casts of the weights are.
+The bytes are counted, not derived: a block's forward runs once on fake tensors (shapes and dtypes of the real ones, no memory,
+no arithmetic), and the block keeps the storages that are still alive afterwards. The count therefore covers each family, dtype,
+attention kernel and frozen part without a formula. It includes the block's input and all that the block makes, except its output,
+which is the next block's input; under autocast also the casts of the weights. It excludes parameters, rope tables (shared by all
+blocks) and the activations of embedding, norm and head.
 
 The choice (`recompute: selective` with `activation_gib`): all blocks do about the same work, and full repeats a whole forward
-where selective repeats the cheap part of it. So as few blocks as possible are full, and of the others as few as possible
-selective. The full ones come first and those that keep all last: backward frees from the end, so what a block computes again
-lies where later blocks have made room.
+where selective repeats only the cheap part. So as few blocks as possible are full, and of the others as few as possible
+selective. The full blocks come first and those that keep all come last: backward frees from the end, so a block recomputes into
+memory that later blocks have freed.
 
 torch has a memory budget of its own for compiled regions (torch._functorch.config.activation_memory_budget, arXiv
-2006.09503's knapsack). It is a fraction and no number of bytes, exists under compile only, and tells nobody what it chose.
+2006.09503's knapsack). It is a fraction and not a number of bytes, works under compile only, and does not report its choice.
 
-Compiled blocks keep at most this much, since Inductor's partitioner itself recomputes what is cheap, and the state of the
-random generator per recomputed block (5,056 bytes on CPU), which nothing here draws from. Source of the kinds: recompute.py.
+Compiled blocks keep at most this much, since Inductor's partitioner recomputes cheap operators itself, plus the state of the
+random generator per recomputed block (5,056 bytes on CPU), which nothing here uses. Source of the kinds: recompute.py.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class RecomputePlan:
 
     kinds: tuple[str, ...]
     kept_bytes: int | None = None
-    """None where no budget asked for it."""
+    """None where the recipe has no budget."""
 
     def __str__(self) -> str:
         counts = Counter(self.kinds)
@@ -130,7 +130,7 @@ def count_kept(
     shape_BT: tuple[int, int],
     frozen: Collection[str] = (),
 ) -> list[Kept]:
-    """What each block keeps. Blocks that differ in nothing that matters are counted once."""
+    """What each block keeps. Blocks that differ in nothing relevant are counted once."""
     counted: dict[object, Kept] = {}
     blocks = []
     with torch.device("meta"):
@@ -180,7 +180,7 @@ class _Part:
             ids_BT = torch.zeros(shape_BT, dtype=torch.int64)
             keys = {"keys": torch.zeros(shape_BT[0], dtype=torch.int64)} if self.architecture.dropout else {}
             with alive, autocast, warnings.catch_warnings():
-                # norms of query and key heads under autocast: bf16 heads, fp32 weights. It is said of the run itself too
+                # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too
                 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
                 out_BTD = torch.func.functional_call(part, parameters, (ids_BT,), keys)
             return alive.num_bytes(out_BTD, *parameters.values())
@@ -191,7 +191,7 @@ class _Part:
 
 
 class _Alive(TorchDispatchMode):
-    """Storages that operators made, by weak references: who is alive can be asked at any time, whoever holds it."""
+    """Storages that operators made, by weak references: it can list those alive at any time, whoever holds them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class _Alive(TorchDispatchMode):
         return result
 
     def enter(self, _block: nn.Module, args: tuple[Any, ...]) -> None:
-        """From here on: what was made before is not the block's, but for its input."""
+        """Start counting: storages made before belong to others, except the block's input."""
         self._before, self._made = self._made, {}
         self._before.pop(StorageWeakRef(args[0].untyped_storage()).cdata)
         self._note(args[0])

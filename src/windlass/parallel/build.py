@@ -1,4 +1,4 @@
-"""The techniques, applied in their one order. Each line below has a reason to stand where it stands."""
+"""Applies the techniques in the one order in which they work. Each line below gives the reason for its position."""
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
@@ -21,7 +21,6 @@ from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
 from windlass.parallel.program import Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
-from windlass.parallel.rules.degrees import check_degree, check_heads
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
@@ -47,7 +46,7 @@ UNWATCHED: Final = Probe()
 
 
 def check_compiler(config: ParallelConfig, device_type: str) -> None:
-    """torch.compile builds C++ for CPU: a missing compiler is found here, and not in the middle of the first step."""
+    """torch.compile builds C++ for CPU: finds a missing compiler here, and not in the middle of the first step."""
     if config.compile and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         raise UserError(
             "parallel.compile=true on a machine without g++ or clang++",
@@ -77,12 +76,9 @@ def build_program(
 ) -> Program:
     """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
 
-    Kept per rank afterwards: its own shard of the parameters and nothing else; the whole model exists on no rank. `frozen`:
+    Each rank then keeps its own shard of the parameters and nothing else; no rank ever holds the whole model. `frozen`:
     names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
     """
-    config.check_blocks(architecture.num_layers)
-    check_degree(mesh.layout.tp, architecture)
-    check_heads(mesh.layout.context, config.context_kind, mesh.layout.tp, architecture)
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
         parts = [Decoder(architecture, chunks=probe.chunks)]

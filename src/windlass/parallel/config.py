@@ -2,34 +2,19 @@
 
 A layout is a factorisation of the world: world = pp x replicate x shard x context x tp. Sizes of 1 are axes too. One of
 `replicate` and `shard` may be -1: what the others leave. No torch here: the launcher and the planner need these numbers too.
-
-A setting that has no effect beside another is refused. What depends on the world alone (`shard: -1` on one rank) is not: the
-same recipe runs on one rank and on many.
+parallel/rules holds what the settings allow of each other, of a model and of a world.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from windlass.errors import UserError
-from windlass.model.architecture import Architecture
-from windlass.parallel.rules.degrees import check_context, check_degree, check_heads, check_positions, check_tensor
-from windlass.parallel.rules.expert import check_expert, check_expert_ranks
-from windlass.parallel.rules.names_of_layouts import as_yaml, refuse_other_names, refuse_other_sections
-from windlass.parallel.schedules import (
-    KINDS,
-    Schedule,
-    check_micro_batches,
-    check_pipeline,
-    check_stages,
-    check_surroundings_of_pipeline,
-)
 from windlass.settings import Settings
 
-BUCKET_MIB = 25  # torch's default, and ours
+Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +62,9 @@ class ParallelConfig(Settings):
     offload: bool = False
     """Parameters, gradients and optimizer states lie in host memory, and the optimizer steps there; the device holds the
     gathered blocks and the activations. With zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
-    bucket_mib: float = Field(BUCKET_MIB, gt=0)
-    """Mebibytes of gradients per all-reduce, with zero 0: smaller starts earlier, larger sends fewer messages."""
+    bucket_mib: float = Field(25, gt=0)
+    """Mebibytes of gradients per all-reduce, with zero 0: smaller starts earlier, larger sends fewer messages. The default is
+    torch's."""
     blocks_per_unit: int = Field(1, ge=1)
     """Blocks that are gathered and reduced as one, with zero 1 to 3: fewer, larger collectives, and that many blocks gathered
     at a time. The last unit may be smaller."""
@@ -116,128 +102,16 @@ class ParallelConfig(Settings):
         """What is left open follows from what is given, so that each field holds what it means, and a dump loads again."""
         if not isinstance(given, dict):
             return given
-        refuse_other_names(given)
         if isinstance(given.get("pp"), int) and given["pp"] > 1:
             given = {"zero": 1} | given
         if given.get("zero") == 0:
             return {"replicate": -1, "shard": 1} | given
         return {"shard": 1} | given if given.get("replicate") == -1 else given
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for axis, size in (("replicate", self.replicate), ("shard", self.shard)):
-            if size == 0:
-                raise UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
-        if self.replicate == -1 and self.shard == -1 and self.zero != 0:
-            raise UserError(
-                "parallel.replicate=-1 and parallel.shard=-1",
-                "only one axis can take what is left",
-                "give one of them a number: shard = ranks per node is the usual choice (HSDP)",
-            )
-        if self.zero == 0 and self.shard not in (-1, 1):
-            raise UserError(
-                f"parallel.zero=0 with parallel.shard={self.shard}",
-                "zero 0 is DDP: every rank keeps the whole model, nothing is cut along shard",
-                f"use parallel.replicate={self.shard}, or parallel.zero=2 or 3",
-            )
-        self._check_effects()
-        check_tensor(self.tp, self.activation_gib)
-        check_context(self.context, self.context_kind, self.activation_gib)
-        check_expert(self.expert, self.zero, self.compile, self.recompute)
-        check_pipeline(self.pp, self.schedule, self.zero, self._beside_pipeline())
-        return self
-
     @property
     def computes_slices(self) -> bool:
         """Attention of a rank's slices of rows goes the way of rows that hold several documents."""
         return self.context > 1 and self.context_kind == "allgather"
-
-    def _beside_pipeline(self) -> dict[str, bool]:
-        """Settings as a recipe has them -> whether this one has them."""
-        return {
-            "offload=true": self.offload,
-            f"prefetch={self.prefetch}": self.prefetch > 0,
-            f"activation_gib={self.activation_gib}": self.activation_gib is not None,
-            "compile=true": self.compile and KINDS[self.schedule].splits,
-            "recompute=selective": self.recompute == "selective" and KINDS[self.schedule].splits,
-        }
-
-    def _check_effects(self) -> None:
-        """Raises where a setting would do nothing beside the others."""
-        if self.zero == 0:
-            for name, value, default in (
-                ("offload", self.offload, False),
-                ("blocks_per_unit", self.blocks_per_unit, 1),
-                ("prefetch", self.prefetch, 0),
-            ):
-                if value != default:
-                    raise UserError(
-                        f"parallel.{name}={as_yaml(value)} with parallel.zero=0",
-                        f"zero 0 is DDP, which has no FSDP units; {name} is a property of those",
-                        f"remove parallel.{name}, or use parallel.zero=2 or 3",
-                    )
-        elif self.bucket_mib != BUCKET_MIB:
-            raise UserError(
-                f"parallel.bucket_mib={self.bucket_mib:g} with parallel.zero={self.zero}",
-                "buckets are DDP's (zero 0); FSDP sends one message per unit",
-                "remove parallel.bucket_mib, or use parallel.blocks_per_unit for larger messages",
-            )
-        if self.prefetch and self.shard == self.context == 1:
-            raise UserError(
-                f"parallel.prefetch={self.prefetch} with parallel.shard=1",
-                "nothing is gathered where nothing is cut",
-                "remove parallel.prefetch, or use parallel.shard=-1",
-            )
-        if self.check_every != type(self).model_fields["check_every"].default and not self.check:
-            raise UserError(
-                f"parallel.check_every={self.check_every} with parallel.check=false",
-                "check_every says how often weights and states are compared; here nothing is",
-                "set parallel.check=true, or remove parallel.check_every",
-            )
-        if self.activation_gib is not None and self.recompute != "selective":
-            raise UserError(
-                f"parallel.activation_gib={self.activation_gib} with parallel.recompute={self.recompute}",
-                "activation_gib is the budget within which selective chooses; none and full leave nothing to choose",
-                "use parallel.recompute=selective, or remove parallel.activation_gib",
-            )
-
-    @staticmethod
-    def check_sections(recipe: Mapping[str, Any]) -> None:
-        """Raises where a recipe has another tool's section for what `parallel` says."""
-        refuse_other_sections(recipe)
-
-    def check_beside(self, policy: str, length: int = 0, architecture: Architecture | None = None) -> None:
-        """What depends on `precision.policy`, on a sequence's length, and on the model where it is known. Raises UserError."""
-        self.check_cuts(length, architecture)
-        check_surroundings_of_pipeline(self.pp, self.schedule, self.zero, policy)
-
-    def check_cuts(self, length: int, architecture: Architecture | None, is_fixed: bool = False) -> None:
-        """Sizes that the model cannot have at any length come first: no length would help. Raises UserError."""
-        if architecture is not None:
-            check_degree(self.tp, architecture)
-            check_heads(self.context, self.context_kind, self.tp, architecture)
-        check_positions(self.tp, length, self.context, self.context_kind, architecture, is_fixed)
-
-    def check_blocks(self, num_blocks: int) -> None:
-        """Raises where a unit, a prefetch or a pipeline would reach past a model of `num_blocks` blocks."""
-        check_stages(self.schedule, self.pp, num_blocks)
-        if self.blocks_per_unit > num_blocks:
-            raise UserError(
-                f"parallel.blocks_per_unit={self.blocks_per_unit} for a model of {num_blocks} blocks",
-                "a unit is some of the model's blocks",
-                f"use parallel.blocks_per_unit={num_blocks} or less",
-            )
-        num_units = -(-num_blocks // self.blocks_per_unit)
-        if self.prefetch > num_units:
-            raise UserError(
-                f"parallel.prefetch={self.prefetch} for {num_units} units of {self.blocks_per_unit} blocks",
-                "no more units can be gathered ahead than there are",
-                f"use parallel.prefetch={num_units} or less",
-            )
-
-    def check_micro_batches(self, num_micro: int, tokens_per_micro: int, micro_batch: int) -> None:
-        """Raises where the schedule cannot run `num_micro` micro-batches per step (schedules.py)."""
-        check_micro_batches(self.schedule, self.pp, num_micro, tokens_per_micro, micro_batch)
 
     def layout(self, world: int) -> MeshLayout:
         """The sizes of all axes for `world` ranks. Raises UserError where they do not multiply to it."""
@@ -266,5 +140,4 @@ class ParallelConfig(Settings):
                 f"{' x '.join(map(str, sizes.values()))} = {product}",
                 f"start {product} ranks{choice}",
             )
-        check_expert_ranks(self.expert, shard, self.context)
         return MeshLayout(self.pp, replicate, shard, self.context, self.tp, self.expert)

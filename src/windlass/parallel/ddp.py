@@ -13,9 +13,9 @@ Why the gradient is right: the differentiated loss is (sum over this rank's targ
 over ranks is the gradient of the global mean. torch's DDP divides by the world size instead (a mean of means); the hook below
 replaces that. Without no_sync a gradient that was already summed would be summed again: wrong by a factor, not just slow.
 
-Beside tensor ranks and under a pipeline torch's wrapper has no place: it knows whole tensors only, and its hooks do not see the
-gradients of a backward that is cut in two. There `sum_gradients` sends the same buckets after the last backward, with nothing to
-hide behind, and before them what every tensor rank holds whole (norms, row biases, positions) is summed over `tp`, once per step.
+torch's wrapper does not work beside tensor ranks or under a pipeline: it knows whole tensors only, and its hooks do not see the
+gradients of a backward that is cut in two. There `sum_gradients` sends the same buckets after the last backward, where no work
+hides them. Before them it sums over `tp`, once per step, what every tensor rank holds whole (norms, row biases, positions).
 
 Source: Li et al., PyTorch Distributed, arXiv 2006.15704.
 """

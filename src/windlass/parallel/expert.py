@@ -8,26 +8,27 @@ The picture, for X = 2 ranks of `expert` and 4 experts. Every rank has its own t
 
     stream += sum of a token's rows, weighted by its router, on the token's own rank
 
-`expert` divides shard x context and adds no ranks. Everything but the experts lies as without it. Experts lie on a mesh of their
+`expert` divides shard x context and adds no ranks. It changes the layout of the experts only. Experts are on a mesh of their
 own, (pp, replicate, expert_fsdp, expert, tp) with expert_fsdp = shard x context / X: cut by expert into X parts of E / X, and
-each part over expert_fsdp by FSDP2, as a unit per block. A layer's experts are gathered by 1/X of the bytes; instead its rows
-move.
-Under `tp` each expert's channels are cut besides (columns of gate and up, rows of down), every tensor rank routes all positions
-alike, and the sum over channels is the scatter that ends an MLP (tensor.py).
+each part over expert_fsdp by FSDP2, as a unit per block. Gathering a layer's experts takes 1/X of the bytes; the layer's rows
+move instead.
+Under `tp` each expert's channels are cut too (columns of gate and up, rows of down), every tensor rank routes all positions
+alike, and the scatter that ends an MLP sums over channels (tensor.py).
 
     kept per rank    experts' parameters, gradients and states: 1/(shard x context x tp), as without; gathered, with zero 3, one
-                     layer's E / X experts in place of E. Of activations the rows that come, which depend on the routing
+                     layer's E / X experts in place of E. Activations of the rows that arrive, which depend on the routing
     sent per rank    per sparse layer and micro-batch an all-to-all of E numbers of 8 bytes, and two of rows in forward, two in
                      backward: R D b bytes each, of which a share of (X-1)/X leaves the rank where loads are even; recompute
                      full: the first three again. R = B T K rows, b bytes per element
-    host             per pass and layer one read of the 2 X numbers of rows that go and come: message sizes are the host's. It
+    host             per pass and layer one read of 2 X numbers, the rows sent and received: the host sets message sizes. It
                      waits for the router, not for the experts
 
 No row is dropped, and no size is fixed: uneven loads cost time, never tokens.
 
-Why the gradient is right. Rows go to one owner, so its gradient has every expert rank's tokens in it already: it is summed over
-replicate and expert_fsdp and not over expert; plain sums, since the loss is divided by the global count. The norm counts each
-expert once, since its DTensor says where it is cut. Rows' gradients return by the all-to-all that brought them.
+Why the gradient is right. All rows of an expert go to its one owner, so the owner's gradient already covers every expert rank's
+tokens: it is summed over replicate and expert_fsdp and not over expert. Sums are plain, since the loss is divided by the global
+count. The norm counts each expert once, since its DTensor knows its cut. The all-to-all that brought rows returns their
+gradients.
 
 Sources: GShard, arXiv 2006.16668; experts beside FSDP: torchtitan; the load-balancing loss: model/routing.py.
 
@@ -51,7 +52,7 @@ EXPERTS, CHANNELS_OUT, CHANNELS_IN = Shard(0), Shard(1), Shard(2)  # of weights 
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows in pieces, the p-th to rank p; backward sends the gradients the way back."""
+    """Sends rows in pieces, the p-th to rank p; backward sends the gradients back."""
 
     @staticmethod
     def forward(
@@ -79,13 +80,13 @@ class AllToAll:
         self._group = group
 
     def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`rows_RD` sorted by expert, `counts_E` of each -> what the experts made of them, in the same order."""
+        """`rows_RD` sorted by expert, `counts_E` of each -> the experts' outputs for them, in the same order."""
         sent_XL = counts_E.view(self._group.size(), -1)
         received_XL = torch.empty_like(sent_XL)
         dist.all_to_all_single(received_XL, sent_XL, group=self._group)
         sent_X, received_X = torch.stack((sent_XL.sum(1), received_XL.sum(1))).tolist()  # the host reads
         came_QD = _Exchange.apply(rows_RD, sent_X, received_X, self._group)
-        # they came by sender and, of each, by expert
+        # they arrive sorted by sender, then by expert
         expert_XL = torch.arange(sent_XL.shape[1], device=rows_RD.device).expand_as(sent_XL)
         expert_Q = expert_XL.flatten().repeat_interleave(received_XL.flatten(), output_size=sum(received_X))
         order_Q, inverse_Q = sort_rows(expert_Q)
@@ -96,8 +97,8 @@ class AllToAll:
 
 
 def apply_expert(model: Decoder, mesh: Mesh) -> None:
-    """Cuts the experts of `model`, on meta, over `expert` and `tp`, and tells its routers which ranks share their work. Names
-    stay. Nothing for a model without experts."""
+    """Cuts the experts of `model`, on meta, over `expert` and `tp`, and gives its routers the ranks that share their work. Names
+    stay. Does nothing for a model without experts."""
     if not model.routing.num_layers_here:
         return
     tensor_mesh = mesh.dense["tp"]

@@ -17,7 +17,7 @@ per gathered element, r per reduced one:
     bytes sent        an all-gather of n elements: n b (S-1)/S per rank; a reduce-scatter: n r (S-1)/S;
                       an all-reduce of a shard over R replicas: 2 (n/S) r (R-1)/R
 
-Experts that are dealt out over ranks (`expert`) are a unit more per sparse layer, over expert_fsdp: U counts them too.
+Experts that are dealt out over ranks (`expert`) are one more unit per sparse layer, over expert_fsdp; U counts them too.
 
 ZeRO-1 sends what DDP sends, (b + r) P (S-1)/S however many micro-batches, and pays 4P bytes per rank for it; with one
 micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in fewer, larger messages, k blocks gathered at once.
@@ -25,10 +25,10 @@ micro-batch per step it is ZeRO-2 to the byte. k > 1 sends the same bytes in few
 `prefetch` n: while a unit computes, the gathers of the next n are under way: 1 + n units gathered, ZeRO-3. Without it torch
 issues the next forward gather when the host reaches that unit, and in backward is one unit ahead.
 
-`offload`: the shards (parameters 4P/S, gradients 4P/S, states 8P/S) lie in host memory, pinned where there is a GPU, and the
-optimizer steps there. On the device remain the gathered units and the activations. Copied over the bus: 4 n/S bytes up per
-gather of n elements and r n/S down per reduction. Parity is proved on CPU, where host and device are one; the device memory
-that it saves and the time that it costs are not measured.
+`offload`: the shards (parameters 4P/S, gradients 4P/S, states 8P/S) are in host memory, pinned where there is a GPU, and the
+optimizer steps there. The device keeps the gathered units and the activations. The bus carries 4 n/S bytes up per gather of n
+elements and r n/S down per reduction. Tests prove parity on CPU, where host and device are one; the device memory that it
+saves and the time that it costs are not measured.
 
 Why the gradient is right: reductions are plain sums (`set_gradient_divide_factor(1)`, and the forced SUM, without which gloo
 refuses fp32), the loss is divided by the global count before backward, and no world size appears.
@@ -56,7 +56,7 @@ def apply_fsdp(
     model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, precision: Precision, config: ParallelConfig
 ) -> None:
     """Shards `model` in place, a unit per `config.blocks_per_unit` blocks and one for the rest. Does nothing on one rank that
-    computes as it stores and keeps its parameters where it computes, unless its matrices are cut over `tp` (tensor.py)."""
+    computes in the dtype and on the device that it stores in, unless its matrices are cut over `tp` (tensor.py)."""
     if mesh.fsdp.size() == 1 and not precision.is_mixed and not config.offload and mesh.layout.tp == 1:
         return
     on_gpu = mesh.dense.device_type == "cuda"
@@ -67,7 +67,7 @@ def apply_fsdp(
             shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, ranks=_ranks(mesh.expert_fsdp))
         )
         for experts in dealt_experts(model):
-            dealt(experts, reshard_after_forward=config.zero == 3)  # before their block, which would take them
+            dealt(experts, reshard_after_forward=config.zero == 3)  # before their block, which would include them
     placement = partial(cut_dim, ranks=_ranks(mesh.fsdp))
     for start in range(0, len(blocks), config.blocks_per_unit):
         unit = list(blocks[start : start + config.blocks_per_unit])
@@ -83,17 +83,17 @@ def apply_fsdp(
 
 
 def _ranks(mesh: DeviceMesh) -> int:
-    """Of its last axis, along which parameters are cut."""
+    """Of the mesh's last axis, along which parameters are cut."""
     return mesh.size(mesh.ndim - 1)
 
 
 def dealt_experts(model: nn.Module) -> list[Experts]:
-    """Of each sparse layer, where experts are dealt out over ranks: each is a unit of its own, over fewer ranks."""
+    """The experts of each sparse layer, where they are dealt out over ranks: each is a unit of its own, over fewer ranks."""
     return [module for module in model.modules() if isinstance(module, Experts) and module.exchange is not None]
 
 
 def _prefetch(units: Sequence[FSDPModule], ahead: int) -> None:
-    """Both passes begin at the root, which `units` begins with: forward goes on with the first blocks, backward with the last."""
+    """Both passes begin at the root, the first of `units`: forward continues with the first blocks, backward with the last."""
     forward, backward = list(units), [units[0], *reversed(units[1:])]
     for index in range(len(units)):
         forward[index].set_modules_to_forward_prefetch(forward[index + 1 :][:ahead])
@@ -110,7 +110,7 @@ def fsdp_units(model: nn.Module) -> list[FSDPModule]:
 
 
 def before_micro_batch(model: nn.Module, is_last: bool, zero: int) -> None:
-    """What the communication of this micro-batch's backward must do: see the table above."""
+    """Sets what this micro-batch's backward communicates: see the table above."""
     if not isinstance(model, FSDPModule):
         return
     model.set_is_last_backward(is_last)

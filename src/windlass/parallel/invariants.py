@@ -1,6 +1,6 @@
-"""What must hold after the techniques were applied, counted. Each of these was once a silent failure in the field.
+"""Counts what must hold once the techniques are applied. Each of these was once a silent failure in the field.
 
-units      a wrap policy that matches nothing shards nothing, without a warning: a unit per so many blocks, and the root
+units      a wrap policy that matches nothing shards nothing, without a warning: a unit per `blocks_per_unit` blocks, and the root
 dtypes     parameters of another dtype than the policy's: states and reductions would follow them
 optimizer  an optimizer made before sharding holds parameters that are never used again: the loss stays constant
 gradients  zero-bubble schedules with resharding lose the gradients of whole stages, with the right loss

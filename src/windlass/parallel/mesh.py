@@ -1,15 +1,15 @@
 """The ranks as a grid with named axes, and the groups that sums run over.
 
-    ranks.view(pp, replicate, shard, context, tp)          tp innermost: its ranks talk most, so they are neighbours
+    ranks.view(pp, replicate, shard, context, tp)          tp innermost: its ranks send most, so they are neighbours
 
 Parameters live on one root mesh, *dense* = (pp, replicate, fsdp, tp) with fsdp = shard x context: context ranks hold other
 tokens of the same samples, so they may share the parameters too. torch (2.11 to 2.13) has no public call that flattens axes,
-hence a root mesh of its own. Samples are cut along the *batch axes* (replicate, shard): what is counted in whole rows is summed
-over those. Tokens differ along the *loss axes* (batch axes and context): losses are summed over those. Experts that are dealt out
-over ranks (`expert`, inside of fsdp) live on a third root mesh, *expert* = (pp, replicate, expert_fsdp, expert, tp).
+hence a root mesh of its own. Samples are cut along the *batch axes* (replicate, shard): counts of whole rows are summed over
+those. Tokens differ along the *loss axes* (batch axes and context): losses are summed over those. Experts that are dealt out
+over ranks (`expert`, inside fsdp) live on a third root mesh, *expert* = (pp, replicate, expert_fsdp, expert, tp).
 
-Every axis is always there, size 1 included. Groups are made here, by all ranks in the same order, and handed out as
-arguments: nobody reads a global.
+Every axis always exists, at size 1 too. All ranks make the groups here, in the same order, and pass them on as arguments:
+no code reads a global.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Mesh:
     expert: DeviceMesh | None
     """(pp, replicate, expert_fsdp, expert, tp), where experts live that are dealt out; None where they are not."""
     parts: dist.ProcessGroup
-    """Ranks that hold other parameters of the same model: the pipeline's. Asked for every step, hence not cut anew out of
+    """Ranks that hold other parameters of the same model: the pipeline's. Needed in every step, hence not sliced from
     `dense` each time (measured by benchmarks/overhead.py: 600 calls and 3 scalar reads)."""
 
     @property
@@ -58,7 +58,7 @@ class Mesh:
 
     @property
     def batch_rank(self) -> int:
-        """This rank's place along the batch axes: which part of each global batch it reads."""
+        """This rank's position along the batch axes: which part of each global batch it reads."""
         return self.coordinate["replicate"] * self.layout.shard + self.coordinate["shard"]
 
     def sum_over_loss(self, value: torch.Tensor) -> torch.Tensor:

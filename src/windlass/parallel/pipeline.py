@@ -3,8 +3,8 @@
     rank 0: blocks 0-3    hidden [B, T, D] ->   rank 1: blocks 4-7   ->  ...  ->  rank P-1: blocks, norm, head, loss
                           <- its gradient
 
-A global batch is M micro-batches (accumulation); parallel.schedule says in which order a rank runs their forwards and
-backwards (schedules.py), stages.py where the model is cut, tie.py how a tied embedding stays one. P ranks, S stages:
+A global batch is M micro-batches (accumulation). parallel.schedule sets the order of a rank's forwards and backwards
+(schedules.py), stages.py cuts the model, tie.py keeps a tied embedding one. P ranks, S stages:
 
     kept per rank    parameters, gradients and states of its own stages; activations of up to M (gpipe) or P (1f1b)
                      micro-batches; under FSDP its stages' parameters gathered through the step and gradients whole until
@@ -19,9 +19,9 @@ Why the gradient is right: every micro-batch's loss is (sum of nats)/(count over
 add up, and nothing is divided by M (`scale_grads=False`; torch's default would). Only the last stage has a loss; the others
 add a zero of its dtype, so that the reported loss is one number on all ranks.
 
-Never reshard after forward: a zero-bubble schedule then loses the gradients of whole stages, without an error. Schedules are
-made for a number and a shape of micro-batches; another shape gets another schedule. Evaluation is a loop of its own, forward
-only: torch's asserts on V schedules.
+Never reshard after forward: a zero-bubble schedule then loses the gradients of whole stages, without an error. A schedule is
+made for one number and shape of micro-batches; another shape gets another schedule. Evaluation has its own forward-only loop:
+torch's asserts on V schedules.
 
 Source: Huang et al., arXiv 1811.06965; torch.distributed.pipelining.
 
@@ -83,7 +83,7 @@ class PipelineProgram(DecoderProgram):
         whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}  # step() cuts it again
         ids = whole.pop("input_ids")
         inputs = (ids,) if 0 in self._part_of else ()
-        target = ids if self._is_last else None  # handed to loss_fn, which has no use for it
+        target = ids if self._is_last else None  # passed to loss_fn, which does not use it
         schedule = self._schedule(len(batches), batches[0]["input_ids"].shape)
         schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **whole)
         self._reduce()
@@ -139,7 +139,7 @@ class PipelineProgram(DecoderProgram):
         return self._schedules[key]
 
     def _stage(self, stage: int, part: Decoder, shape_BT: torch.Size) -> PipelineStage:
-        """Shapes and dtypes are given, or torch would run the model once more to find them."""
+        """With shapes and dtypes given, torch does not run the model once more to find them."""
         last = len(self.stages.owners) - 1
         hidden_BTD = self._hidden(shape_BT, torch.device("meta")).requires_grad_()
         ids_BT = torch.empty(shape_BT, dtype=torch.int64, device="meta")
@@ -155,13 +155,13 @@ class PipelineProgram(DecoderProgram):
         )
 
     def _divide(self, nats: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
-        """What is differentiated of one micro-batch."""
+        """The loss of one micro-batch that backward starts from."""
         assert self._count is not None
         loss = self._precision.as_output(nats) / self._count
         return loss if self._loss_scale is None else loss * self._loss_scale.scale
 
     def _reduce(self) -> None:
-        """What is left to sum once all backwards are done: replicas without FSDP, and the ends of a tied embedding."""
+        """Sums what remains once all backwards are done: replicas without FSDP, and the ends of a tied embedding."""
         if not self._gradients_checked:
             mirror = self._tie.head if self._tie else None
             ends = [] if mirror is None else [Record(HEAD, mirror, torch.Size(mirror.shape), counted=False)]
@@ -179,7 +179,7 @@ class PipelineProgram(DecoderProgram):
         return total
 
     def _forward(self, batch: Batch) -> torch.Tensor:
-        """One micro-batch through this rank's stages -> what the last of them gives."""
+        """One micro-batch through this rank's stages -> the output of the last."""
         held_by, given = self.stages.owners, dict(batch)
         out = given.pop("input_ids")
         shape_BT = out.shape

@@ -1,6 +1,6 @@
 """The one door to a laid-out model: forward and backward of a global batch, whatever the layout.
 
-One scaling rule serves every layout. Reductions are plain sums, and what is differentiated is
+One scaling rule serves every layout. Reductions are plain sums, and each rank differentiates
 
     (sum of nats over this rank's counted targets) / (count over ALL ranks)
 
@@ -37,17 +37,17 @@ class Program(Protocol):
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one global batch, given as this rank's micro-batches of [B, T] tensors. `count`: 0-dim,
-        counted targets over all ranks. -> the global mean loss in nats: 0-dim, detached, equal on every rank. The routers' loss,
-        which is trained on besides, is not in it."""
+        counted targets over all ranks. -> the global mean loss in nats: 0-dim, detached, equal on every rank. It does not include
+        the routers' loss, which is trained on too."""
         ...
 
     def adapt(self, norm: torch.Tensor) -> None:
-        """After the update: what the next backward learns from the gradient norm (0-dim, equal on every rank). fp16 scales its
-        loss by it; other policies do nothing."""
+        """After the update: adapts the next backward to the gradient norm (0-dim, equal on every rank). fp16 sets its loss scale
+        from it; other policies do nothing."""
         ...
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of the program besides weights: 0-dim, equal on every rank."""
+        """State besides the weights that a checkpoint keeps: 0-dim, equal on every rank."""
         ...
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
@@ -55,8 +55,8 @@ class Program(Protocol):
         ...
 
     def figures(self) -> dict[str, torch.Tensor]:
-        """What else there is to report of the last global batch, equal on every rank (routers.py). Collective; for the steps of
-        which a line is written."""
+        """Further figures of the last global batch to report, equal on every rank (routers.py). Collective; call it on logging
+        steps only."""
         ...
 
     def records(self) -> list[Record]:
@@ -65,7 +65,7 @@ class Program(Protocol):
 
 
 class DecoderProgram:
-    """What every layout's program has. `parts`: this rank's decoders, laid out."""
+    """What the programs of all layouts share. `parts`: this rank's decoders, laid out."""
 
     def __init__(self, parts: Sequence[Decoder], mesh: Mesh, precision: Precision, records: list[Record]):
         self.mesh, self._precision, self._records = mesh, precision, records

@@ -1,14 +1,14 @@
 """Recomputation: throw activations away in forward, compute them again in backward.
 
 A block of hidden size H keeps about 34 B T H bytes of activations in 16 bits, plus attention's (Korthikanti et al., arXiv
-2205.05198). What is kept, and what it costs:
+2205.05198). Each kind keeps, at this cost:
 
     none        everything; no extra work
     selective   the outputs of matrix products and attention; norms, activations, rope and residuals are recomputed
                 (a few per cent of the time, since they are bound by memory and not by FLOPs)
     full        each block's input only, B T H; the whole forward again: 1/3 more FLOPs
 
-Within a budget of bytes each block has a kind of its own: activations.py chooses.
+Within a budget of bytes each block has its own kind; activations.py chooses.
 
 The forward of each block is replaced on the instance, so parameter names do not change. Nothing random may run inside a
 block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
@@ -56,7 +56,7 @@ def apply_recompute(blocks: Sequence[nn.Module], kinds: Sequence[str]) -> None:
 
 
 def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:
-    """A function of our own and no functools.partial: torch.compile traces it, and with it the checkpoint as one graph."""
+    """A function and not a functools.partial: torch.compile traces it, and with it the checkpoint as one graph."""
     context: Any = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
 
     def recomputed_forward(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the optimizer, the clip and the checkpoint may know of a parameter: they work from records alone."""
+"""What optimizer, clip and checkpoint know of a parameter: they work from records alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""The routers of a program: what their loss is differentiated by, and, when a line is due, what they say over all ranks.
+"""The routers of a program: what scales the gradient of their loss, and their figures over all ranks when a line is due.
 
-The load-balancing loss joins in backward (model/routing.py), so it must know what the program divides its own loss by:
-1 / (count over all ranks), times fp16's loss scale. What is added up on the device while a global batch runs leaves it only when
-figures are asked for:
+The load-balancing loss joins in backward (model/routing.py), so it needs the factor of the program's own loss:
+1 / (count over all ranks), times fp16's loss scale. The device adds up figures while a global batch runs, and sends them only on
+request:
 
-    sent per asking  (sparse layers x experts + 1) numbers of 8 bytes, summed over the loss axes and over the pipeline's stages
+    sent per request (sparse layers x experts + 1) numbers of 8 bytes, summed over the loss axes and over the pipeline's stages
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from windlass.precision.loss_scale import LossScale
 
 
 class Routers:
-    """Of the `parts` of the model that are on this rank. Does nothing for a model without experts."""
+    """The routers in this rank's `parts` of the model. Does nothing for a model without experts."""
 
     def __init__(self, parts: Sequence[Decoder], mesh: Mesh):
         self._parts, self._mesh = parts, mesh

@@ -1,16 +1,16 @@
-"""`parallel.check`: what a layout takes for granted, looked at while it runs.
+"""`parallel.check`: checks, while a layout runs, what it relies on.
 
-    every step       ranks of one model-parallel group (same place on the batch axes) are given the same batch
+    every step       ranks of one model-parallel group (same position on the batch axes) get the same batch
     every step       no gradient is left from the step before
-    every N steps,   what two ranks both hold of weights and optimizer states (replicas, and what tensor ranks hold whole) is bit
-    after the first, for bit the same: so a checkpoint is never made of ranks that have drifted apart, and the last one is sound
+    every N steps,   weights and optimizer states that two ranks both hold (replicas, and what tensor ranks hold whole) are equal
+    after the first, bit for bit: so a checkpoint is never made of ranks that have drifted apart, and the last one is sound
     before a save
 
-Each rank hashes what it has; hashes go to all ranks, and every rank judges all of them. So a fault on one rank is the same named
-error on every rank, and none is left waiting in a collective.
+Each rank hashes its own data and sends the hashes to all ranks, and every rank judges all of them. A fault on one rank is
+therefore the same named error on every rank, and no rank is left waiting in a collective.
 
-A hash is the sum of all words, each times an odd number of its own, modulo 2^64: equal tensors hash alike however they lie in
-memory, a flipped bit always shows, two differences cancel once in 2^64.
+A hash is the sum of all words, each times an odd number of its own, modulo 2^64: equal tensors hash alike whatever their memory
+layout, a flipped bit always shows, two differences cancel once in 2^64.
 
     sent per step    24 bytes from every rank to every rank; every N steps 8 bytes per tensor of weights and states more
     read per step    the batch; every N steps the rank's own weights and states once, in pieces (PIECE words of scratch)
@@ -35,7 +35,7 @@ WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NOTHING: Final = -1  # no parameter
 
 Held = tuple[str, tuple[tuple[str, int], ...]]
-"""A tensor's name, and which part of it: place along each axis that cuts it."""
+"""A tensor's name, and which part of it: the position along each axis that cuts it."""
 States = Callable[[], dict[str, torch.Tensor]]
 """An optimizer's states by name, each cut as its parameter is; the same names in the same order at every call."""
 
@@ -54,7 +54,7 @@ def hash_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def checked(program: Program, states: States, config: ParallelConfig) -> Program:
-    """`program` as the loop is to call it."""
+    """`program` as the loop calls it."""
     return Checked(program, states, config.check_every) if config.check else program
 
 
@@ -85,7 +85,7 @@ class Checked:
         self._program.adapt(norm)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint: of what is out of step none is made."""
+        """For a checkpoint: none is made of ranks that are out of step."""
         self._check_held()
         return self._program.state_tensors()
 

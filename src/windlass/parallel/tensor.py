@@ -5,11 +5,12 @@ The picture, for a block (Megatron-LM, arXiv 1909.08053; the stream cut by posit
     stream [B, T/t, D] -> norm -> GATHER -> [B, T, D] -> q k v (columns: heads/t) -> attention -> o (rows) -> SCATTER, + stream
                        -> norm -> GATHER -> [B, T, D] -> gate up (columns: F/t) -> activation -> down (rows) -> SCATTER, + stream
 
-A matrix cut by its output features (columns of x W^T) makes some of the heads or channels from the whole input; the matrix after
-it, cut by its input features (rows), makes from those a part of a sum. SCATTER adds the parts and leaves each rank its positions
-(reduce-scatter); GATHER brings all positions together (all-gather). Each is the other's backward. Norms, dropout and residual
-sums happen on T/t positions, once. Embedding and head are cut by rows of the vocabulary: a rank looks up the tokens it has, zeros
-for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/loss.py), never the logits.
+A matrix cut by its output features (columns of x W^T) computes some heads or channels from the whole input. The matrix after
+it, cut by its input features (rows), computes from those one part of a sum. SCATTER adds the parts and leaves each rank its
+positions (reduce-scatter); GATHER collects all positions (all-gather). Each is the other's backward. Norms, dropout and
+residual sums run on T/t positions, once. Embedding and head are cut by rows of the vocabulary: a rank looks up the tokens it
+has, zeros for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/loss.py), never the
+logits.
 
     kept per rank    1/t of all matrices, gradients and states; norms, row biases and position table whole (cut by FSDP2). Of a
                      block's activations 1/t, but for the two gathered inputs (n each, whole); recompute: full exactly 1/t
@@ -21,12 +22,13 @@ for the others, and SCATTER adds; the head's softmax exchanges three numbers per
 
 Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
 further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
-optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local tensors compute, and communication
-stands where the picture has it.
+optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local tensors compute, and the picture
+shows every place that communicates.
 
-Why the gradient is right. What is cut gets its own part whole. What every rank holds whole (norms, biases after a SCATTER, the
-position table) has seen only this rank's positions or heads: its gradient is a part of a sum over `tp`, and is declared so
-(`Partial`). The loss is one number on all ranks of `tp` and is not summed over them. Pipeline stages hand on a rank's positions.
+Why the gradient is right. A part that is cut gets its complete gradient. A parameter that every rank holds whole (norms, biases
+after a SCATTER, the position table) has seen only this rank's positions or heads: its gradient is one part of a sum over `tp`,
+and is declared so (`Partial`). The loss is one number on all ranks of `tp` and is not summed over them. Pipeline stages pass on
+a rank's positions.
 
 Legend: B sequences, T positions, S = T/t of them, D hidden size, F MLP width, V rows of the vocabulary.
 """
@@ -82,7 +84,7 @@ def _own(parameter: nn.Parameter | None) -> Tensor:
 
 
 def _shared(parameter: nn.Parameter | None) -> Tensor | None:
-    """What every rank holds whole; the gradient that it gets here is a part of a sum over the ranks."""
+    """A parameter that every rank holds whole; its gradient here is one part of a sum over the ranks."""
     if parameter is None:
         return None
     assert isinstance(parameter, DTensor)

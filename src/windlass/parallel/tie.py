@@ -6,9 +6,9 @@ head on the last stage is a mirror:
     before a step    head <- embedding                      a message of V D elements, first rank -> last rank
     after backward   grad embedding += grad head            a message of V D elements, last rank -> first rank
 
-so both ends are one number at every step, whoever changed it in between (optimizer, restore), and nothing is counted twice.
-Under FSDP each rank sends its own shard. Where both stages lie on one rank (zbv) no message is sent, and the sum is still
-taken: two parameters there too, because one Parameter shared by two of torch's stages gets a wrong gradient.
+so both ends are equal at every step, whatever changed the embedding in between (optimizer, restore), and nothing is counted
+twice. Under FSDP each rank sends its own shard. Where both stages are on one rank (zbv) no message is sent, but the sum is
+still needed: they are two parameters there too, because one Parameter shared by two of torch's stages gets a wrong gradient.
 
     kept     V D elements of weights and gradients more on the last rank; a second stepped copy would keep its moments too
     sent     2 V D elements per step, V D per evaluation
@@ -26,7 +26,8 @@ HEAD: Final = "lm_head.weight"
 
 
 class Tie:
-    """`embedding` is None but on the first stage's rank, `head` but on the last's; `first`, `last`: those ranks in `group`."""
+    """`embedding` is None except on the first stage's rank, `head` except on the last's; `first`, `last`: those ranks in
+    `group`."""
 
     def __init__(
         self, embedding: Parameter | None, head: Parameter | None, group: dist.ProcessGroup, first: int, last: int

@@ -3,5 +3,4 @@
 config             the recipe's `precision` section
 policy             the dtypes of a policy, as torch names
 loss_scale         fp16's loss scale, on the device
-names_of_policies  other tools' names of policies, answered with ours
 """

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from windlass.errors import UserError
 from windlass.parallel.config import MeshLayout, ParallelConfig
-from windlass.parallel.rules.expert import check_expert_ranks
+from windlass.parallel.rules.check_layout import check_layout
 
 AXES: Final = ("pp", "replicate", "shard", "context", "tp", "expert")
 FOLDED: Final = 2
@@ -54,8 +54,7 @@ def fold(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
     """`ranks`: ranks that the layout is to fill, None: as many as it needs. `most`: ranks at hand where it is None. An axis of
     -1 takes what is left of `ranks`, or 2. Raises UserError where the layout does not fill `ranks`."""
     at_hand = ranks if ranks is not None else most
-    if parallel.shard != -1:
-        check_expert_ranks(parallel.expert, parallel.shard, parallel.context)
+    check_layout(parallel)
     fixed = math.prod(size for axis in AXES[:-1] if (size := getattr(parallel, axis)) > 0)
     is_open = _is_open(parallel)
     if fixed <= at_hand and ranks is not None:
@@ -117,6 +116,7 @@ def _folded(parallel: ParallelConfig, axes: tuple[str, ...]) -> Cell:
     kept = parallel.model_dump(exclude=without)
     try:
         changed = ParallelConfig.model_validate(kept | sizes)
+        check_layout(changed, None, world)
     except UserError as error:  # what the whole layout allows, a part of it does not: for example zero 0 beside shard
         raise UserError(
             f"the part {' x '.join(axes)} of this layout: {error.given}",

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.config import RunConfig, check_recipe
-from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.attention.context import copies
 from windlass.model.chunks import Chunks
 from windlass.model.names import names_of
 from windlass.optim.rules import assign
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.pipeline import micro_batch_errors
 from windlass.parallel.schedules import owners
 from windlass.proof.fold_layout import Cell
 
@@ -95,7 +95,6 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
             "validation": 0.1,
         },
         "objective": config.objective.model_dump(by_alias=True),
-        "adapter": config.adapter.model_dump(by_alias=True),
         "parallel": parallel,
         "precision": {"policy": "fp64"},
         "optim": _optim(config, architecture, small, layers, unproved),
@@ -201,11 +200,9 @@ def _length(cell: Cell) -> int:
 def _num_micro(cell: Cell, micro: int, length: int) -> int:
     """Micro-batches per rank and step: 3, or the next number that the schedule takes."""
     for count in range(3, 64):
-        try:
-            cell.parallel.check_micro_batches(count, micro * cell.layout.batch_ranks * length, micro)
-        except UserError:
-            continue
-        return count
+        tokens = micro * cell.layout.batch_ranks * length
+        if not any(micro_batch_errors(cell.parallel.schedule, cell.parallel.pp, count, tokens, micro)):
+            return count
     raise AssertionError(f"no number of micro-batches for {cell.name}")
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from windlass.config import RunConfig
+from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.loader import Loader
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
 from windlass.model.init import initialise
@@ -57,20 +59,12 @@ def global_rows(
     config: RunConfig, prepared: Prepared, with_keys: bool, borders: Sequence[int]
 ) -> list[dict[str, torch.Tensor]]:
     """The global batch of every step, read by one process."""
-    loader = Loader(
-        prepared.shards("train"),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.sequences_per_step,
-        accumulation=1,
-        batch_rank=0,
-        batch_ranks=1,
-        seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        with_keys=with_keys,
-    )
+    cut = BatchCut(config.sequences_per_step)
+    joined = DataConfig.model_validate(config.data.model_dump(by_alias=True) | {"isolate": False})
+    source = open_stream(prepared, joined, cut, seed=config.run.seed, with_keys=with_keys)
     assert config.run.steps is not None
-    with contextlib.closing(loader):
-        batches = [loader.next()[0] for _ in range(config.run.steps)]
+    with contextlib.closing(source):
+        batches = [source.next()[0] for _ in range(config.run.steps)]
     if config.data.isolate:
         batches = [{**batch, **apart(batch, *prepared.borders("train"))} for batch in batches]
     return [{**batch, **odd(batch, borders)} for batch in batches]

@@ -54,7 +54,6 @@ from windlass.proof.watch import borders_of, draw, train_proxy
 from windlass.report.events import read_events
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import pin_model
-from windlass.training.preflight import check_model
 
 AT_HAND: Final = 8
 """Ranks that `--nproc` stands for where it is not given."""
@@ -74,7 +73,7 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
     _check_options(nproc, json_file)
     config = pin_model(load_recipe(recipe, *overrides))
     architecture = config.model.architecture(config.data.tokenizer.train or 1)
-    check_model(config, architecture)
+    config.check_layout(architecture)
     rules_of(config, architecture)
     folding = fold(config.parallel, nproc, AT_HAND)
     console = Console(highlight=False)
@@ -110,7 +109,7 @@ def prove_all(
 def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
     """One layout against one process, whole and resumed."""
     architecture, verdict = proxy.architecture, Verdict(cell)
-    prepared = prepare(proxy.config.data, {}, report=lambda _line: None)
+    prepared = prepare(proxy.config.data, {}, log=lambda _line: None)
     write_model(proxy.directory / "model", architecture)
     proxy, rows = _with_telling_rows(proxy, prepared, cell)
     config, borders = proxy.config, borders_of(architecture, cell.layout.tp)

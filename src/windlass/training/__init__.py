@@ -1,5 +1,6 @@
 """A training run from recipe to last checkpoint.
 
+config            the run section of a recipe
 loop              the loop
 run               the parts of a run, and what happens between steps: validate, save, close
 assemble          recipe -> Run: data, program, optimizer, checkpoints, made in one place
@@ -10,10 +11,6 @@ open_saved        opens a run, a checkpoint or a Hugging Face directory for read
 pins              hub names of a recipe, pinned to commits
 health            whether a run still learns: skipped steps, updates that round to nothing
 announce          prints what was derived before step 1 and writes resolved.yaml
-layout            the run's layout in one line
-recompute         which blocks recompute, from the recipe or from a memory budget
-arrival           progress of a growing preparation, and the check of its shards on resume
-skips             which shards a run may leave out, and how its ranks agree
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
 run_directory     makes and locks the run directory

@@ -1,29 +1,31 @@
-"""What was derived from the recipe, told before step 1 and written beside the run: a table, resolved.yaml, the first event."""
+"""Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
 from typing import Any
 
-from windlass.config import to_yaml
-from windlass.model.architecture import describe_dropout
+from windlass.config import RunConfig, to_yaml
+from windlass.data.stream.mixture import shares_of
+from windlass.model.architecture import Architecture, describe_dropout
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
+from windlass.optim.rules import Rules
+from windlass.parallel.activations import RecomputePlan
+from windlass.parallel.config import MeshLayout
+from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
-from windlass.training.arrival import describe_length, describe_order
-from windlass.training.layout import describe_layout
-from windlass.training.parameter_rules import describe_trainable, rules_of
-from windlass.training.recompute import describe_recompute
+from windlass.training.parameter_rules import describe_trainable
 from windlass.training.run import Run, model_header
 from windlass.units import format_count
 
 
-def announce(run: Run, source: str) -> None:
-    """What was derived, told before step 1, and written: recipe.yaml as given, resolved.yaml, and the first event."""
+def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan) -> None:
+    """Prints what was derived from the recipe; writes recipe.yaml as given, resolved.yaml and the first event."""
     if run.runtime.rank != 0:
         return
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
     accumulation = config.accumulation(layout.batch_ranks)
     derived = {
         "parameters": f"{format_count(count_parameters(architecture))} ({count_parameters(architecture):,})",
-        **describe_trainable(config, architecture, rules_of(config, architecture)),
+        **describe_trainable(config, architecture, rules),
         "ranks": f"{layout.world} on {run.runtime.device_name()}",
         "layout": describe_layout(config, layout, architecture, accumulation),
         "global batch": f"{config.sequences_per_step} sequences = {config.run.micro_batch} per micro-batch "
@@ -34,7 +36,7 @@ def announce(run: Run, source: str) -> None:
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
         "vocabulary": f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}",
-        **describe_recompute(config, architecture, run.runtime.device.type),
+        **({"activations": str(recompute)} if config.parallel.recompute != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
         "starts": source,
@@ -59,6 +61,39 @@ def _num_samples(run: Run) -> int:
     return sum(shard.num_samples for shard in run.source.shards)
 
 
+def describe_layout(config: RunConfig, layout: MeshLayout, architecture: Architecture, num_micro: int) -> str:
+    """The axes of a run in one line, with the cut of a pipeline and its idle share: that of gpipe and 1f1b with stages that take
+    equal time."""
+    parallel = config.parallel
+    axes = [f"replicate {layout.replicate}", f"shard {layout.shard}"]
+    axes = [f"pp {layout.pp}"] * (layout.pp > 1) + axes + [f"context {layout.context}"] * (layout.context > 1)
+    axes += [f"tp {layout.tp}"] * (layout.tp > 1)
+    experts = f", experts over {layout.expert} of shard x context" * (layout.expert > 1)
+    line = f"{' x '.join(axes)}, zero {parallel.zero}" + f", {parallel.context_kind}" * (layout.context > 1) + experts
+    if layout.pp == 1:
+        return line
+    stages = cut_stages(architecture, layout.pp, parallel.schedule)
+    idle = (layout.pp - 1) / (num_micro + layout.pp - 1)
+    word = "idle" if parallel.schedule in ("gpipe", "1f1b") else "1f1b would be idle for"
+    return f"{line}; {parallel.schedule}, blocks {stages}; {word} {idle:.1%} of a step"
+
+
+def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_whole: bool) -> str:
+    """How much of the data a run reads, as far as that is known."""
+    samples = total_steps * config.sequences_per_step
+    if is_whole:
+        return f"{samples / num_samples:.2f} epochs"
+    return f"{samples} samples, of which {num_samples} are prepared so far"
+
+
+def describe_order(config: RunConfig, is_whole: bool) -> dict[str, str]:
+    """How the first epoch is read, where it is not shuffled."""
+    if config.data.order.first_epoch != "written":
+        return {}
+    rest = "" if is_whole else "; data is still being prepared: no baselines, and later shards are not linted"
+    return {"first epoch": f"in written order, shuffled inside windows of {config.data.shuffle_window} shards{rest}"}
+
+
 def _describe_attention(run: Run) -> str:
     config = run.config
     return attention_kernel(
@@ -77,7 +112,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     inside = "documents attend to themselves alone" if data.isolate else "documents see those before them in a sequence"
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""
     found = {"packing": f"{data.packing}{full}; {inside}"}
-    shares = run.prepared.shares(data.weights)
+    shares = shares_of(train.source_shards, data.weights)
     if shares is not None:
         samples = [shard.num_samples for shard in run.source.shards]
         names = [source.label for source in data.sources]

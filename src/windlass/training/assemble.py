@@ -16,13 +16,12 @@ import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.provenance import collect_provenance
-from windlass.commands.data_lint import check_before_training
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
-from windlass.data.stream.arrival import Past
+from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
-from windlass.data.stream.loader import Loader
-from windlass.data.stream.skip import SkipRule
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -44,17 +43,14 @@ from windlass.report.events import EventLog
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
-from windlass.training.arrival import past_of
 from windlass.training.base_model_files import base_files
-from windlass.training.drift import begun, check_length, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_length, stream_to_keep
 from windlass.training.health import Health
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_model, check_vocabulary, make_ready_once
-from windlass.training.recompute import plan_of
-from windlass.training.restore import restore
+from windlass.training.preflight import check_before_training, check_vocabulary, make_ready_once, plan_of
+from windlass.training.restore import Start, restore
 from windlass.training.run import Run
 from windlass.training.run_directory import open_directory
-from windlass.training.skips import skip_rule
 
 
 def _silent(_sentence: str) -> None:
@@ -67,29 +63,28 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     if not is_prepared:
         config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
-    capsule = begun(config := with_steps(config, prepared))
-    notes = check_data(capsule, config, prepared, runtime)
-    architecture = architecture_from_hf(capsule["model"]) if capsule is not None else shape_of(config, prepared)
-    check_model(config, architecture)
+    trainer_state = begun(config := with_steps(config, prepared))
+    notes = check_data(trainer_state, config, prepared, runtime)
+    architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
     rules = rules_of(config, architecture)
-    kinds = plan_of(config, architecture, runtime.device.type).kinds
+    recompute = plan_of(config, architecture, rules, runtime.device.type)
     check_vocabulary(prepared.vocab_size, architecture)
-    lease = open_directory(config.run.directory, runtime)
+    run_lock = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)
     console = Console(sys.stdout, total_steps=config.run.steps or 0, device=_device_word(runtime))
     mesh, precision = make_mesh(layout, runtime.device.type), precision_of(config.precision)
-    fill = nothing if capsule is not None else starting_weights(config, architecture)
+    fill = nothing if trainer_state else starting_weights(config, architecture)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), kinds, probe)
+    program = build_program(*parts, fill, frozen_names(rules), recompute.kinds, probe)
     optimizer = optimizer_of(config, program, rules, precision)
     checkpoints = open_checkpoints(config, runtime, console)
     tell = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, tell)
     for sentence in notes:
         tell(sentence)
-    limits = skip_rule(config, runtime, prepared, start), past_of(capsule, config, prepared)
-    source = open_loader(config, architecture, mesh, runtime.device, prepared, start.samples_consumed, *limits, tell)
-    recorder = open_recorder(config, runtime, architecture, start.step, rules)
+    source = open_source(config, architecture, mesh, runtime, prepared, start, tell)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
+    hosts = runtime.hosts()
     run = Run(
         config=config,
         architecture=architecture,
@@ -102,32 +97,33 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         evaluation_sets=evaluation_sets(config, mesh, runtime.device, prepared),
         checkpoints=checkpoints,
         recorder=recorder,
-        provenance=collect_provenance(sys.argv, runtime.hosts()),
-        base=base_files(config, is_new=capsule is None),
-        lease=lease,
+        provenance=collect_provenance(sys.argv, hosts) if runtime.rank == 0 else {},  # only rank 0's is written
+        base=base_files(config, is_new=trainer_state is None),
+        run_lock=run_lock,
         restore_output=restore_output,
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source)
+    announce(run, start.source, rules, recompute)
     return run
 
 
-def check_data(capsule: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime) -> list[str]:
+def check_data(
+    trainer_state: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime
+) -> list[str]:
     """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
-    if capsule is None:
+    if trainer_state is None:
         return check_before_training(prepared, config, runtime)
-    return check_continuation(capsule, config, prepared)
+    return check_continuation(trainer_state, config, prepared)
 
 
-def check_continuation(capsule: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape. -> sentences on data whose
-    drift is accepted. Raises UserError."""
-    check_settings(capsule, config)
-    check_length(capsule, config)
-    if capsule["data"]["stream"] == prepared.stream:
+def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
+    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
+    settings). -> sentences on data whose drift is accepted. Raises UserError."""
+    check_length(trainer_state, config)
+    if trainer_state["data"]["stream"] == prepared.stream:
         return []
-    if stream_to_keep(capsule, config) is not None:
+    if stream_to_keep(trainer_state, config) is not None:
         raise other_stream(prepared.place)
     return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]
 
@@ -183,14 +179,14 @@ def open_checkpoints(config: RunConfig, runtime: Runtime, console: Console) -> C
 
 
 def open_recorder(
-    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules
+    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
 ) -> Recorder:
     log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
         log,
-        Console(sys.stdout, total_steps=config.run.steps, device=_device_word(runtime)) if log else None,
+        console if log else None,
         every_steps=config.report.every_steps,
         total_steps=config.run.steps,
         tokens_per_step=config.run.tokens_per_step,
@@ -241,35 +237,27 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
     )
 
 
-def open_loader(
+def open_source(
     config: RunConfig,
     architecture: Architecture,
     mesh: Mesh,
-    device: torch.device,
+    runtime: Runtime,
     prepared: Prepared,
-    consumed: int,
-    rule: SkipRule | None = None,
-    past: Past | None = None,
-    tell: Callable[[str], None] = _silent,
-) -> Loader:
-    return Loader(
-        prepared.shards("train", may_lack=0 if rule is None else rule.limit),
-        sequence_length=config.data.sequence_length,
-        micro_batch=config.run.micro_batch,
-        accumulation=config.accumulation(mesh.layout.batch_ranks),
-        batch_rank=mesh.batch_rank,
-        batch_ranks=mesh.layout.batch_ranks,
+    start: Start,
+    log: Callable[[str], None],
+) -> BatchSource:
+    """The training stream, cut over the batch axes, from where the run starts."""
+    batch_ranks = mesh.layout.batch_ranks
+    return open_stream(
+        prepared,
+        config.data,
+        BatchCut(config.run.micro_batch, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
         seed=config.run.seed,
-        shuffle_window=config.data.shuffle_window,
-        consumed=consumed,
         with_keys=bool(architecture.dropout),
-        borders=prepared.borders("train") if config.data.isolate else None,
-        shares=prepared.shares(config.data.weights),
-        skip_rule=rule,
-        arrival=config.data.order.first_epoch == "arrival",
-        past=past,
-        tell=tell,
-        device=device,
+        state=start.stream_state(config, prepared.stream),
+        ranks=runtime,
+        log=log,
+        device=runtime.device,
     )
 
 

@@ -17,7 +17,7 @@ from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
-from windlass.training.open_saved import read_capsule
+from windlass.training.open_saved import read_trainer_state
 from windlass.training.parameter_rules import rules_of
 
 
@@ -71,30 +71,31 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def newest_capsule(path: Path) -> dict[str, Any] | None:
-    """The capsule of the newest readable checkpoint that `path` names; None where all are damaged (restoring says why)."""
+def newest_trainer_state(path: Path) -> dict[str, Any] | None:
+    """The trainer state of the newest readable checkpoint that `path` names; None where all are damaged (restoring says why)."""
     for directory in candidates(path):
         try:
-            return read_capsule(directory)
+            return read_trainer_state(directory)
         except BadCheckpoint:
             continue
     return None
 
 
 def begun(config: RunConfig) -> dict[str, Any] | None:
-    """The capsule that training would go on from: the run's own newest, or that of `start_from` with all of its state."""
+    """The trainer state that training would go on from: the run's own newest, or that of `start_from` with all of its state."""
     if committed_steps(config.run.directory / "checkpoints"):
-        return newest_capsule(config.run.directory)
+        return newest_trainer_state(config.run.directory)
     if config.run.start_from is not None:
-        capsule = newest_capsule(Path(config.run.start_from))  # a wrong path is refused here, whatever is taken from it
-        return capsule if config.run.start_what == "all" else None
+        # a wrong path is refused here, whatever is taken from it
+        trainer_state = newest_trainer_state(Path(config.run.start_from))
+        return trainer_state if config.run.start_what == "all" else None
     return None
 
 
-def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
+def check_settings(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
     """Sentences on settings whose drift is accepted. Raises UserError on drift that is not."""
     accepted = set(config.run.accept_drift)
-    found = drift(capsule["config"], config.model_dump(mode="json", by_alias=True))
+    found = drift(trainer_state["config"], config.model_dump(mode="json", by_alias=True))
     model = [item for item in found if item.key.startswith("model.")]
     if model:
         raise UserError(
@@ -103,7 +104,7 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
             "put the old value back, or begin another run.directory with run.start_from",
         )
     if any(item.key in ("optim.kind", "optim.groups") for item in found):
-        check_same_state(capsule, config)
+        check_same_state(trainer_state, config)
     refused = [item for item in found if item.key not in accepted]
     if refused:
         raise UserError(
@@ -115,9 +116,9 @@ def check_settings(capsule: dict[str, Any], config: RunConfig) -> list[str]:
     return [f"accepted drift: {item}" for item in found]
 
 
-def check_same_state(capsule: dict[str, Any], config: RunConfig) -> None:
+def check_same_state(trainer_state: dict[str, Any], config: RunConfig) -> None:
     """Raises UserError where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
-    architecture, then = architecture_from_hf(capsule["model"]), check_recipe(capsule["config"])
+    architecture, then = architecture_from_hf(trainer_state["model"]), check_recipe(trainer_state["config"])
     was, is_now = (frozen_names(rules_of(recipe, architecture)) for recipe in (then, config))
     if then.optim.kind != config.optim.kind:
         given = f"optim.kind: {then.optim.kind} in the checkpoint, {config.optim.kind} now"
@@ -136,14 +137,14 @@ def check_same_state(capsule: dict[str, Any], config: RunConfig) -> None:
     )
 
 
-def stream_to_keep(capsule: dict[str, Any], config: RunConfig) -> str | None:
+def stream_to_keep(trainer_state: dict[str, Any], config: RunConfig) -> str | None:
     """The training stream that must not be replaced; None where drift of the data is accepted."""
-    return None if "data" in config.run.accept_drift else capsule["data"]["stream"]
+    return None if "data" in config.run.accept_drift else trainer_state["data"]["stream"]
 
 
-def check_length(capsule: dict[str, Any], config: RunConfig) -> list[str]:
+def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
     """A sentence on a run that became longer, or shorter where that is accepted. Raises UserError. `run.steps` is resolved."""
-    before, now, step = capsule["total_steps"], config.run.steps, capsule["step"]
+    before, now, step = trainer_state["total_steps"], config.run.steps, trainer_state["step"]
     assert now is not None
     if now < step or (now < before and "run.steps" not in config.run.accept_drift):
         raise UserError(

@@ -25,10 +25,8 @@ def train(config: RunConfig, is_prepared: bool = False) -> Result:
 
     `is_prepared`: the launcher has just prepared the data, so sources are not looked at again.
     """
-    with start_runtime() as runtime:
-        run = assemble(config, runtime, is_prepared)
-        with Stop(runtime) as stop:
-            return loop(run, stop)
+    with start_runtime() as runtime, assemble(config, runtime, is_prepared) as run, Stop(runtime) as stop:
+        return loop(run, stop)
 
 
 def loop(run: Run, stop: Stop) -> Result:

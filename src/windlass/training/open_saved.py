@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.manifest import CAPSULE, step_name
+from windlass.checkpoint.manifest import TRAINER_STATE, step_name
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.store import committed_steps
@@ -23,19 +23,19 @@ from windlass.model.transformer import Decoder
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model in memory, on one device. `step` and `capsule` are of the checkpoint; a Hugging Face directory has none."""
+    """A model in memory, on one device. `step` and `trainer_state` are of the checkpoint; a Hugging Face directory has none."""
 
     model: Decoder
     architecture: Architecture
     tokenizer_directory: Path
     directory: Path
     step: int | None
-    capsule: dict[str, Any]
+    trainer_state: dict[str, Any]
 
 
-def read_capsule(directory: Path) -> dict[str, Any]:
-    """The capsule of one checkpoint directory, verified. Raises BadCheckpoint."""
-    return unseal(Checkpoint.open(directory).read(CAPSULE), CAPSULE)["capsule"]
+def read_trainer_state(directory: Path) -> dict[str, Any]:
+    """The trainer state of one checkpoint directory, verified. Raises BadCheckpoint."""
+    return unseal(Checkpoint.open(directory).read(TRAINER_STATE), TRAINER_STATE)["trainer_state"]
 
 
 def find_checkpoint(path: Path, step: int | None) -> Path:
@@ -66,12 +66,12 @@ def open_saved(path: Path, step: int | None = None, dtype: torch.dtype = torch.f
         load_weights(path, architecture, dict(model.named_parameters()))
         return SavedModel(model, architecture, path, path, None, {})
     directory = find_checkpoint(path, step)
-    capsule = read_capsule(directory)
-    architecture = architecture_from_hf(capsule["model"])
+    trainer_state = read_trainer_state(directory)
+    architecture = architecture_from_hf(trainer_state["model"])
     model = _empty(architecture, dtype)
     tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     open_reader(directory, 0, 1, None).restore_from(directory, tensors, what="weights")
-    return SavedModel(model, architecture, directory / "tokenizer", directory, capsule["step"], capsule)
+    return SavedModel(model, architecture, directory / "tokenizer", directory, trainer_state["step"], trainer_state)
 
 
 def _empty(architecture: Architecture, dtype: torch.dtype) -> Decoder:

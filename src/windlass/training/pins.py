@@ -17,9 +17,9 @@ from windlass.model.config import ModelConfig
 Named = TypeVar("Named", ModelConfig, TokenizerConfig)
 
 
-def keep_pins(config: RunConfig, capsule: Mapping[str, Any]) -> RunConfig:
+def keep_pins(config: RunConfig, trainer_state: Mapping[str, Any]) -> RunConfig:
     """`config` with the commits that the checkpoint's run began with, where it names the same repositories."""
-    then = capsule["config"]
+    then = trainer_state["config"]
     model = _as_before(config.model, then["model"])
     tokenizer = config.data.tokenizer
     if not {"data.tokenizer.revision", "data.tokenizer.commit"} & set(config.run.accept_drift):

@@ -5,48 +5,56 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
+from typing import Final
+
 from windlass.config import RunConfig
+from windlass.data.lint.findings import Finding
+from windlass.data.lint.lint import BEFORE_TRAINING, lint
 from windlass.data.prepare.background import start
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, prepare
 from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights
+from windlass.optim.rules import Rules, frozen_names
+from windlass.parallel.activations import RecomputePlan, plan_recompute
 from windlass.parallel.build import check_compiler
-from windlass.parallel.rules.degrees import check_degree, check_exchange, check_heads
-from windlass.parallel.rules.expert import check_experts
-from windlass.parallel.schedules import check_torch
+from windlass.parallel.rules.degrees import check_exchange
+from windlass.parallel.rules.pipeline import check_torch
+from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
 from windlass.training.drift import begun, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
-from windlass.training.recompute import plan_of
+
+SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
+RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
 
 
 def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub -> the config with the
-    commits of hub names. Where the first epoch is by arrival, preparation goes on in the background until this process ends.
+    commits of hub names. With a first epoch in written order, preparation goes on in the background until this process ends.
     Raises UserError. Rank 0 or the launcher calls it, alone."""
-    config.accumulation(config.parallel.layout(world).batch_ranks)
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
     config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
     keep = None
-    capsule = begun(config)
-    if capsule is not None:
-        config = keep_pins(config, capsule)
-        check_settings(capsule, config)
-        rules_of(config, architecture_from_hf(capsule["model"]))
-        keep = stream_to_keep(capsule, config)
+    trainer_state = begun(config)
+    if trainer_state is not None:
+        config = keep_pins(config, trainer_state)
+        check_settings(trainer_state, config)
+        architecture = architecture_from_hf(trainer_state["model"])
+        config.check_layout(architecture, world)
+        rules_of(config, architecture)
+        keep = stream_to_keep(trainer_state, config)
         config = pin_tokenizer(config)
     else:
         config = pin_model(config)
         architecture = config.model.architecture(config.data.tokenizer.train or 1)
-        check_model(config, architecture)
-        rules_of(config, architecture)
-        plan_of(config, architecture, device_type)
+        config.check_layout(architecture, world)
+        plan_of(config, architecture, rules_of(config, architecture), device_type)
         config = pin_tokenizer(config)
         fetch_weights(config)
         if config.model.from_ is not None:
@@ -91,42 +99,34 @@ def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     """The recipe's data, prepared without a run, and what it names of the hub, fetched: a run then needs no network. A run that
     has begun keeps the stream it began with, and its weights lie in its checkpoints. Raises UserError."""
-    capsule = begun(config)
+    trainer_state = begun(config)
     keep = None
-    if capsule is not None:
-        config, keep = keep_pins(config, capsule), stream_to_keep(capsule, config)
+    if trainer_state is not None:
+        config, keep = keep_pins(config, trainer_state), stream_to_keep(trainer_state, config)
     elif with_weights:
         config = pin_model(config)
         if config.model.commit is not None:
-            check_model(config, config.model.architecture(config.data.tokenizer.train or 1))
+            config.check_layout(config.model.architecture(config.data.tokenizer.train or 1))
     config = pin_tokenizer(config)
-    if capsule is None and with_weights:
+    if trainer_state is None and with_weights:
         fetch_weights(config)
     for line in told_pins(config):
         print(line)
     return prepare(config.data, config.evaluate.sets, begun=keep)
 
 
-def check_model(config: RunConfig, architecture: Architecture) -> None:
-    """What a model refuses of a recipe."""
-    config.parallel.check_blocks(architecture.num_layers)
-    check_degree(config.parallel.tp, architecture)
-    check_heads(config.parallel.context, config.parallel.context_kind, config.parallel.tp, architecture)
-    check_experts(
+def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_type: str) -> RecomputePlan:
+    """What every block recomputes in backward: as the recipe says, or a mix that its budget of bytes chose.
+    Raises UserError where the budget is less than even full recomputation keeps."""
+    return plan_recompute(
         architecture,
-        config.parallel.expert,
-        config.parallel.tp,
-        config.parallel.compile,
-        config.precision.policy,
-        config.optim.kind,
-        config.parallel.activation_gib,
+        config.parallel,
+        precision_of(config.precision),
+        device_type,
+        config.run.micro_batch,
+        config.data.sequence_length,
+        frozen_names(rules),
     )
-    if config.data.sequence_length > architecture.max_positions:
-        raise UserError(
-            f"data.sequence_length={config.data.sequence_length} for a model of {architecture.max_positions} positions",
-            "a sequence is no longer than the model's positions",
-            f"use data.sequence_length={architecture.max_positions} or less, or a model with more positions",
-        )
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:
@@ -149,3 +149,29 @@ def check_directory(config: RunConfig) -> None:
             "a run directory is a directory, or can be made",
             "choose another run.directory",
         )
+
+
+def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtime) -> list[str]:
+    """Warnings, a line each, of what can be looked at within seconds. Collective. Raises UserError where there are errors,
+    BadShard where a shard cannot be read and none may be left out."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    if runtime.rank == 0:
+        limits = BEFORE_TRAINING if prepared.remote is None else BEFORE_TRAINING._replace(runs=RUNS_OF_REMOTE)
+        try:
+            model = config.model.directory() if config.model.from_ is not None else None
+            findings = lint(prepared, limits, model=model, is_isolated=config.data.isolate).findings
+        except BadShard as error:
+            if config.data.max_bad_shards == 0:
+                raise
+            notes = [f"the data was not looked at for faults before training: {error.given}"]
+    findings, notes = runtime.shared((findings, notes))
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        more = f"; and {len(errors) - SHOWN} more errors" if len(errors) > SHOWN else ""
+        raise UserError(
+            f"the data in {prepared.place} is wrong: " + "; ".join(f.line for f in errors[:SHOWN]) + more,
+            "training begins on data without errors of `windlass data lint`",
+            f"{errors[0].change}; all of them: windlass data lint RECIPE",
+        )
+    return notes + [finding.line for finding in findings]

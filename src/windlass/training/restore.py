@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +14,7 @@ from windlass.parallel.program import Program
 from windlass.training.drift import check_length, check_settings
 
 Tell = Callable[[str], None]
+STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,19 @@ class Start:
     """Where the loop begins. `source`: a sentence for the user."""
 
     step: int
-    samples_consumed: int
     source: str
-    skipped: Mapping[int, int] = field(default_factory=dict)
-    """Shards that the run has left out of `stream`, and the place from which on."""
-    stream: str = ""
+    trainer_state: Mapping[str, Any] = field(default_factory=dict)
+    """Of the checkpoint; empty for a new run."""
+
+    def stream_state(self, config: RunConfig, stream: str) -> Mapping[str, Any]:
+        """What `open_stream` goes on from. Shards that were left out of another stream are not left out of this one; and where
+        `data` may drift, shards are not compared with those of the checkpoint."""
+        state = {key: self.trainer_state[key] for key in STREAM_STATE if key in self.trainer_state}
+        if state and self.trainer_state["data"]["stream"] != stream:
+            state.pop("skipped", None)
+        if "data" in config.run.accept_drift:
+            state.pop("read_from", None)
+        return state
 
 
 def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
@@ -43,23 +52,20 @@ def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
 def restore(config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, tell: Tell) -> Start:
     """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
     directory = config.run.directory
-    capsule = checkpoints.restore(state_tensors(program, optimizer))
-    if capsule is not None:
-        return _continue(capsule, config, f"from step {capsule['step']} of {directory}", tell)
+    trainer_state = checkpoints.restore(state_tensors(program, optimizer))
+    if trainer_state is not None:
+        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", tell)
     if config.run.start_from is None:
-        return Start(0, 0, f"at step 0: {directory} holds no committed checkpoint")
+        return Start(0, f"at step 0: {directory} holds no committed checkpoint")
     source = Path(config.run.start_from)
     if config.run.start_what == "weights":
-        capsule = checkpoints.restore_from(source, weight_tensors(program), what="weights")
-        return Start(0, 0, f"at step 0 with the weights of step {capsule['step']} of {source}")
-    capsule = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
-    return _continue(capsule, config, f"from step {capsule['step']} of {source}", tell)
+        trainer_state = checkpoints.restore_from(source, weight_tensors(program), what="weights")
+        return Start(0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
+    trainer_state = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
+    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", tell)
 
 
-def _continue(capsule: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
-    for sentence in check_settings(capsule, config) + check_length(capsule, config):
+def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, tell: Tell) -> Start:
+    for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
         tell(sentence)
-    generator = bytearray.fromhex(capsule["generator"])
-    torch.set_rng_state(torch.frombuffer(generator, dtype=torch.uint8))
-    skipped = dict(capsule.get("skipped", []))  # older checkpoints do not have it
-    return Start(capsule["step"], capsule["samples_consumed"], source, skipped, capsule["data"]["stream"])
+    return Start(trainer_state["step"], source, trainer_state)

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, Self
 
 import torch
 
@@ -14,7 +14,7 @@ from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
-from windlass.errors import UserError
+from windlass.errors import EXIT_STOPPED, UserError, exit_code_of
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.pretrain import Pretrain
@@ -23,6 +23,7 @@ from windlass.parallel.program import Program
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
+from windlass.status import State, write_status
 from windlass.training.health import Health
 from windlass.training.restore import state_tensors
 
@@ -51,7 +52,7 @@ class Run:
     provenance: dict[str, Any]
     base: Mapping[str, bytes | Path]
     """Files of a checkpoint that tell of the model that this run began from (see training/base_model_files)."""
-    lease: BinaryIO | None
+    run_lock: BinaryIO | None
     """The lock on the run directory; rank 0 holds it."""
     restore_output: Callable[[], None]
     """Ends the log beside the terminal."""
@@ -60,6 +61,23 @@ class Run:
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
+    step: int = -1
+    """Of the last status: see windlass.status."""
+
+    def __enter__(self) -> Self:
+        self.report_status("running", self.start_step)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        """A run that ends by an error leaves that in its status; `close` has written any other end."""
+        if error is not None:
+            self.report_status("failed", self.step, exit_code_of(error))
+            self._release()
+
+    def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
+        self.step = step
+        if self.runtime.rank == 0:
+            write_status(self.config.run.directory, state, step, exit_code)
 
     @property
     def total_steps(self) -> int:
@@ -76,6 +94,7 @@ class Run:
         figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
         self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, figures)
         if is_due:
+            self.report_status("running", step)
             self.health.look_for_stagnation(self.optimizer)
             self.health.end_if_diverged()
 
@@ -113,7 +132,7 @@ class Run:
             metric = (
                 self.metric if self.metric_step == step else None
             )  # a loss belongs to the weights it was measured on
-            self.checkpoints.save(step, tensors, self._capsule(step), self._files(), metric, final=is_last)
+            self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
         except (UserError, OSError) as error:
             self._tell_failure(step, error)
             if is_last:
@@ -140,7 +159,7 @@ class Run:
             return False
         return self.runtime.agree(self.checkpoints.clock_due)
 
-    def _capsule(self, step: int) -> dict[str, Any]:
+    def _trainer_state(self, step: int) -> dict[str, Any]:
         """The rest of the state: small, the same on all ranks, JSON."""
         return {
             "step": step,
@@ -153,7 +172,6 @@ class Run:
                 "stream": self.prepared.stream,
                 "corpus_hash": self.prepared.corpus_hash,
             },
-            "generator": torch.get_rng_state().numpy().tobytes().hex(),
             "world": self.runtime.world,
         }
 
@@ -174,12 +192,17 @@ class Run:
             return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}
         return self.prepared.baselines if scored == info.tokens else {}
 
-    def close(self, step: int, reason: str) -> None:
+    def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
         self.source.close()
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             write_report(self.config.run.directory)
-        if self.lease is not None:
-            self.lease.close()
+        self.report_status(reason, step, EXIT_STOPPED if reason == "stopped" else 0)
+        self._release()
+
+    def _release(self) -> None:
+        """The run directory may be used by another process from here on."""
+        if self.run_lock is not None:
+            self.run_lock.close()
         self.restore_output()

@@ -14,7 +14,7 @@ from windlass.runtime import Runtime
 def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     """The run directory, made, seen by all ranks, and locked by rank 0 until the file is closed. Collective, all ranks raise
     alike; nothing is written for a recipe that was refused before."""
-    lease = None
+    run_lock = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -28,7 +28,7 @@ def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     problem = 0
     if runtime.rank == 0:
         try:
-            lease = hold(directory)
+            run_lock = hold(directory)
         except OSError as error:
             problem = error.errno or errno.EIO
     problem = int(runtime.max_over_ranks(problem))
@@ -44,16 +44,16 @@ def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
             "a run holds a lock on its directory, so that no second run writes there",
             "give the directory to this user, or choose one on a file system with locks (NFS: mount it with lockd or v4)",
         )
-    return lease
+    return run_lock
 
 
 def hold(directory: Path) -> BinaryIO:
     """A lock that lasts until the file is closed (by the kernel, on any death of the process). Raises OSError:
     EWOULDBLOCK where another process has it, else what the file system says."""
-    lease = (directory / ".lock").open("wb")
+    run_lock = (directory / ".lock").open("wb")
     try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(run_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lease.close()
+        run_lock.close()
         raise
-    return lease
+    return run_lock

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, place, runs_of
+from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, position, runs_of
 from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
 from windlass.data.shards.mds import Reader, Writer
 
@@ -93,7 +93,7 @@ def test_a_sample_is_named_by_its_shard(tmp_path):
     reader = written(tmp_path / "set", [[100] * 400], shard_bytes=1024)
     first = reader.shard_samples[0]
     assert len(reader.shards) > 1
-    assert place(reader, first - 1) == f"shard.00000.mds, sample {first - 1}"
-    assert place(reader, first) == "shard.00001.mds, sample 0"
+    assert position(reader, first - 1) == f"shard.00000.mds, sample {first - 1}"
+    assert position(reader, first) == "shard.00001.mds, sample 0"
     block = next(blocks(reader, [range(first, first + 1)]))
     assert block.ids_NL[0].tolist() == reader.read(1, 0)[0].tolist()

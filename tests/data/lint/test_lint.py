@@ -218,10 +218,10 @@ def test_errors_come_first_and_copies_are_counted(planted):
 
 def test_what_was_looked_at_is_told(planted):
     prepared = planted.prepared(texts())
-    train = lint(prepared, Limits(0, 160, 10**9)).looked[0]
+    train = lint(prepared, Limits(0, 160, 10**9)).coverage[0]
     assert train.name == "train" and train.samples == 160 and train.of_samples == prepared.sets["train"].samples
     assert 0 < train.documents < 30 and 0 < train.text_tokens <= 160 * LENGTH
-    whole = lint(prepared).looked[0]
+    whole = lint(prepared).coverage[0]
     assert whole.samples == whole.of_samples and whole.documents == 30
 
 

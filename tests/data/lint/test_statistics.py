@@ -21,7 +21,7 @@ def test_lengths_fill_and_vocabulary_are_those_of_the_documents(planted):
     lengths = sorted(len(planted.ids(one)) - 1 for one in documents)
     assert found.lengths.tolist() == lengths and found.num_pieces == 0
     assert found.num_content == found.num_targets == prepared.sets["train"].tokens
-    assert found.fill == found.num_content / (found.num_looked * LENGTH) and found.counted == 1
+    assert found.fill == found.num_content / (found.num_read * LENGTH) and found.counted == 1
     assert found.percentiles[0] == lengths[0] and found.percentiles[100] == lengths[-1]
     assert found.percentiles[50] in (lengths[14], lengths[15])
     assert sum(count for _, count in found.histogram) == 30
@@ -37,7 +37,7 @@ def test_lengths_fill_and_vocabulary_are_those_of_the_documents(planted):
 def test_a_large_set_is_read_in_part(planted):
     prepared = planted.prepared(texts())
     found = survey(prepared, "train", 80)
-    assert found.num_looked == 80 < prepared.sets["train"].samples
+    assert found.num_read == 80 < prepared.sets["train"].samples
     assert 0 < len(found.lengths) < 30 and found.num_pieces > 0
 
 

@@ -65,10 +65,10 @@ def test_it_is_back_when_the_first_window_is_there_and_goes_on(open_source, tmp_
 
 
 def test_errors_come_back_as_they_were_raised(corpus, tmp_path):
-    config = data_config(tmp_path, order={"first_epoch": "arrival"}, sources=[{"path": str(tmp_path / "none")}])
+    config = data_config(tmp_path, order={"first_epoch": "written"}, sources=[{"path": str(tmp_path / "none")}])
     with pytest.raises(UserError, match="matches no file"):
         start(config, {}, print)
-    config = data_config(tmp_path, order={"first_epoch": "arrival"})
+    config = data_config(tmp_path, order={"first_epoch": "written"})
     with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
         start(config, {}, lambda _: None, begun="another stream")
     assert not (tmp_path / "data").exists()
@@ -83,15 +83,12 @@ def test_a_process_that_is_killed_is_told_by_its_exit_code(open_source, tmp_path
 
 
 def test_a_process_that_crashes_is_told_by_its_last_line_and_promises_nothing(corpus, tmp_path, monkeypatch):
-    """Its interpreter is told to break where it prepares."""
     broken = (
         "import windlass.data.prepare.background as room; room.prepare = lambda *_: {}['no such key']; room.serve()"
     )
-    monkeypatch.setattr(
-        "windlass.data.prepare.background.START", f"import sys, json; sys.path[:] = json.loads(sys.argv[1]); {broken}"
-    )
+    monkeypatch.setattr("windlass.data.prepare.background._command", lambda: [sys.executable, "-c", broken])
     with pytest.raises(UserError) as caught:
-        start(data_config(tmp_path, order={"first_epoch": "arrival"}), {}, print)
+        start(data_config(tmp_path, order={"first_epoch": "written"}), {}, print)
     assert caught.value.given.endswith("ended with exit code 1: KeyError: 'no such key'")
     assert "start again" not in caught.value.change and "traceback" in caught.value.change
 

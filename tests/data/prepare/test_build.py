@@ -14,11 +14,11 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import JOURNAL_FILES, JournaledWriter, open_journal, read_beat
 from windlass.errors import BadShard, UserError
 
-ARRIVAL = {"first_epoch": "arrival"}
+WRITTEN = {"first_epoch": "written"}
 
 
 def growing_config(root, **changes):
-    return data_config(root, directory=str(root / "grown"), **{"order": ARRIVAL, **changes})
+    return data_config(root, directory=str(root / "grown"), **{"order": WRITTEN, **changes})
 
 
 def without_journal(directory):
@@ -165,7 +165,7 @@ def test_further_sets_are_whole_before_the_training_set_begins(corpus, tmp_path,
     write_corpus(tmp_path / "other", 12, seed=3)
     with monkeypatch.context() as patched, pytest.raises(Killed):
         killed_at(patched, 0)
-        prepare(growing_config(tmp_path), {"other": SourceConfig(path=str(tmp_path / "other"))}, report=lambda _: None)
+        prepare(growing_config(tmp_path), {"other": SourceConfig(path=str(tmp_path / "other"))}, log=lambda _: None)
     assert set(open_journal(tmp_path / "grown").begin["sets"]) == {"validation", "other"}
     for name in ("validation", "other"):
         assert (tmp_path / "grown" / name / "index.json").is_file()

@@ -91,12 +91,15 @@ def test_a_prepared_json_of_another_version_names_the_keys(copied):
 
     begin = f"{path} was written by another version of windlass: "
     assert said({key: value for key, value in content.items() if key != "eos_id"}) == f"{begin}it has no `eos_id`"
+    assert said({key: value for key, value in content.items() if key != "commits"}) == f"{begin}it has no `commits`"
     assert said({**content, "flavour": 1}) == f"{begin}`flavour` is not known to this one"
     assert said({**content, "remote": None}) == f"{begin}`remote` is not known to this one"
+    left_out = {
+        name: {key: value for key, value in info.items() if key != "left_out"} for name, info in content["sets"].items()
+    }
+    assert said({**content, "sets": left_out}) == f"{begin}it has no `left_out`"
     sets = {name: {**info, "pages": 1} for name, info in content["sets"].items()}
     assert said({**content, "sets": sets}) == f"{begin}`pages` is not known to this one"
-    path.write_text(json.dumps({key: value for key, value in content.items() if key != "commits"}))
-    assert load_prepared(directory).commits == {}, "what may be missing is none"
 
 
 def test_a_missing_shard_is_found_at_once(copied):

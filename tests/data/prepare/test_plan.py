@@ -35,7 +35,7 @@ def settings(tmp_path, dataset, **changes):
         "sources": [{"hub": dataset}],
         "tokenizer": {"from": str(tmp_path / "data" / "tokenizer")},
         "validation": {"hub": dataset, "split": "test"},
-        "order": {"first_epoch": "arrival"},
+        "order": {"first_epoch": "written"},
         "directory": str(tmp_path / "grown"),
     }
     return data_config(tmp_path, **{**own, **changes})
@@ -108,13 +108,13 @@ def test_what_needs_all_documents_first_is_refused(dataset, tmp_path, changes, g
     with pytest.raises(UserError) as caught:
         quietly(settings(tmp_path, dataset, **changes))
     assert caught.value.given == given and change in caught.value.change
-    assert caught.value.rule == f"data.order.first_epoch: arrival, and {dataset} comes as it is read"
+    assert caught.value.rule == f"data.order.first_epoch: written, and {dataset} comes as it is read"
     assert not (tmp_path / "grown").exists()
 
 
 def test_a_share_of_the_first_documents_is_said_aloud(dataset, tmp_path):
     lines = []
-    order = {"first_epoch": "arrival", "held_out_of": 40}
+    order = {"first_epoch": "written", "held_out_of": 40}
     found = quietly(settings(tmp_path, dataset, validation=0.3, order=order), lines=lines)
     assert any(
         line.startswith("0.3 of the first 40 documents of each source are held out for validation") for line in lines
@@ -133,7 +133,7 @@ def test_a_dataset_of_the_hub_is_streamed_and_keeps_its_commit_over_a_kill(serve
     (tmp_path / "src" / "some.txt").write_text(" ".join(texts[:20]))
     (tmp_path / "src" / "more.txt").write_text(" ".join(texts[20:40]))
     trained = quietly(data_config(tmp_path, sources=[{"path": str(tmp_path / "src")}], validation=0.5))
-    order = {"first_epoch": "arrival", "held_out_of": 20}
+    order = {"first_epoch": "written", "held_out_of": 20}
     own = {
         "tokenizer": {"from": str(trained.tokenizer_directory)},
         "order": order,

@@ -24,7 +24,7 @@ from windlass.errors import UserError
 
 
 def quietly(config, sets=None, lines=None):
-    return prepare(config, sets or {}, report=(lines if lines is not None else []).append)
+    return prepare(config, sets or {}, log=(lines if lines is not None else []).append)
 
 
 def documents_of(prepared, name):
@@ -243,7 +243,7 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
 
 # ---- kills and company
 
-ROOT = Path(__file__).parents[2]  # KILLED imports from tests
+ROOT = Path(__file__).parents[3]  # KILLED imports from tests
 KILLED = """
 import os, signal, sys
 from tests.data.conftest import data_config
@@ -258,7 +258,7 @@ def counted(call):
     return wrapper
 os.rename, os.replace, os.fsync, os.mkdir = map(counted, (os.rename, os.replace, os.fsync, os.mkdir))
 import pathlib
-prepare(data_config(pathlib.Path(sys.argv[1]), sequence_length=40), {}, report=lambda line: None)
+prepare(data_config(pathlib.Path(sys.argv[1]), sequence_length=40), {}, log=lambda line: None)
 print("done", left[0])
 """
 

@@ -9,7 +9,7 @@ from tests.data.grown import Grown
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import JOURNAL_NAME, tell_failure
 from windlass.data.shards.mds import Reader
-from windlass.errors import BadShard, UserError
+from windlass.errors import BadShard, Unavailable, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +72,8 @@ def test_a_reader_sees_new_shards_and_no_damage_passes(tmp_path):
 def test_a_preparation_that_is_silent_is_named_within_the_deadline(tmp_path):
     grown = Grown(tmp_path).write(3)
     folder = follow(grown, deadline_s=0.3)
-    start_s = time.monotonic()
     with pytest.raises(UserError) as caught:
         folder.wait_for(lambda: False)
-    assert 0.3 <= time.monotonic() - start_s < 20
     assert f"{tmp_path} holds 3 shards of an unfinished preparation" in caught.value.given
     assert "no sign of life for 0.3" in caught.value.given and "data.order.deadline_s=0.3" in caught.value.rule
     assert "start this run again" in caught.value.change
@@ -90,14 +88,17 @@ def test_signs_of_life_put_the_deadline_off(tmp_path):
     thread.join()
 
 
-def test_a_preparation_that_fails_says_why_at_once(tmp_path):
+@pytest.mark.parametrize("kind", [UserError, Unavailable])
+def test_a_preparation_that_fails_says_why_at_once(tmp_path, kind):
     grown = Grown(tmp_path).write(2)
     folder = follow(grown, deadline_s=60.0)
-    thread = later(0.1, lambda: tell_failure(tmp_path, UserError("row 7 is no text", "rows are texts", "mend row 7")))
+    error = kind("row 7 is no text", "rows are texts", "mend row 7")
+    thread = later(0.1, lambda: tell_failure(tmp_path, error))
     with pytest.raises(UserError) as caught:
         folder.wait_for(lambda: False)
     thread.join()
     assert caught.value.given == f"the preparation of {tmp_path} failed behind shard 2: row 7 is no text"
+    assert caught.value.code == kind.code
     assert caught.value.rule == "rows are texts" and "mend row 7; then start this run again" in caught.value.change
 
 

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 
 from scripts.s3_server import s3_server
+from tests.data.streams import open_bare
 from tests.stores import BUCKET, NEEDS
 from windlass.data.prepare.manifest import find_prepared, open_prepared
 from windlass.data.prepare.prepare import prepare
@@ -20,7 +21,6 @@ from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Reader, Writer
 from windlass.data.shards.remote import Remote, claim, publish
 from windlass.data.shards.store import Store
-from windlass.data.stream.loader import Loader
 from windlass.errors import BadShard, UserError
 
 MIB = 1 << 20
@@ -58,7 +58,7 @@ def published(small, s3_place, tmp_path):
 def loader_of(prepared, config, **changes):
     settings = {"micro_batch": 2, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 17, "consumed": 0}
     given = {**settings, "sequence_length": config.sequence_length, "shuffle_window": config.shuffle_window, **changes}
-    return Loader(prepared.shards("train"), **given)
+    return open_bare(prepared.shards("train"), **given)
 
 
 def stream_hash(prepared, config, world, accumulation, num_samples, cuts=()):
@@ -137,9 +137,9 @@ def test_the_cache_never_holds_more_than_its_limit(tmp_path):
     remote = large_remote(tmp_path, 1, 64 << 10)
     assert len(remote.shards("train").shards) > 50
     settings = {"sequence_length": 33, "micro_batch": 100, "accumulation": 1, "seed": 3, "shuffle_window": 6}
-    ranks = [Loader(remote.shards("train"), **settings, batch_rank=rank, batch_ranks=3) for rank in range(3)]
+    ranks = [open_bare(remote.shards("train"), **settings, batch_rank=rank, batch_ranks=3) for rank in range(3)]
     largest = rows = 0
-    while ranks[0].consumed < 2 * ranks[0].num_samples:
+    while ranks[0].consumed < 2 * sum(shard.num_samples for shard in ranks[0].shards):
         rows += sum(len(batch["input_ids"]) for rank in ranks for batch in rank.next())
         # loaders fetch ahead in threads: nothing moves while the lock is held
         with open(tmp_path / "cache" / ".lock", "ab") as lock:
@@ -163,7 +163,7 @@ def test_a_limit_under_a_window_and_a_shard_is_refused_with_the_number_that_work
     remote = reopened(tmp_path, enough)
     remote.check_window("train", 5)
     settings = {"sequence_length": 33, "micro_batch": 100, "accumulation": 1, "seed": 3, "shuffle_window": 5}
-    loader = Loader(remote.shards("train"), **settings, batch_rank=0, batch_ranks=1)
+    loader = open_bare(remote.shards("train"), **settings, batch_rank=0, batch_ranks=1)
     for _ in range(120):
         loader.next()
     loader.close()

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from windlass.data.config import DataConfig, EvaluateConfig, SourceConfig
-from windlass.data.sources.scan import scan, source_of
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import source_of
 
 
 @pytest.mark.parametrize(

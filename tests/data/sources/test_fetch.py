@@ -15,8 +15,9 @@ from tests.data.conftest import data_config
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources import fetch as room
-from windlass.data.sources.fetch import fetch, is_remote
-from windlass.data.sources.scan import Source, scan
+from windlass.data.sources.fetch import fetch
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source, is_remote
 from windlass.data.tokenize.tokenizer import save_trained, train
 from windlass.errors import AbsentSource, UserError
 
@@ -126,10 +127,10 @@ def test_a_limit_in_tokens_that_what_was_fetched_cannot_reach_is_said(tmp_path):
     system.pipe("/wordy/a.jsonl", "\n".join(json.dumps({"text": text}) for text in words).encode())
     source = {"path": "memory://wordy/a.jsonl", "tokens": 2000}
     config = data_config(tmp_path, sources=[source], tokenizer={"train": 257}, validation=0.3)
-    assert 2000 <= prepare(config, {}, report=lambda line: None).sets["train"].tokens < 4100
+    assert 2000 <= prepare(config, {}, log=lambda line: None).sets["train"].tokens < 4100
     source, given = {**source, "tokens": 9000}, {"from": str(big_tokens(tmp_path))}
     with pytest.raises(UserError) as caught:
-        prepare(data_config(tmp_path, sources=[source], tokenizer=given, validation=0.3), {}, report=lambda line: None)
+        prepare(data_config(tmp_path, sources=[source], tokenizer=given, validation=0.3), {}, log=lambda line: None)
     assert caught.value.given.startswith("`tokens: 9000` of a source; ")
     assert "give the limit as `documents`" in caught.value.change
     system.rm("/wordy", recursive=True)

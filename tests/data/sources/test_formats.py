@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -12,8 +13,9 @@ import zstandard
 from tests.data.sources.test_scan import read, refused
 from windlass.data.config import SourceConfig
 from windlass.data.sources.fetch import fetch
-from windlass.data.sources.formats import read_rows
-from windlass.data.sources.scan import Source, scan
+from windlass.data.sources.formats import binary_file, few, read_rows
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source
 from windlass.errors import UserError
 
 TEXTS = ["first \U0001fa9d\r\n", "", "second", "third\n\n"]
@@ -174,3 +176,11 @@ def test_a_compressed_file_that_changes_is_an_error(tmp_path):
         write(tmp_path / name, "after!")
         with pytest.raises(UserError, match="changed while it was being prepared"):
             list(Source(files).documents())
+
+
+def test_the_first_names_are_told():
+    assert few([]) == "" and few("abc") == "a, b, c" and few("abcd") == "a, b, c, ..."
+
+
+def test_a_binary_file_is_named():
+    assert binary_file(Path("a.jsonl")).given == "a.jsonl is a binary file (it holds NUL bytes)"

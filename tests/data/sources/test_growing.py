@@ -11,7 +11,7 @@ from tests.data.prepare.test_prepare import content, documents_of, quietly
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.sources.growing import Patience, arriving_rows, scan_arriving, what_changed
+from windlass.data.sources.growing import Patience, growing_rows, scan_growing, what_changed
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
@@ -46,10 +46,10 @@ def test_files_come_in_the_order_of_their_names_until_the_last_is_there(tmp_path
 
     thread = threading.Thread(target=fill)
     thread.start()
-    assert list(arriving_rows(source(tmp_path), Patience(20.0))) == ["first", "second", "third", "fourth"]
+    assert list(growing_rows(source(tmp_path), Patience(20.0))) == ["first", "second", "third", "fourth"]
     thread.join()
     put(tmp_path, ".hidden", "no document")
-    assert len(list(arriving_rows(source(tmp_path), Patience()))) == 4
+    assert len(list(growing_rows(source(tmp_path), Patience()))) == 4
 
 
 def test_the_last_files_are_not_missed_where_the_mark_comes_with_them(tmp_path, monkeypatch):
@@ -68,13 +68,13 @@ def test_the_last_files_are_not_missed_where_the_mark_comes_with_them(tmp_path, 
         return found
 
     monkeypatch.setattr(room, "names_below", names)
-    assert list(arriving_rows(source(tmp_path), Patience(20.0))) == ["first", "second"]
+    assert list(growing_rows(source(tmp_path), Patience(20.0))) == ["first", "second"]
 
 
 def test_a_file_that_comes_too_late_for_its_name_is_named(tmp_path):
     for name in ("a.txt", "c.txt"):
         put(tmp_path, name, name)
-    rows = arriving_rows(source(tmp_path), Patience(20.0))
+    rows = growing_rows(source(tmp_path), Patience(20.0))
     assert [next(rows), next(rows)] == ["a.txt", "c.txt"]
     put(tmp_path, "b.txt", "late")
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_a_file_that_comes_too_late_for_its_name_is_named(tmp_path):
 def test_a_directory_that_no_longer_grows_is_named_within_the_deadline(tmp_path):
     put(tmp_path, "a.txt", "first")
     ticks = []
-    rows = arriving_rows(source(tmp_path), Patience(0.2, lambda: ticks.append(0)))
+    rows = growing_rows(source(tmp_path), Patience(0.2, lambda: ticks.append(0)))
     next(rows)
     with pytest.raises(UserError) as caught:
         next(rows)
@@ -96,15 +96,15 @@ def test_a_directory_that_no_longer_grows_is_named_within_the_deadline(tmp_path)
 
 
 def test_it_is_known_by_its_place(tmp_path):
-    assert scan_arriving(source(tmp_path)) == scan_arriving(source(tmp_path))
+    assert scan_growing(source(tmp_path)) == scan_growing(source(tmp_path))
     with pytest.raises(UserError, match="is no directory"):
-        scan_arriving(source(tmp_path / "none"))
+        scan_growing(source(tmp_path / "none"))
 
 
 def test_a_binary_file_is_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"\0\1")
     with pytest.raises(UserError, match="binary"):
-        next(arriving_rows(source(tmp_path), Patience()))
+        next(growing_rows(source(tmp_path), Patience()))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def filled(tmp_path):
     return {
         "sources": [{"path": str(tmp_path / "src"), "grows_until": DONE}],
         "tokenizer": {"from": str(tmp_path / "first" / "tokenizer")},
-        "order": {"first_epoch": "arrival", "held_out_of": 20},
+        "order": {"first_epoch": "written", "held_out_of": 20},
         "directory": str(tmp_path / "grown"),
     }
 
@@ -186,7 +186,7 @@ def test_a_finished_source_with_another_file_is_prepared_again_and_else_left(fil
     assert load_prepared(first.directory).arrived == first.arrived
     lines.clear()
     seen = []
-    again = prepare(config, {}, lines.append, looked=lambda _: seen.append(load_prepared(first.directory)))
+    again = prepare(config, {}, lines.append, on_fingerprint=lambda _: seen.append(load_prepared(first.directory)))
     assert lines[0] == f"preparing {first.directory}: {tmp_path}/src/!.txt has come since it was prepared"
     assert seen[0] is None, "who waits for the fingerprint took the old preparation for it"
     assert "!.txt" in again.arrived["sources.0"]
@@ -198,7 +198,7 @@ def test_what_changed_names_the_file(tmp_path):
     for name in ("b.txt", "c.txt", DONE):
         put(tmp_path, name, name)
     taken = {}
-    list(arriving_rows(source(tmp_path), Patience(take=taken.__setitem__)))
+    list(growing_rows(source(tmp_path), Patience(take=taken.__setitem__)))
     first = {"b.txt": taken["b.txt"]}  # of a limited source, whose end was not read
     assert what_changed(source(tmp_path), taken) is None and what_changed(source(tmp_path), first) is None
     put(tmp_path, "d.txt", "later")
@@ -224,8 +224,8 @@ def test_what_changed_names_the_file(tmp_path):
 )
 def test_a_file_of_another_kind_is_refused_by_name_when_it_comes(tmp_path, name, more, says, change):
     config = source(tmp_path, **more)
-    scan_arriving(config)
-    rows = arriving_rows(config, Patience(20.0))
+    scan_growing(config)
+    rows = growing_rows(config, Patience(20.0))
     put(tmp_path, name, '{"messages": 1}')
     put(tmp_path, DONE, "")
     with pytest.raises(UserError) as caught:
@@ -233,15 +233,15 @@ def test_a_file_of_another_kind_is_refused_by_name_when_it_comes(tmp_path, name,
     assert caught.value.given.startswith(says.format(tmp_path)) and change in caught.value.change
     if name != "b.csv":  # and before anything is read, where it is there already
         with pytest.raises(UserError) as early:
-            scan_arriving(config)
+            scan_growing(config)
         assert early.value.given == caught.value.given
 
 
 def test_the_key_of_lines_is_for_a_source_that_has_such_lines_somewhere(tmp_path):
     put(tmp_path, "a.txt", "plain")
     config = source(tmp_path, text="body")
-    scan_arriving(config)
+    scan_growing(config)
     put(tmp_path, "b.jsonl", '{"body": "of a line"}\n')
     put(tmp_path, DONE, "")
-    scan_arriving(config)
-    assert list(arriving_rows(config, Patience())) == ["plain", "of a line"]
+    scan_growing(config)
+    assert list(growing_rows(config, Patience())) == ["plain", "of a line"]

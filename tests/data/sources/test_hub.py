@@ -12,7 +12,8 @@ from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.sources.fetch import fetch
 from windlass.data.sources.hub import commit_of
-from windlass.data.sources.scan import Source, scan
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source
 from windlass.errors import UserError
 
 TEXTS = [f"row {number}" if number % 4 else "" for number in range(30)]
@@ -102,11 +103,11 @@ def test_a_split_that_is_not_there_is_cut_from_the_training_documents_and_told(l
     made.save_to_disk(str(tmp_path / "own"))
     source, lines = {"hub": str(tmp_path / "own")}, []
     config = data_config(tmp_path, sources=[source], validation={**source, "split": "validation"})
-    prepared = prepare(config, {}, report=lines.append)
+    prepared = prepare(config, {}, log=lines.append)
     told = f"{tmp_path}/own has no split `validation`: 0.02 of the training documents are held out for validation, "
     assert told + "by the hash of their text" in lines
     assert prepared.sets["train"].documents + prepared.sets["validation"].documents == 200
-    assert open_prepared(config, {}) == prepared and prepare(config, {}, report=lines.append) == prepared
+    assert open_prepared(config, {}) == prepared and prepare(config, {}, log=lines.append) == prepared
 
 
 # ---- by name
@@ -154,12 +155,12 @@ def test_a_preparation_keeps_its_commit_until_it_is_told_otherwise(served, tmp_p
     texts = [make_text(60, number) for number in range(60)]
     first = served.add("datasets/org/own", {"train.jsonl": "".join(json.dumps({"text": t}) + "\n" for t in texts)})
     config = data_config(tmp_path, sources=[{"hub": "org/own"}])
-    prepared = prepare(config, {}, report=lambda line: None)
+    prepared = prepare(config, {}, log=lambda line: None)
     assert prepared.commits == {"org/own@main": first}
     served.add("datasets/org/own", {"train.jsonl": '{"text": "another"}\n'})
     served.down = True  # nothing is asked of it
     lines = []
-    assert prepare(config, {}, report=lines.append) == prepared
+    assert prepare(config, {}, log=lines.append) == prepared
     assert lines[0] == f"org/own: main was {first[:12]} when it was prepared: kept" and "skipped" in lines[1]
 
 

@@ -8,7 +8,8 @@ import pytest
 import zstandard
 
 from windlass.data.config import SourceConfig
-from windlass.data.sources.scan import Source, scan, source_of
+from windlass.data.sources.scan import check_kinds, scan
+from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
 
@@ -226,25 +227,22 @@ def test_text_names_the_key_and_is_refused_where_it_has_no_effect(tmp_path):
     assert "no such file" in refused(path=str(tmp_path / "y.txt"), text="transcript").rule
 
 
-def test_a_file_that_changes_between_hash_and_reading_is_an_error(tmp_path):
-    for name, before, after in (("x.txt", "before", "after!"), ("x.jsonl", '{"text": "a"}', '{"text": "b"}')):
-        (tmp_path / name).write_text(before)
-        files = scan(SourceConfig(path=str(tmp_path / name)), print)
-        (tmp_path / name).write_text(after)
-        with pytest.raises(UserError, match="changed while it was being prepared"):
-            list(Source(files).documents())
+def refused_kinds(paths, outright=(), **source):
+    with pytest.raises(UserError) as caught:
+        check_kinds(SourceConfig(path="x", **source), paths, set(outright))
+    return caught.value
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_read_permission_is_named(tmp_path):
-    (tmp_path / "x.txt").write_text("x")
-    (tmp_path / "x.txt").chmod(0)
-    assert f"{tmp_path}/x.txt cannot be read: Permission denied" in refused(path=str(tmp_path)).given
+def test_rows_in_other_ways_are_refused_unless_named_among_texts():
+    assert refused_kinds(["a.txt", "s3://x/b.csv"]).given.startswith("1 of 2 files (s3://x/b.csv) would be read as")
+    assert (
+        refused_kinds(["b.csv"], ["b.csv"]).given
+        == "b.csv would be read as one text, and its name says that it holds rows"
+    )
+    check_kinds(SourceConfig(path="x"), ["a.txt", "b.csv"], {"b.csv"})
 
 
-def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    (tmp_path / "x.txt").write_text("x")
-    files = scan(SourceConfig(path=str(tmp_path)), print)
-    (tmp_path / "x.txt").unlink()
-    with pytest.raises(UserError, match=r"x\.txt cannot be read: No such file"):
-        list(Source(files).documents())
+def test_settings_of_rows_need_files_of_rows():
+    assert refused_kinds(["a.txt"], text="body").given == "`text: body` with x"
+    assert refused_kinds(["a.jsonl", "a.txt"], format="chat").change == "name the files by a glob: chat/*.jsonl"
+    check_kinds(SourceConfig(path="x", text="body"), ["a.jsonl", "a.txt"], set())

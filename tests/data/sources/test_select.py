@@ -6,8 +6,9 @@ import pytest
 from tests.data.conftest import data_config, make_text
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
-from windlass.data.sources.scan import scan, source_of
+from windlass.data.sources.scan import scan
 from windlass.data.sources.select import duplicates, measure, select
+from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
 
@@ -49,14 +50,14 @@ def test_a_preparation_tells_what_it_dropped_and_stops_at_its_limits(tmp_path):
     for number in range(60):
         (tmp_path / "corpus" / f"{number:02}.txt").write_text(make_text(60, number % 40))
     lines = []
-    clean = prepare(data_config(tmp_path, deduplicate=True), {}, report=lines.append)
+    clean = prepare(data_config(tmp_path, deduplicate=True), {}, log=lines.append)
     assert "deduplicate: 20 documents are left out, whose text came before" in lines
     assert sum(info.documents for info in clean.sets.values()) == 40
     few = data_config(tmp_path, sources=[{"path": str(tmp_path / "corpus"), "documents": 12}], validation=0.3)
-    assert sum(info.documents for info in prepare(few, {}, report=lines.append).sets.values()) == 12
+    assert sum(info.documents for info in prepare(few, {}, log=lines.append).sets.values()) == 12
     limit = clean.sets["train"].tokens // 3
     short = data_config(tmp_path, sources=[{"path": str(tmp_path / "corpus"), "tokens": limit}])
-    info = prepare(short, {}, report=lines.append).sets["train"]
+    info = prepare(short, {}, log=lines.append).sets["train"]
     assert limit <= info.tokens < limit + info.tokens / info.documents * 3 and info.bytes_add_up
     assert 0 < info.documents < clean.sets["train"].documents
 
@@ -68,6 +69,6 @@ def test_a_source_of_a_mixture_without_training_text_is_named(tmp_path):
             (tmp_path / name / f"{number}.txt").write_text(text and f"{number} {text}")
     sources = [{"path": str(tmp_path / name), "weight": 1} for name in ("one", "two")]
     with pytest.raises(UserError) as caught:
-        prepare(data_config(tmp_path, sources=sources), {}, report=lambda line: None)
+        prepare(data_config(tmp_path, sources=sources), {}, log=lambda line: None)
     assert caught.value.given == "data.sources[1] has a weight, and no text for training"
     assert not np.any([path.name.startswith(".data.") and path.is_dir() for path in tmp_path.iterdir()])

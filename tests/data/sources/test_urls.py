@@ -66,13 +66,14 @@ def test_an_answer_that_is_an_error_is_told_with_url_and_status_and_is_no_absent
     server.status = status
     error = refused(f"{server.url}/{name}?signature=51gn")
     assert error.given == f"{server.url}/{name}?... {said}" and change in error.change
-    assert not isinstance(error, AbsentSource)
+    assert not isinstance(error, AbsentSource) and error.code == (74 if status >= 500 else 2)
 
 
 def test_what_the_server_does_not_have_is_absent(server):
     server.status = 404
     error = refused(f"{server.url}/a.jsonl")
     assert isinstance(error, AbsentSource) and error.given == f"`path: {server.url}/a.jsonl` matches no file"
+    assert error.code == 2
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
@@ -82,7 +83,7 @@ def test_a_port_where_nobody_listens_is_an_error_and_names_the_server(name):
         port = free.getsockname()[1]
     error = refused(f"http://127.0.0.1:{port}/{name}")
     assert f"http://127.0.0.1:{port}/{name}: Cannot connect to host 127.0.0.1:{port}" in error.given
-    assert "the server" in error.change and not isinstance(error, AbsentSource)
+    assert "the server" in error.change and not isinstance(error, AbsentSource) and error.code == 74
 
 
 def test_a_host_without_a_network_lacks_the_source(monkeypatch):
@@ -93,7 +94,7 @@ def test_a_host_without_a_network_lacks_the_source(monkeypatch):
     error = refused("http://data.example/a.jsonl")
     assert isinstance(error, AbsentSource)
     assert error.given.startswith("http://data.example/a.jsonl cannot be reached from this host: ")
-    assert "copy what was prepared" in error.change
+    assert "copy what was prepared" in error.change and error.code == 74
 
 
 def test_a_source_that_was_there_when_it_was_looked_for_is_not_absent_later(server, tmp_path):
@@ -103,7 +104,7 @@ def test_a_source_that_was_there_when_it_was_looked_for_is_not_absent_later(serv
         server.status = status
         with pytest.raises(UserError) as caught:
             fetch(config, files, tmp_path / str(status), print)
-        assert not isinstance(caught.value, AbsentSource)
+        assert not isinstance(caught.value, AbsentSource) and caught.value.code == (2 if status == 404 else 74)
 
 
 def test_a_missing_package_and_credentials_are_errors_and_our_own_mistakes_keep_their_traceback(monkeypatch):

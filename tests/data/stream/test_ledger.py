@@ -5,10 +5,11 @@ import json
 import pytest
 
 from tests.data.shards.test_mds import write
+from tests.data.streams import open_bare
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.ledger import Span, chain, entry, fingerprint, samples, spans, waited_s
-from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixture import Shares
+from windlass.data.stream.ledger import Span, chain, fingerprint, samples, spans, waited_s
+from windlass.data.stream.mixture import Mixture, Shares
+from windlass.data.stream.order import Order
 from windlass.errors import UserError
 
 
@@ -18,15 +19,22 @@ def folder(tmp_path):
     return Folder(tmp_path / "x")
 
 
-def opening(folder, kind, step, consumed, per_step, **changes):
-    facts = {"seed": 7, "shuffle_window": 2, "consumed": consumed, "samples_per_step": per_step}
-    return {"kind": kind, "step": step, "data": entry(folder.shards, **{**facts, **changes})}
+def opening(folder, kind, step, consumed, per_step, shares=None, written=False, **changes):
+    counts = [shard.num_samples for shard in folder.shards]
+    order = Order(counts, 7, 2, written=written)
+    if shares is not None:
+        order = Mixture(counts, shares.shard_sources, shares.weights, 7, 2)
+    position = {"samples_consumed": consumed, "samples_per_step": per_step}
+    return {
+        "kind": kind,
+        "step": step,
+        "data": {"shards": fingerprint(folder.shards), **order.facts(), **position, **changes},
+    }
 
 
-def read(folder, consumed, num_batches, global_batch, shares=None):
-    """What a loader gives, as rows of ids."""
-    settings = {"sequence_length": 8, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 7}
-    loader = Loader(folder, **settings, micro_batch=global_batch, shuffle_window=2, consumed=consumed, shares=shares)
+def read(folder, consumed, num_batches, global_batch, **more):
+    """What a stream gives, as rows of ids."""
+    loader = open_bare(folder, 8, 2, 7, micro_batch=global_batch, consumed=consumed, **more)
     rows = [row for _ in range(num_batches) for row in loader.next()[0]["input_ids"].tolist()]
     loader.close()
     return rows
@@ -52,7 +60,7 @@ def test_a_mixture_expands_to_what_the_loader_gave(folder):
     events = json.loads(json.dumps(events))
     reader = Reader(folder)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
-    assert rows == read(folder, 0, 20, 6, shares)
+    assert rows == read(folder, 0, 20, 6, shares=shares)
 
 
 def test_a_restart_that_did_nothing_is_no_span_and_a_killed_run_ends_at_its_last_line(folder):
@@ -75,15 +83,17 @@ def test_other_shards_prove_nothing(folder, tmp_path):
         list(samples(found, Folder(tmp_path / "y").shards))
 
 
-def by_arrival(folder, kind, step, consumed, num_shards, is_complete=False, per_step=6):
+def in_written_order(folder, kind, step, consumed, num_shards, is_complete=False, per_step=6):
     return opening(
         folder,
         kind,
         step,
         consumed,
         per_step,
-        arrival=True,
-        known={"num_shards": num_shards, "shards": chain(folder.shards[:num_shards]), "is_complete": is_complete},
+        written=True,
+        num_shards=num_shards,
+        shards=chain(folder.shards[:num_shards]),
+        is_complete=is_complete,
     )
 
 
@@ -92,32 +102,24 @@ def more(folder, step, num_shards, is_complete=False):
     return {"kind": "data", "step": step, **known}
 
 
-def read_by_arrival(folder, num_batches):
-    settings = {"sequence_length": 8, "accumulation": 1, "batch_rank": 0, "batch_ranks": 1, "seed": 7, "arrival": True}
-    loader = Loader(folder, **settings, micro_batch=6, shuffle_window=2)
-    rows = [row for _ in range(num_batches) for row in loader.next()[0]["input_ids"].tolist()]
-    loader.close()
-    return rows
-
-
 def test_a_run_on_shards_that_came_meanwhile_expands_to_what_the_loader_gave(folder):
     """Seven shards of 14 samples and one of 2."""
     assert [shard.num_samples for shard in folder.shards] == [14] * 7 + [2]
-    events = [by_arrival(folder, "start", 0, 0, 2), {"kind": "step", "step": 1}, more(folder, 6, 4)]
-    events += [{"kind": "step", "step": 6}, by_arrival(folder, "resume", 5, 30, 5), more(folder, 8, 6)]
+    events = [in_written_order(folder, "start", 0, 0, 2), {"kind": "step", "step": 1}, more(folder, 6, 4)]
+    events += [{"kind": "step", "step": 6}, in_written_order(folder, "resume", 5, 30, 5), more(folder, 8, 6)]
     events += [{"kind": "step", "step": 8}, more(folder, 20, 8, True), {"kind": "end", "step": 40}]
     events = [event for event in json.loads(json.dumps(events)) if event != {"kind": "step", "step": 6}]
     reader, found = Reader(folder), spans(events)
     assert [(span.start, span.end, span.num_shards) for span in found] == [(0, 30, 4), (30, 240, 8)]
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(found, folder.shards)]
-    assert rows == read_by_arrival(folder, 40)
+    assert rows == read(folder, 0, 40, 6, first_epoch="written")
 
 
 def test_what_was_read_without_saying_of_which_shards_is_not_proved(folder):
-    events = [by_arrival(folder, "start", 0, 0, 5), {"kind": "end", "step": 10}]
+    events = [in_written_order(folder, "start", 0, 0, 5), {"kind": "end", "step": 10}]
     with pytest.raises(UserError, match="consumed samples up to 60, and says which shards there were up to 56"):
         list(samples(spans(events), folder.shards))
-    enough = [by_arrival(folder, "start", 0, 0, 6), {"kind": "end", "step": 10}]
+    enough = [in_written_order(folder, "start", 0, 0, 6), {"kind": "end", "step": 10}]
     assert len(list(samples(spans(enough), folder.shards))) == 60
 
 
@@ -125,10 +127,10 @@ def test_of_shards_that_came_meanwhile_each_is_proved(folder, tmp_path):
     write(tmp_path / "y", num_samples=100, num_ids=9, shard_bytes=1500, seed=1)
     other = Folder(tmp_path / "y")
     mixed = [*folder.shards[:3], *other.shards[3:]]
-    found = spans([by_arrival(folder, "start", 0, 0, 4), {"kind": "end", "step": 2}])
+    found = spans([in_written_order(folder, "start", 0, 0, 4), {"kind": "end", "step": 2}])
     with pytest.raises(UserError, match="consumed samples 0 to 12 from shards"):
         list(samples(found, mixed))
-    assert list(samples(spans([by_arrival(folder, "start", 0, 0, 2), {"kind": "end", "step": 2}]), mixed))
+    assert list(samples(spans([in_written_order(folder, "start", 0, 0, 2), {"kind": "end", "step": 2}]), mixed))
 
 
 def test_seconds_of_waiting_add_up():

@@ -2,19 +2,20 @@
 
 import random
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from windlass.data.packing import Borders
+from tests.data.streams import open_bare
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.loader import BATCHES_AHEAD, Loader, collate, sample_keys
+from windlass.data.stream.collate import sample_keys
+from windlass.data.stream.loader import BATCHES_AHEAD, Loader
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
-from windlass.errors import BadShard, UserError
+from windlass.errors import BadShard
 
 T = 6
 NUM_SAMPLES = 53  # divides by no batch
@@ -32,19 +33,8 @@ def directory(tmp_path_factory):
     return path
 
 
-def make(directory, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0, seed=17, **changes):
-    return Loader(
-        directory,
-        sequence_length=changes.pop("sequence_length", T),
-        micro_batch=micro_batch,
-        accumulation=accumulation,
-        batch_rank=batch_rank,
-        batch_ranks=batch_ranks,
-        seed=seed,
-        shuffle_window=changes.pop("shuffle_window", 2),
-        consumed=consumed,
-        **changes,
-    )
+def make(directory, **changes):
+    return open_bare(directory, **{"sequence_length": T, "seed": 17, "shuffle_window": 2, **changes})
 
 
 def numbers(batches):
@@ -102,7 +92,7 @@ def test_consumed_is_all_the_state_there_is(directory):
             batch = numbers(loader.next())
             assert batch == whole[consumed : consumed + len(batch)]
             consumed += len(batch)
-            assert loader.consumed == consumed and len(batch) == loader.global_batch == micro_batch * accumulation
+            assert loader.consumed == consumed and len(batch) == micro_batch * accumulation
     loader.close()
 
 
@@ -142,34 +132,6 @@ def test_a_samples_key_is_that_of_its_place_in_the_stream_for_every_layout(direc
     assert torch.equal(torch.cat(resumed), sample_keys(17, 32 - 8 // batch_ranks, 8 // batch_ranks))
 
 
-def test_keys_depend_on_seed_and_place_and_on_every_bit_of_them():
-    keys = torch.cat([sample_keys(seed, start, 1000) for seed in (0, 1, 2**63) for start in (0, 1000, 2**40)])
-    assert keys.dtype == torch.int64 and keys.unique().numel() == 9000
-    ones = torch.stack([(keys >> bit & 1).double().mean() for bit in range(64)])
-    assert (ones - 0.5).abs().max() < 5 * 0.5 / 9000**0.5
-    first = [int(key) % 2**64 for key in sample_keys(17, 5, 2)]
-    assert first == [python_key(17, 5), python_key(17, 6)]
-
-
-def python_key(seed, place):
-    """By Python's integers: a changed formula changes every run."""
-
-    def splitmix(x):
-        x = (x + 0x9E3779B97F4A7C15) % 2**64
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
-        return x ^ x >> 31
-
-    return splitmix((splitmix(seed) + place * 0x9E3779B97F4A7C15) % 2**64)
-
-
-def test_another_sequence_length_is_refused_with_both(directory):
-    with pytest.raises(UserError) as caught:
-        make(directory, sequence_length=T + 1)
-    assert f"sequence_length {T + 1}, but the samples in {directory} hold {T} targets" in caught.value.given
-    assert f"prepare again with sequence_length {T + 1}, or train with {T}" in caught.value.change
-
-
 def spoilt(directory, tmp_path):
     """A copy whose last shard in the order has one flipped bit, found only when the thread gets there."""
     import shutil
@@ -198,25 +160,6 @@ def test_a_failure_in_the_thread_is_raised_by_next_after_the_good_batches(direct
     loader.close()
 
 
-def test_a_sample_of_another_length_is_named(tmp_path):
-    first, second = (Writer(tmp_path / name, length + 1, 4096) for name, length in (("x", T), ("y", T + 1)))
-    for writer, length in ((first, T), (second, T + 1)):
-        writer.write(np.zeros((9, length + 1), np.int32), np.zeros((9, length + 1), np.int32))
-        writer.close()
-    import json
-
-    index = json.loads((tmp_path / "x" / "index.json").read_text())
-    foreign = json.loads((tmp_path / "y" / "index.json").read_text())["shards"][0]
-    (tmp_path / "y" / "shard.00000.mds").rename(tmp_path / "x" / "shard.00001.mds")
-    foreign["raw_data"]["basename"] = "shard.00001.mds"
-    index["shards"].append(foreign)
-    (tmp_path / "x" / "index.json").write_text(json.dumps(index))
-    loader = make(tmp_path / "x", micro_batch=18)
-    with pytest.raises(BadShard, match=rf"shard\.00001\.mds holds {T + 2} ids"):
-        loader.next()
-    loader.close()
-
-
 def loader_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("windlass-loader")]
 
@@ -232,8 +175,8 @@ def test_close_ends_the_thread_even_if_nothing_was_taken(directory):
 
 def test_no_more_is_read_ahead_than_said(directory, monkeypatch):
     made = []
-    batches = Loader._batches
-    monkeypatch.setattr(Loader, "_batches", lambda self, start: made.append(start) or batches(self, start))
+    read = Loader._read
+    monkeypatch.setattr(Loader, "_read", lambda self, start: made.append(start) or read(self, start))
     loader = make(directory, micro_batch=4)
     loader.next()
     loader.next()
@@ -242,14 +185,24 @@ def test_no_more_is_read_ahead_than_said(directory, monkeypatch):
 
 
 def test_the_wait_is_measured(directory, monkeypatch):
-    batches = Loader._batches
-    monkeypatch.setattr(Loader, "_batches", lambda self, start: time.sleep(0.5) or batches(self, start))
+    batches, now_s, is_asked = Loader._read, [0.0], threading.Event()
+
+    def perf_counter():
+        is_asked.set()
+        return now_s[0]
+
+    def read(self, start):
+        if start == 0:
+            assert is_asked.wait(60)
+            now_s[0] = 0.5
+        return batches(self, start)
+
+    monkeypatch.setattr("windlass.data.stream.loader.time", SimpleNamespace(perf_counter=perf_counter))
+    monkeypatch.setattr(Loader, "_read", read)
     loader = make(directory)
-    loader.next()
-    assert loader.wait_s > 0.4
-    time.sleep(2)
-    loader.next()
-    assert loader.wait_s < 0.3
+    for waited_s in (0.5, 0.0):
+        loader.next()
+        assert loader.wait_s == waited_s
     loader.close()
 
 
@@ -280,23 +233,3 @@ def test_a_mixture_is_one_stream_for_every_layout_and_over_a_resume(directory, b
         by_rank = [take(directory, 2, batch_rank=rank, shares=shares, **settings) for rank in range(ranks)]
         found += [number for step in zip(*by_rank) for part in step for number in part]
     assert found == wanted
-
-
-def test_isolated_documents_are_told_and_no_target_crosses_a_border(tmp_path):
-    ids = np.array([[0, 5, 6, 0, 7, 0, 0], [0, 5, 0, 6, 0, 7, 0]], np.int32)
-    writer = Writer(tmp_path / "train", T + 1, 4096)
-    writer.write(ids, ids)
-    writer.close()
-    loader = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5))
-    (batch,) = loader.next()
-    loader.close()
-    rows = {tuple(row): at for at, row in enumerate(batch["input_ids"].tolist())}
-    order = [rows[0, 5, 6, 0, 7, 0], rows[0, 5, 0, 6, 0, 7]]
-    assert batch["documents"][order].tolist() == [[0, 1, 4, 6, 6], [0, 1, 3, 5, 6]]
-    assert batch["targets"][order].tolist() == [[-100, 6, 0, -100, 0, -100], [-100, 0, -100, 0, -100, 0]]
-
-
-def test_a_row_without_a_sample_is_one_document(directory):
-    reader = Reader(directory)
-    batch = collate(reader, np.array([[0, 0]]), 2, T, Borders(999_999, 3))
-    assert batch["documents"].tolist() == [[0, T, T], [0, T, T]] and (batch["targets"][1] == -100).all()

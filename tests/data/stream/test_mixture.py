@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from windlass.data.stream.mixture import LONGEST_PATTERN, Mixture, pattern_of, slots_of
+from windlass.data.stream.mixture import LONGEST_PATTERN, Mixture, Shares, pattern_of, shares_of, slots_of
 
 WEIGHTS = [
     [1.0],
@@ -68,9 +68,14 @@ def test_sources_of_equal_size_are_permuted_differently():
     assert sorted(rows[0]) == sorted(rows[1]) and rows[0] != rows[1]
 
 
-def test_by_arrival_each_source_begins_with_its_first_shards():
+def test_in_written_order_each_source_begins_with_its_first_shards():
     sizes, owners = [4] * 12, [0] * 8 + [1] * 4
-    mixture = Mixture(sizes, owners, [1, 1], 3, 2, arrival=True)
+    mixture = Mixture(sizes, owners, [1, 1], 3, 2, written=True)
     first = mixture.take(0, 16)
     assert set(first[:, 0].tolist()) == {0, 1, 8, 9} and len({tuple(place) for place in first.tolist()}) == 16
     assert (first != Mixture(sizes, owners, [1, 1], 3, 2).take(0, 16)).any()
+
+
+def test_shards_are_those_of_each_source_in_turn():
+    assert shares_of([2, 1], None) is None
+    assert shares_of([2, 1], [1.0, 3.0]) == Shares([0, 0, 1], [1.0, 3.0])

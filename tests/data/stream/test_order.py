@@ -83,8 +83,8 @@ def test_no_more_than_one_window_is_held():
     assert len(order._places_N2) == 2000
 
 
-def arrival(shard_samples, window=3, is_complete=True, seed=5):
-    return Order(shard_samples, seed, window, arrival=True, is_complete=is_complete)
+def written_order(shard_samples, window=3, is_complete=True, seed=5):
+    return Order(shard_samples, seed, window, written=True, is_complete=is_complete)
 
 
 def places(order, start, count):
@@ -92,8 +92,8 @@ def places(order, start, count):
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100])
-def test_the_first_epoch_by_arrival_is_the_written_order_in_windows_and_later_epochs_are_as_ever(window):
-    order = arrival(UNEVEN, window)
+def test_the_first_epoch_in_written_order_is_the_written_order_in_windows_and_later_epochs_are_as_ever(window):
+    order = written_order(UNEVEN, window)
     at = 0
     for first in range(0, len(UNEVEN), window):
         shards = range(first, min(first + window, len(UNEVEN)))
@@ -101,18 +101,20 @@ def test_the_first_epoch_by_arrival_is_the_written_order_in_windows_and_later_ep
         assert sorted(places(order, at, len(every))) == every
         at += len(every)
     assert places(order, at, 5 * at) == stream(UNEVEN, 5, window, at, 5 * at)
-    assert places(arrival([10] * 20, 4), 0, 40) != sorted(places(arrival([10] * 20, 4), 0, 40))  # permuted, too
+    assert places(written_order([10] * 20, 4), 0, 40) != sorted(
+        places(written_order([10] * 20, 4), 0, 40)
+    )  # permuted, too
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100])
 def test_an_order_that_grows_tells_ever_more_of_one_stream(window):
     """With any number of shards written, what can be told is the finished stream's, to the last place of a whole window."""
-    finished = places(arrival(UNEVEN, window), 0, 100)
-    growing = arrival([], window, is_complete=False)
+    finished = places(written_order(UNEVEN, window), 0, 100)
+    growing = written_order([], window, is_complete=False)
     for known in range(len(UNEVEN) + 1):
         if known:
             growing.grow(UNEVEN[:known], is_complete=False)
-        fresh = arrival(UNEVEN[:known], window, is_complete=False)
+        fresh = written_order(UNEVEN[:known], window, is_complete=False)
         end = sum(UNEVEN[: known // window * window])
         assert growing.end == fresh.end == end
         assert places(growing, 0, end) == places(fresh, 0, end) == finished[:end]
@@ -123,20 +125,20 @@ def test_an_order_that_grows_tells_ever_more_of_one_stream(window):
 
 
 def test_the_shards_that_places_can_come_from_are_the_same_however_many_are_known():
-    finished = arrival(UNEVEN, 3)
+    finished = written_order(UNEVEN, 3)
     for place in range(sum(UNEVEN) + 1):
         needed = finished.shards_before(place)
         assert {shard for shard, _ in places(finished, 0, place)} <= set(range(needed)) or place == 0
         assert needed == (0 if place == 0 else 3 if place <= 13 else 6 if place <= 21 else 7)
         for known in (3, 4, 5, 6):
-            fresh = arrival(UNEVEN[:known], 3, is_complete=False)
+            fresh = written_order(UNEVEN[:known], 3, is_complete=False)
             if place <= fresh.end:
                 assert fresh.shards_before(place) == needed
     assert finished.shards_before(28) == 7 and Order(UNEVEN, 5, 3).shards_before(1) == 7
 
 
-def test_the_order_by_arrival_never_changes():
+def test_the_order_in_written_order_never_changes():
     """Golden, as above."""
-    order = Order([3, 2, 4], 17, 2, arrival=True)
+    order = Order([3, 2, 4], 17, 2, written=True)
     whole = [(1, 0), (0, 1), (0, 0), (0, 2), (1, 1), (2, 0), (2, 2), (2, 1), (2, 3), (0, 2)]
     assert places(order, 0, 10) == whole  # the tenth is of epoch 1, as above

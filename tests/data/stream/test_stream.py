@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 import xxhash
 
+from tests.data.streams import open_bare
 from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Folder, Reader, Writer
 from windlass.data.shards.remote import Remote
 from windlass.data.shards.store import Store
-from windlass.data.stream.loader import Loader
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
-from windlass.data.stream.skip import SkipRule
 
 T, NUM_SAMPLES, GLOBAL_BATCH, EPOCHS = 15, 337, 48, 2  # a prime: no batch ends where an epoch does
 WORLDS, ACCUMULATIONS, KILLS = (1, 2, 3, 4, 8), (1, 2), 10
@@ -64,9 +63,8 @@ class Place:
         self.places_N2 = places_N2
 
     def ranks(self, world, accumulation, consumed):
-        rule = SkipRule(len(self.left_out), self.left_out, lambda found: found) if self.left_out else None
         return [
-            Loader(
+            open_bare(
                 self.source(rank),
                 sequence_length=T,
                 micro_batch=GLOBAL_BATCH // world // accumulation,
@@ -77,7 +75,8 @@ class Place:
                 shuffle_window=WINDOW,
                 consumed=consumed,
                 shares=self.shares,
-                skip_rule=rule,
+                limit=len(self.left_out),
+                skipped=self.left_out.items(),
             )
             for rank in range(world)
         ]

@@ -226,7 +226,7 @@ def prepared_chat(planted, root, **changes):
     said = []
     settings = {"tokenizer": {"from": str(planted.directory / "tokenizer")}, "sequence_length": 128, **changes}
     config = data_config(root, sources=[source], **settings)
-    return prepare(config, {}, report=said.append), said
+    return prepare(config, {}, log=said.append), said
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
@@ -304,7 +304,7 @@ def test_files_without_rows_are_refused(planted, tmp_path):
     source = {"path": str(tmp_path / "a.txt"), "format": "chat"}
     config = data_config(tmp_path, sources=[source], tokenizer={"from": str(planted.directory / "tokenizer")})
     with pytest.raises(UserError) as caught:
-        prepare(config, {}, report=lambda line: None)
+        prepare(config, {}, log=lambda line: None)
     assert caught.value.rule == "conversations are lines of .jsonl or rows of .parquet, and the source has other files"
 
 

@@ -90,14 +90,20 @@ def test_a_dead_worker_is_an_error_with_its_exit_code(directory, monkeypatch):
 
 
 def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path):
-    """multiprocessing's spawn would run this script again in every child."""
+    """multiprocessing's spawn would run this script again in every child. A worker sees what the script added to its path, and
+    no module of the working directory."""
+    for name, line in (("work/pickle.py", "raise SystemExit('shadowed')"), ("added/sitecustomize.py", "print('seen')")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(f"import sys; sys.stdout = sys.stderr; {line}; sys.stdout = sys.__stdout__")
     script = tmp_path / "script.py"
     script.write_text(
         "import pathlib, sys\n"
+        "sys.path.insert(0, sys.argv[2])\n"
         "from windlass.data.tokenize.pool import Workers\n"
         "print('once')\n"
         "with Workers(pathlib.Path(sys.argv[1]), 1) as workers:\n"
         "    print(sum(len(ids) for ids in workers.map([[('some text', True)]])))\n"
     )
-    done = subprocess.run([sys.executable, str(script), str(directory)], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == (f"once\n{len(plain(['some text'], directory))}\n", "")
+    command = [sys.executable, str(script), str(directory), str(tmp_path / "added")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "work")
+    assert (done.stdout, done.stderr) == (f"once\n{len(plain(['some text'], directory))}\n", "seen\n")

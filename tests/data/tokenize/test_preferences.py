@@ -1,4 +1,4 @@
-"""Preference pairs: two answers to one prompt stay together, learned from where they part, whatever form the rows have."""
+"""Preference pairs: two answers to one prompt stay together, and each is learned from where they part."""
 
 import json
 
@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from tests import tiny
 from tests.data.conftest import data_config
 from tests.data.planted import TURN
+from tests.data.sources.test_preference_rows import ASKED, BAD, GOOD
 from tests.data.tokenize.test_chat_template import (
     COUNTING,
     MARKED,
@@ -26,78 +27,13 @@ from windlass.data.lint.statistics import read_sample, survey
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
+from windlass.data.sources.preference_rows import pair_of
 from windlass.data.tokenize.chat_template import labelled
-from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, pair_of, rows_of
+from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, rows_of
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.training.preflight import make_ready
-
-ASKED, GOOD, BAD = (
-    {"role": role, "content": text}
-    for role, text in (("user", "Which rope?"), ("assistant", "The red one."), ("assistant", "Any rope."))
-)
-SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-def pair(**row):
-    return json.loads(pair_of(row, "here"))
-
-
-def test_every_form_of_a_conversation_is_one_pair():
-    wanted = {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]}
-    whole = {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}
-    assert pair(**whole) == pair(prompt=None, **whole) == wanted, "the messages that both begin with are the prompt"
-    assert pair(prompt="Which rope?", **whole) == wanted, "the prompt once more, as a text"
-    assert pair(prompt=[ASKED], **whole) == wanted, "the prompt once more, as messages"
-    assert pair(prompt=[ASKED], chosen=[GOOD], rejected=[BAD]) == wanted
-    assert pair(prompt=[ASKED], chosen=GOOD["content"], rejected=BAD["content"]) == wanted
-    assert pair(prompt="Which rope?", chosen=[GOOD], rejected=[BAD]) == wanted
-    thanks = {"role": "user", "content": "Thanks."}
-    assert pair(chosen=[ASKED, GOOD, thanks], rejected=[ASKED, BAD]) == wanted, "what no answer follows is left out"
-    null = {**GOOD, "tool_calls": None}
-    assert pair(chosen=[ASKED, null], rejected=[ASKED, BAD]) == wanted, "a table has nulls where a key is missing"
-
-
-def test_texts_are_a_pair_with_or_without_a_prompt():
-    assert pair(prompt="a ", chosen="b", rejected="c", score=3) == {"prompt": "a ", "chosen": "b", "rejected": "c"}
-    assert pair(chosen="a b", rejected="a c") == {"prompt": None, "chosen": "a b", "rejected": "a c"}
-
-
-@pytest.mark.parametrize(
-    ("row", "given"),
-    [
-        ({"chosen": "a"}, "here has the keys chosen"),
-        ({"chosen": "a", "rejected": "a"}, "here holds the same answer as chosen and as rejected"),
-        ({"chosen": "a", "rejected": " "}, "here has an empty text under `rejected`"),
-        ({"chosen": "a", "rejected": None}, "here has nothing under `rejected`"),
-        ({"chosen": "a", "rejected": 3}, "here has int under `rejected`"),
-        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here has int under `prompt`"),
-        ({"chosen": [ASKED], "rejected": [ASKED, BAD]}, "here under `chosen`, holds no message of the role assistant"),
-        (
-            {"chosen": [ASKED, GOOD], "rejected": [SYSTEM, BAD]},
-            "here holds two conversations that begin differently",
-        ),
-        (
-            {"chosen": [ASKED, GOOD], "rejected": [ASKED, GOOD, ASKED, BAD]},
-            "here holds no answer of its own under `chosen`",
-        ),
-        (
-            {"prompt": "Why?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
-            "here has a `prompt` that no message is: 'Why?'",
-        ),
-        (
-            {"prompt": [SYSTEM], "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
-            "here goes on with the role user under `chosen`",
-        ),
-        ({"chosen": "a", "rejected": "b", "tools": [{"name": "pull"}]}, "here has `tools`"),
-    ],
-)
-def test_a_row_that_is_no_pair_is_refused(row, given):
-    with pytest.raises(UserError) as caught:
-        pair_of(row, "here")
-    assert caught.value.given == given
-
 
 # ---- ids
 
@@ -264,7 +200,7 @@ def prepared_pairs(planted, root, rows=None, source=None, **changes):
         sources=[{"path": str(root / "pairs.jsonl"), "format": "preference", **(source or {})}],
         **{"sequence_length": 128, "tokenizer": {"from": str(planted.directory / "tokenizer")}, **changes},
     )
-    return prepare(config, {}, report=said.append), said, config
+    return prepare(config, {}, log=said.append), said, config
 
 
 def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_path):
@@ -286,7 +222,7 @@ def test_a_preparation_keeps_pairs_together_and_has_no_findings(planted, tmp_pat
     assert any(line == "train: of a pair only the answers count: there are no bits per byte" for line in said)
     assert not any("conversations" in line for line in said)
     assert lint(prepared).findings == []
-    assert prepare(config, {}, report=said.append) and "unchanged: skipped" in said[-1]
+    assert prepare(config, {}, log=said.append) and "unchanged: skipped" in said[-1]
 
 
 def test_a_tokenizer_is_trained_on_the_texts_of_pairs_and_refused_for_conversations(planted, tmp_path):
@@ -321,7 +257,7 @@ def test_parquet_and_datasets_hold_pairs_too(planted, tmp_path):
         config = data_config(
             root, sources=[{**source, "format": "preference"}], tokenizer=tokenizer, sequence_length=128
         )
-        found = prepare(config, {}, report=lambda line: None)
+        found = prepare(config, {}, log=lambda line: None)
         for name in told.sets:
             wanted = [(ids.tolist(), labels.tolist()) for ids, labels in Reader(told.shards(name))]
             assert [(ids.tolist(), labels.tolist()) for ids, labels in Reader(found.shards(name))] == wanted
@@ -385,13 +321,3 @@ def test_a_run_does_not_train_on_pairs(tmp_path):
     with pytest.raises(UserError) as caught:
         make_ready(config, 1, "cpu")
     assert caught.value.given.endswith("of evaluate.sets.liked")
-
-
-@pytest.mark.parametrize("text_key", ["text", "words"])
-def test_pairs_read_as_text_are_recognised(tmp_path, text_key):
-    from windlass.data.sources.formats import read_rows
-
-    (tmp_path / "a.jsonl").write_text(json.dumps({"chosen": "a", "rejected": "b"}) + "\n")
-    with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
-        list(read_rows(stream, str(tmp_path / "a.jsonl"), text_key))
-    assert caught.value.change == "it holds chosen and rejected: set `format: preference` of the source"

@@ -85,17 +85,17 @@ def test_a_limit_ends_behind_the_document_that_reaches_it(limit, documents):
 KILLED = """
 import os, pathlib, signal, sys
 from tests.data.conftest import data_config
-from windlass.data import encode, parts
 from windlass.data.prepare.prepare import prepare
-parts.PART_TOKENS, encode.BATCH_CHARS = 300, 500
-left, write = [int(sys.argv[2])], parts.write_durably
+from windlass.data.tokenize import pool, resume
+resume.PART_TOKENS, pool.BATCH_CHARS = 300, 500
+left, write = [int(sys.argv[2])], resume.write_durably
 def counted(path, *chunks):
     write(path, *chunks)
     left[0] -= path.suffix == ".part"
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-parts.write_durably = counted
-prepare(data_config(pathlib.Path(sys.argv[1])), {}, report=print)
+resume.write_durably = counted
+prepare(data_config(pathlib.Path(sys.argv[1])), {}, log=print)
 """
 
 
@@ -103,7 +103,7 @@ prepare(data_config(pathlib.Path(sys.argv[1])), {}, report=print)
 def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monkeypatch, event):
     write_corpus(tmp_path / "corpus")
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(event)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == -9, done.stderr
     assert len(list((tmp_path / ".data.work").rglob("*.part"))) == event
     encoded, original = [], room.encode_in_parts
@@ -118,11 +118,11 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
 
     monkeypatch.setattr("windlass.data.prepare.write_set.encode_in_parts", spied)
     lines = []
-    resumed = prepare(data_config(tmp_path), {}, report=lines.append)
+    resumed = prepare(data_config(tmp_path), {}, log=lines.append)
     assert "tokenizer: trained before the preparation was interrupted" in lines
     num_again = len(encoded)
     assert sorted(os.listdir(tmp_path)) == [".data.lock", "corpus", "data"]
-    whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, report=lambda line: None)
+    whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, log=lambda line: None)
     assert num_again < len(encoded) - num_again == sum(info.documents for info in whole.sets.values())
     for name in ("train", "validation", "tokenizer"):
         files = {path.name: path.read_bytes() for path in (whole.directory / name).iterdir()}

@@ -98,6 +98,7 @@ def test_a_difference_is_found_by_the_strings_or_the_sample_and_said(directory, 
         assert not fast_encoder(directory, TEXTS, said.append)
         assert "tiktoken differs on " in said[0]
     monkeypatch.setattr(room, "compile_bpe", lambda _directory: wrong_on("heavy"))
+    monkeypatch.setattr("windlass.data.tokenize.pool.compile_bpe", room.compile_bpe)
     assert fast_encoder(directory, TEXTS, said.append)
     with pytest.raises(UserError, match="tiktoken and the tokenizer give other ids for") as caught:
         list(encoding.encode(["a heavy text"], 1, directory, 1, True))

@@ -7,7 +7,8 @@ import pytest
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import MeshLayout, ParallelConfig
-from windlass.parallel.rules.degrees import check_degree, check_exchange, check_heads, check_positions
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.degrees import check_exchange, degree_errors, head_errors, position_errors
 
 
 def architecture(**changes):
@@ -18,7 +19,7 @@ def architecture(**changes):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_sizes_that_divide_all_counts_pass(tp):
-    check_degree(tp, architecture())
+    assert not list(degree_errors(tp, architecture()))
 
 
 @pytest.mark.parametrize(
@@ -39,29 +40,23 @@ def test_sizes_that_divide_all_counts_pass(tp):
     ],
 )
 def test_other_sizes_are_refused_by_what_they_do_not_divide(tp, changes, wrong):
-    with pytest.raises(UserError) as caught:
-        check_degree(tp, architecture(**changes))
-    assert caught.value.given == f"parallel.tp={tp} for a model of {wrong}"
+    (error,) = degree_errors(tp, architecture(**changes))
+    assert error.given == f"parallel.tp={tp} for a model of {wrong}"
 
 
 def test_the_refusal_names_the_sizes_that_work_and_they_do():
-    with pytest.raises(UserError) as caught:
-        check_degree(8, architecture())
-    assert caught.value.change == "use parallel.tp=1 or 2 or 4"
-    assert "8 query heads, 4 key/value heads, 40 channels" in caught.value.rule
+    (error,) = degree_errors(8, architecture())
+    assert error.change == "use parallel.tp=1 or 2 or 4"
+    assert "8 query heads, 4 key/value heads, 40 channels" in error.rule
 
 
 @pytest.mark.parametrize(("length", "near"), [(13, "12 or 14"), (1, "2")])
 def test_sequences_that_tp_does_not_divide_are_refused_with_the_nearest_that_it_does(length, near):
-    with pytest.raises(UserError) as caught:
-        check_positions(2, length)
-    assert caught.value.given == f"data.sequence_length={length} with parallel.tp=2"
-    assert (
-        caught.value.rule
-        == "the residual stream is cut over tp by positions, in equal parts: a length is a multiple of 2"
-    )
-    assert caught.value.change == f"use parallel.tp=1, or data.sequence_length={near} (the nearest that divide)"
-    check_positions(2, int(near.split()[-1]))
+    (error,) = position_errors(2, length)
+    assert error.given == f"data.sequence_length={length} with parallel.tp=2"
+    assert error.rule == "the residual stream is cut over tp by positions, in equal parts: a length is a multiple of 2"
+    assert error.change == f"use parallel.tp=1, or data.sequence_length={near} (the nearest that divide)"
+    assert not list(position_errors(2, int(near.split()[-1])))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,7 @@ def test_sequences_that_tp_does_not_divide_are_refused_with_the_nearest_that_it_
 )
 def test_what_tp_cannot_be_beside_is_refused(settings, given, remedy):
     with pytest.raises(UserError) as caught:
-        ParallelConfig(tp=2, **settings)
+        check_layout(ParallelConfig(tp=2, **settings))
     assert caught.value.given == given
     assert remedy in caught.value.change
 
@@ -90,8 +85,8 @@ def test_tp_takes_its_ranks_before_replicate_and_shard():
 
 @pytest.mark.parametrize(("context", "tp"), [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (2, 4)])
 def test_ulysses_takes_what_divides_the_query_heads_of_a_rank(context, tp):
-    check_heads(context, "ulysses", tp, architecture())
-    check_heads(3, "allgather", tp, architecture())
+    assert not list(head_errors(context, "ulysses", tp, architecture()))
+    assert not list(head_errors(3, "allgather", tp, architecture()))
 
 
 @pytest.mark.parametrize(
@@ -103,10 +98,9 @@ def test_ulysses_takes_what_divides_the_query_heads_of_a_rank(context, tp):
     ],
 )
 def test_other_sizes_are_refused_with_those_that_ulysses_can_deal_out(context, tp, given, change):
-    with pytest.raises(UserError) as caught:
-        check_heads(context, "ulysses", tp, architecture())
-    assert caught.value.given == f"parallel.context={context} with parallel.context_kind=ulysses for {given}"
-    assert caught.value.change.startswith(change)
+    (error,) = head_errors(context, "ulysses", tp, architecture())
+    assert error.given == f"parallel.context={context} with parallel.context_kind=ulysses for {given}"
+    assert error.change.startswith(change)
 
 
 @pytest.mark.parametrize(
@@ -123,51 +117,48 @@ def test_other_sizes_are_refused_with_those_that_ulysses_can_deal_out(context, t
 def test_sequences_that_context_ranks_cannot_halve_are_refused_with_sizes_and_lengths_that_can(
     context, tp, length, sizes, near
 ):
-    with pytest.raises(UserError) as caught:
-        check_positions(tp, length, context)
+    (error,) = position_errors(tp, length, context)
     beside = f" and parallel.tp={tp}" if tp > 1 else ""
-    assert caught.value.given == f"data.sequence_length={length} with parallel.context={context}{beside}"
-    assert caught.value.change == f"use {sizes}data.sequence_length={near} (the nearest that divide)"
+    assert error.given == f"data.sequence_length={length} with parallel.context={context}{beside}"
+    assert error.change == f"use {sizes}data.sequence_length={near} (the nearest that divide)"
     again = ", and tp cuts them again in equal parts" if tp > 1 else ""
     unit = {(2, 3): 12, (2, 2): 4}.get((context, tp), 2 * context)
     two = "each context rank has two equal slices of a sequence"
-    assert caught.value.rule == f"{two}{again}: a length is a multiple of {unit}"
+    assert error.rule == f"{two}{again}: a length is a multiple of {unit}"
     for legal in near.split(" or "):
-        check_positions(tp, int(legal), context)
+        assert not list(position_errors(tp, int(legal), context))
         assert int(legal) % (2 * context) == 0 and int(legal) // context % tp == 0
     if sizes:
         axis, _, legal = sizes.removesuffix(", or ").partition("=")
         for size in legal.split(" or "):
-            check_positions(**{"tp": tp, "context": context, axis.removeprefix("parallel."): int(size)}, length=length)
+            axes = {"tp": tp, "context": context, axis.removeprefix("parallel."): int(size)}
+            assert not list(position_errors(**axes, length=length))
 
 
 def test_a_length_is_refused_with_what_the_model_can_have_too():
     model = architecture(max_position_embeddings=32)
     for kind, sizes in (("allgather", "1 or 2 or 4 or 5 or 8 or 10"), ("ulysses", "2 or 4 or 8")):
-        with pytest.raises(UserError) as caught:
-            check_positions(1, 40 * 2, 16, kind, architecture(max_position_embeddings=99))
-        assert f"parallel.context={sizes}" in caught.value.change, kind
-    with pytest.raises(UserError) as caught:
-        check_positions(4, 30, 1, "allgather", model)
-    assert caught.value.change == "use parallel.tp=1 or 2, or data.sequence_length=28 or 32 (the nearest that divide)"
-    with pytest.raises(UserError) as caught:
-        check_positions(4, 31, 1, "allgather", architecture(max_position_embeddings=31))
-    assert caught.value.change == "use parallel.tp=1, or data.sequence_length=28 (the nearest that divide)"
-    with pytest.raises(UserError) as caught:
-        check_positions(4, 30, 1, is_fixed=True)
-    assert caught.value.change == "use parallel.tp=1 or 2 or 3 or 5 or 6"
-    with pytest.raises(UserError) as caught:
-        check_positions(3, 13, 2, is_fixed=True)
-    assert caught.value.change == "use parallel.context=1 and parallel.tp=1", "neither alone would do"
+        (error,) = position_errors(1, 40 * 2, 16, kind, architecture(max_position_embeddings=99))
+        assert f"parallel.context={sizes}" in error.change, kind
+    (error,) = position_errors(4, 30, 1, "allgather", model)
+    assert error.change == "use parallel.tp=1 or 2, or data.sequence_length=28 or 32 (the nearest that divide)"
+    (error,) = position_errors(4, 31, 1, "allgather", architecture(max_position_embeddings=31))
+    assert error.change == "use parallel.tp=1, or data.sequence_length=28 (the nearest that divide)"
+    (error,) = position_errors(4, 30, 1, is_fixed=True)
+    assert error.change == "use parallel.tp=1 or 2 or 3 or 5 or 6"
+    (error,) = position_errors(3, 13, 2, is_fixed=True)
+    assert error.change == "use parallel.context=1 and parallel.tp=1", "neither alone would do"
 
 
 def test_a_size_that_the_model_cannot_have_is_refused_before_a_length_that_would_not_help():
     with pytest.raises(UserError, match=r"parallel\.tp=3 for a model of 8 query heads"):
-        ParallelConfig(tp=3).check_beside("fp32", 256, architecture())
+        check_layout(ParallelConfig(tp=3), architecture(), beside=Beside(sequence_length=256))
     with pytest.raises(UserError, match=r"context=3 with parallel\.context_kind=ulysses for a model of 8 query heads"):
-        ParallelConfig(context=3, context_kind="ulysses").check_beside("fp32", 256, architecture())
+        check_layout(
+            ParallelConfig(context=3, context_kind="ulysses"), architecture(), beside=Beside(sequence_length=256)
+        )
     with pytest.raises(UserError, match=r"data\.sequence_length=256 with parallel\.tp=3"):
-        ParallelConfig(tp=3).check_beside("fp32", 256)
+        check_layout(ParallelConfig(tp=3), beside=Beside(sequence_length=256))
 
 
 @pytest.mark.parametrize(
@@ -187,9 +178,9 @@ def test_a_size_that_the_model_cannot_have_is_refused_before_a_length_that_would
 )
 def test_what_context_cannot_be_beside_is_refused(settings, given, remedy):
     with pytest.raises(UserError) as caught:
-        ParallelConfig(**settings)
+        check_layout(ParallelConfig(**settings))
     assert caught.value.given == given
-    ParallelConfig(**remedy)
+    check_layout(ParallelConfig(**remedy))
 
 
 def test_context_takes_its_ranks_before_replicate_and_shard():

@@ -5,8 +5,9 @@ import pytest
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.degrees import check_degree
-from windlass.parallel.rules.expert import check_experts
+from windlass.parallel.rules.check_layout import check_layout
+from windlass.parallel.rules.degrees import degree_errors
+from windlass.parallel.rules.expert import model_expert_errors
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -22,9 +23,9 @@ def told(function, *args, **kwargs):
     return caught.value
 
 
-def check(architecture, **changes):
-    settings = {"expert": 1, "tp": 1, "compile": False, "policy": "bf16", "optimizer": "adamw", "activation_gib": None}
-    check_experts(architecture, **settings | changes)
+def check(architecture, *, policy="bf16", optimizer="adamw", **parallel):
+    for error in model_expert_errors(architecture, ParallelConfig(**parallel), policy, optimizer):
+        raise error
 
 
 @pytest.mark.parametrize(
@@ -36,17 +37,17 @@ def check(architecture, **changes):
     ],
 )
 def test_what_expert_cannot_be_beside(settings, given, change):
-    ParallelConfig(**settings)
-    error = told(ParallelConfig, expert=2, **settings)
+    check_layout(ParallelConfig(**settings))
+    error = told(check_layout, ParallelConfig(expert=2, **settings))
     assert error.given == given and change in error.change
 
 
 def test_expert_divides_the_ranks_that_share_parameters():
-    assert ParallelConfig(expert=2, shard=3, context=2).layout(6).expert == 2
-    error = told(ParallelConfig(expert=4, shard=3, context=2).layout, 6)
+    check_layout(ParallelConfig(expert=2, shard=3, context=2), world=6)
+    error = told(check_layout, ParallelConfig(expert=4, shard=3, context=2))
     assert error.given == "parallel.expert=4 with parallel.shard=3 and parallel.context=2"
     assert "shard x context = 6" in error.rule and error.change == "use parallel.expert=1 or 2 or 3 or 6"
-    assert told(ParallelConfig(expert=2).layout, 3).given == "parallel.expert=2 with parallel.shard=3"
+    assert told(check_layout, ParallelConfig(expert=2), None, 3).given == "parallel.expert=2 with parallel.shard=3"
 
 
 def test_experts_are_dealt_out_in_equal_numbers_and_only_where_there_are_any():
@@ -75,9 +76,9 @@ def test_what_experts_refuse(settings, given, change):
 
 
 def test_tensor_ranks_share_the_channels_of_each_expert():
-    check_degree(4, sparse())
-    error = told(check_degree, 4, sparse(moe_intermediate_size=26))
+    assert not list(degree_errors(4, sparse()))
+    (error,) = degree_errors(4, sparse(moe_intermediate_size=26))
     assert "26 channels of each expert" in error.given and error.change == "use parallel.tp=1 or 2"
     assert "channels of the MLP" not in error.rule, "no layer has one"
-    mixed = told(check_degree, 4, sparse(mlp_only_layers=[0], intermediate_size=30))
+    (mixed,) = degree_errors(4, sparse(mlp_only_layers=[0], intermediate_size=30))
     assert "30 channels of the MLP" in mixed.given and "24 channels of each expert" in mixed.rule

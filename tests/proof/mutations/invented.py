@@ -155,8 +155,8 @@ INVENTED = {
         (
             (
                 "training/restore.py",
-                "    if capsule is not None:\n",
-                "    if capsule is not None:\n        [state.zero_() for state in optimizer.state_tensors().values()]\n",
+                "    if trainer_state is not None:\n",
+                "    if trainer_state is not None:\n        [state.zero_() for state in optimizer.state_tensors().values()]\n",
             ),
         ),
         ("parallel.shard=2",),

@@ -67,7 +67,7 @@ def runs_of(num_samples: int, most: int, num_runs: int = NUM_RUNS) -> list[range
     return [range(start, start + length) for start in starts]
 
 
-def place(reader: Reader, sample: int) -> str:
+def position(reader: Reader, sample: int) -> str:
     """Where a sample of the set lies: "shard.00003.mds, sample 17" (of the shard, from 0)."""
     for shard, num_samples in zip(reader.shards, reader.shard_samples):
         if sample < num_samples:

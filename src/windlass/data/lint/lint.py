@@ -20,7 +20,7 @@ from windlass.data.lint.check_ids import BlockChecks, DocumentChecks, Expected, 
 from windlass.data.lint.check_preferences import PairChecks
 from windlass.data.lint.check_text import Folded, OfTrain, TextChecks
 from windlass.data.lint.check_tokenizer import check_eos, check_model, vocabulary_of
-from windlass.data.lint.documents import NUM_RUNS, DocumentWalk, blocks, place, runs_of
+from windlass.data.lint.documents import NUM_RUNS, DocumentWalk, blocks, position, runs_of
 from windlass.data.lint.findings import Finding, Findings
 from windlass.data.prepare.manifest import Prepared
 from windlass.data.shards.mds import Reader
@@ -45,7 +45,7 @@ FULL: Final = Limits(whole_tokens=50_000_000, samples=20_000, text_tokens=20_000
 BEFORE_TRAINING: Final = Limits(whole_tokens=4_000_000, samples=400, text_tokens=200_000)
 
 
-class Looked(NamedTuple):
+class Coverage(NamedTuple):
     """A set as far as it was looked at, for the report."""
 
     name: str
@@ -57,7 +57,7 @@ class Looked(NamedTuple):
 
 class LintResult(NamedTuple):
     findings: list[Finding]
-    looked: list[Looked]
+    coverage: list[Coverage]
 
 
 def lint(
@@ -76,7 +76,7 @@ def lint(
     is_chat = any(expected_of(prepared, name, is_isolated).format in ("chat", "mixed") for name in prepared.sets)
     if is_chat and (wrong := check_template(prepared.tokenizer_directory)) is not None:
         general.add("template-round-trip", wrong)
-    findings, looked = general.list(), []
+    findings, coverage = general.list(), []
     hashes: dict[str, tuple[Seen, Reader]] = {}
     of_train: OfTrain | None = None
     for name in sorted(prepared.sets, key=lambda name: name != "train"):  # the others are compared with it
@@ -86,14 +86,14 @@ def lint(
             found, reader, *parts, prepared.settings["sequence_length"], limits, of_train
         )
         if name == "train":
-            of_train = folded, partial(place, reader)
-        looked.append(seen)
+            of_train = folded, partial(position, reader)
+        coverage.append(seen)
         hashes[name] = (documents, reader)
         if name != "train":
             train, train_reader = hashes["train"]
-            overlap(found, train, documents, partial(place, reader), partial(place, train_reader))
+            overlap(found, train, documents, partial(position, reader), partial(position, train_reader))
         findings += found.list()
-    return LintResult(sorted(findings, key=lambda finding: finding.severity), looked)
+    return LintResult(sorted(findings, key=lambda finding: finding.severity), coverage)
 
 
 def _check_set(
@@ -105,9 +105,9 @@ def _check_set(
     sequence_length: int,
     limits: Limits,
     of_train: OfTrain | None,
-) -> tuple[Looked, Seen, Folded]:
+) -> tuple[Coverage, Seen, Folded]:
     """What was looked at, and the documents' hashes: as they are, and folded."""
-    where = partial(place, reader)
+    where = partial(position, reader)
     is_all = expected.tokens <= limits.whole_tokens or reader.num_samples <= limits.samples
     runs = runs_of(reader.num_samples, reader.num_samples if is_all else limits.samples, limits.runs)
     by_block = BlockChecks(found, vocabulary, expected, where)
@@ -130,7 +130,7 @@ def _check_set(
     by_document.end()
     by_block.end(is_all)
     by_text.end()
-    seen = Looked(found.name, by_block.num_samples, reader.num_samples, by_document.num_documents, by_text.num_tokens)
+    seen = Coverage(found.name, by_block.num_samples, reader.num_samples, by_document.num_documents, by_text.num_tokens)
     return seen, by_pair.seen if is_pairs else by_document.seen, by_text.folded
 
 

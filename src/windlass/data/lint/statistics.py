@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, place, runs_of
+from windlass.data.lint.documents import DocumentWalk, SampleBlock, blocks, content_lengths, position, runs_of
 from windlass.data.lint.lint import expected_of
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import Prepared, SetInfo
@@ -31,7 +31,7 @@ class Survey(NamedTuple):
     name: str
     info: SetInfo
     sequence_length: int
-    num_looked: int
+    num_read: int
     """Samples that were read."""
     num_targets: int
     """Their ids that count in the loss."""
@@ -51,7 +51,7 @@ class Survey(NamedTuple):
 
     @property
     def fill(self) -> float:
-        return self.num_content / max(1, self.num_looked * self.rows_per_sample * self.sequence_length)
+        return self.num_content / max(1, self.num_read * self.rows_per_sample * self.sequence_length)
 
     @property
     def counted(self) -> float:
@@ -95,12 +95,12 @@ def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
     documents = DocumentWalk(prepared.eos_id)
     counts_V = np.zeros(prepared.vocab_size, np.int64)
     lengths: list[int] = []
-    num_looked = num_targets = num_content = num_pieces = 0
+    num_read = num_targets = num_content = num_pieces = 0
     for block in blocks(reader, runs_of(reader.num_samples, most_samples), *kind_of_rows(prepared, name)):
         is_content_NT = np.arange(1, block.ids_NL.shape[1]) < content_lengths(block, prepared.eos_id)[:, None]
         ids = block.ids_NL[:, 1:][is_content_NT]
         counts_V += np.bincount(ids[(ids >= 0) & (ids < len(counts_V))], minlength=len(counts_V))
-        num_looked += block.num_samples
+        num_read += block.num_samples
         num_content += len(ids)
         num_targets += int((block.labels_NL[:, 1:] != NOT_COUNTED).sum())
         for document in documents.add(block):
@@ -113,7 +113,7 @@ def survey(prepared: Prepared, name: str, most_samples: int) -> Survey:
         name=name,
         info=prepared.sets[name],
         sequence_length=prepared.settings["sequence_length"],
-        num_looked=num_looked,
+        num_read=num_read,
         num_targets=num_targets,
         num_content=num_content,
         lengths=np.sort(np.array(lengths, np.int64)),
@@ -139,7 +139,7 @@ def read_sample(prepared: Prepared, name: str, number: int, is_isolated: bool = 
         raise UserError(f"--sample {number}", rule, "give one of them")
     block = next(blocks(reader, [range(number, number + 1)], *kind_of_rows(prepared, name)))
     rows = [list(_segments(block, row, prepared, is_isolated)) for row in range(len(block.ids_NL))]
-    return Sample(f"{name}, {place(reader, number)}", rows)
+    return Sample(f"{name}, {position(reader, number)}", rows)
 
 
 def kind_of_rows(prepared: Prepared, name: str) -> tuple[int, bool]:

@@ -21,15 +21,12 @@ from typing import Any, Final
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import load_prepared
-from windlass.data.prepare.prepare import Report, prepare
+from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
-from windlass.errors import BadShard, UserError
+from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
 
 POLL_S: Final = 0.1
-START: Final = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from windlass.data.prepare.background import serve; serve()"
-)
+KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
 
 
 def serve() -> None:
@@ -47,7 +44,7 @@ def serve() -> None:
             config, sets, lambda line: _tell({"line": line}), task["begun"], lambda found: _tell({"fingerprint": found})
         )
     except UserError as error:
-        _tell({"error": [error.given, error.rule, error.change], "is_shard": isinstance(error, BadShard)})
+        _tell({"error": [error.given, error.rule, error.change], "kind": type(error).__name__})
         os._exit(2)
     os._exit(0)
 
@@ -69,13 +66,19 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
+def _command() -> list[str]:
+    search = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # also the entries that this program added
+    return ["env", search, sys.executable, "-P", "-m", "windlass.data.prepare.background"]
+
+
 class Background:
     """The process, and what it has said. It ends with this process at the latest."""
 
-    def __init__(self, config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, begun: str | None):
-        command = [sys.executable, "-c", START, json.dumps(sys.path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._report, self._error = report, list[UserError]()
+    def __init__(
+        self, config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], begun: str | None
+    ):
+        self._process = subprocess.Popen(_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._log, self._error = log, list[UserError]()
         self._directory = Path(config.directory).absolute()
         self._crash = "what it wrote before says why"
         self.fingerprint: str | None = None
@@ -105,14 +108,13 @@ class Background:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "line" in message:
-            self._report(message["line"])
+            self._log(message["line"])
         elif "fingerprint" in message:
             self.fingerprint = message["fingerprint"]
         elif "crash" in message:
             self._crash = message["crash"]
         else:
-            kind = BadShard if message["is_shard"] else UserError
-            self._error.append(kind(*message["error"]))
+            self._error.append(KINDS[message["kind"]](*message["error"]))
 
     def wait_until(self, is_enough: Callable[[], bool]) -> None:
         """Until `is_enough()` or the preparation is done. Raises UserError where it fails before."""
@@ -141,13 +143,13 @@ def _died(code: int, crash: str) -> UserError:
 
 
 def start(
-    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report = print, begun: str | None = None
+    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None] = print, begun: str | None = None
 ) -> Background:
     """Prepares in the background; back when a run can begin: all other sets are there and the first shuffle window, or all.
     Raises UserError, as `prepare` does."""
     directory = Path(config.directory).absolute()
     (directory / BEAT_NAME).unlink(missing_ok=True)  # it may say why an earlier preparation failed
-    found = Background(config, sets, report, begun)
+    found = Background(config, sets, log, begun)
     found.wait_until(
         lambda: found.fingerprint is not None and _can_begin(directory, found.fingerprint, config.shuffle_window)
     )
@@ -165,3 +167,7 @@ def _can_begin(directory: Path, fingerprint: str | None, shuffle_window: int) ->
     if journal is None or journal.begin["fingerprint"] != fingerprint:
         return False
     return journal.end is not None or len(journal.shards) >= shuffle_window
+
+
+if __name__ == "__main__":
+    serve()

@@ -21,15 +21,15 @@ import xxhash
 from windlass.data.prepare import baselines
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
-from windlass.data.prepare.plan import PreparePlan, Report, choose
+from windlass.data.prepare.plan import PreparePlan, choose
 from windlass.data.prepare.write_set import Growing, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
+from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import pieces
-from windlass.data.tokenize.preferences import texts_of_pair
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, format_bytes, format_duration
@@ -49,29 +49,29 @@ def _tokenizer(
     """The tokenizer, written to `directory`."""
     if plan.config.tokenizer.train is not None:
         total = total_of(amounts["train"])
-        _train_tokenizer(plan.config.tokenizer.train, selections["train"], total, directory, work, plan.report)
+        _train_tokenizer(plan.config.tokenizer.train, selections["train"], total, directory, work, plan.log)
     else:
-        tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.report)
+        tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.log)
     opened, eos_id = tokenizer.open_tokenizer(directory)
     is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it comes as it is read, perhaps slowly
-    is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.report)
+    is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.log)
     return directory, eos_id, tokenizer.token_bytes(opened), is_fast
 
 
-def _tell_corpus(plan: PreparePlan) -> None:
+def _log_corpus(plan: PreparePlan) -> None:
     scanned = plan.training_files
     size = format_bytes(sum(file.num_bytes for file in scanned))
-    plan.report(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
+    plan.log(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
 
 
 def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
     """Everything but prepared.json, into `temporary`. `work`: what outlives a kill. Raises UserError."""
     selections, amounts = choose(plan, work)
     check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
-    _tell_corpus(plan)
+    _log_corpus(plan)
     known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
     infos = {
-        name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.report)
+        name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.log)
         for name in sorted(
             selections, key=lambda name: total_of(amounts[name]).bytes
         )  # small first: mistakes show early
@@ -85,16 +85,14 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     beat = journal.Beat()
     with journal.beating(directory):
         selections, amounts = choose(plan, work, beat.tick)
-        _tell_corpus(plan)
+        _log_corpus(plan)
         goes_on = _goes_on(plan, directory)
     if not goes_on:
         with replaced(directory) as temporary:
             known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
             others = sorted(selections.keys() - {"train"}, key=lambda name: total_of(amounts[name]).bytes)
             infos = {
-                name: write_set(
-                    temporary / name, selections[name], amounts[name], plan.config, known, work, plan.report
-                )
+                name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.log)
                 for name in others
             }
             (temporary / "train").mkdir()
@@ -112,7 +110,7 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     try:
         growing = Growing(told, beat)
         train = directory / "train"
-        info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.report, growing)
+        info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.log, growing)
         infos = {name: SetInfo(**facts) for name, facts in told.begin["sets"].items()} | {"train": info}
         _check_enough(plan, info)
         if told.end is None:
@@ -139,9 +137,9 @@ def _goes_on(plan: PreparePlan, directory: Path) -> bool:
         for name in told.begin["sets"]:
             read_index(directory / name)
     except BadShard as error:
-        plan.report(f"prepared from the begin again: {error.given}")
+        plan.log(f"prepared from the begin again: {error.given}")
         return False
-    plan.report(f"{len(told.shards)} shards of the training set are there: going on behind them")
+    plan.log(f"{len(told.shards)} shards of the training set are there: going on behind them")
     return True
 
 
@@ -200,11 +198,11 @@ def _baselines(
 
 
 def _train_tokenizer(
-    vocab_size: int, train: Selection, amount: Amount, directory: Path, work: Path, report: Report
+    vocab_size: int, train: Selection, amount: Amount, directory: Path, work: Path, log: Callable[[str], None]
 ) -> None:
     kept = work / TOKENIZER_NAME
     if kept.is_dir():
-        report("tokenizer: trained before the preparation was interrupted")
+        log("tokenizer: trained before the preparation was interrupted")
         shutil.copytree(kept, directory)
         return
     border = int(min(1.0, TOKENIZER_TRAINING_BYTES / amount.bytes) * HASHES)
@@ -227,4 +225,4 @@ def _train_tokenizer(
     fewer = "" if found == vocab_size else f" (asked for {vocab_size}: the text has no more pairs to merge)"
     size = format_bytes(min(amount.bytes, TOKENIZER_TRAINING_BYTES))
     took = format_duration(time.monotonic() - start_s)
-    report(f"tokenizer: byte-level BPE of {found} tokens{fewer}, trained on {size} in {took}")
+    log(f"tokenizer: byte-level BPE of {found} tokens{fewer}, trained on {size} in {took}")

@@ -17,15 +17,15 @@ from typing import IO
 import xxhash
 
 from windlass.data.config import DataConfig
+from windlass.data.files import sync_directory
 from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
-from windlass.data.shards.mds import sync_directory
 from windlass.data.shards.store import is_url
 from windlass.errors import UserError
 from windlass.units import format_bytes
 
 
-def local_place(config: DataConfig) -> Path:
+def local_directory(config: DataConfig) -> Path:
     """Where shards are written: `data.directory` itself, or beside the cache a place for what goes to a URL from there."""
     if not is_url(config.directory):
         return Path(config.directory).absolute()
@@ -34,7 +34,7 @@ def local_place(config: DataConfig) -> Path:
     return cache.with_name(f"{cache.name}.prepare-{xxhash.xxh3_64_hexdigest(config.directory.encode())[:8]}")
 
 
-def check_place(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """Raises UserError where data can never lie. Makes nothing: the sources may still be wrong."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
@@ -61,7 +61,7 @@ def check_apart(directory: Path, paths: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
+def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first sweeps up what a killed preparation left. Raises UserError where it cannot write."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
         given = f"{directory.parent} cannot be written: {error.strerror}"
         raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
     with lock:
-        _lock(lock, directory, report)
+        _lock(lock, directory, log)
         old = _sibling(directory, "old")
         if old.exists() and not directory.exists():  # killed between the two renames of replaced()
             os.rename(old, directory)
@@ -79,13 +79,13 @@ def alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _lock(file: IO[str], directory: Path, report: Callable[[str], None]) -> None:
+def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
     """Raises UserError where the file system has no locks: NFS without its lock daemon says ENOLCK, others ENOTSUP."""
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(f"another process is preparing {directory}: waiting for it")
+            log(f"another process is preparing {directory}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         given = f"{file.name} cannot be locked: {error.strerror}"
@@ -101,7 +101,7 @@ def replaced(directory: Path) -> Iterator[Path]:
     temporary, old = _sibling(directory, "preparing"), _sibling(directory, "old")
     temporary.mkdir()
     try:
-        with told_if_full(directory, temporary):
+        with refused_if_full(directory, temporary):
             yield temporary
             sync_directory(temporary)
             if directory.exists():
@@ -128,7 +128,7 @@ def check_room(directory: Path, text_bytes: int) -> None:
 
 
 @contextlib.contextmanager
-def told_if_full(directory: Path, written_to: Path) -> Iterator[None]:
+def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
     """Raises UserError where the disk is full."""
     try:
         yield

@@ -11,7 +11,7 @@ tokenizer's files and the algorithm the same? `prepare` asks that, and prepares 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ import numpy as np
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.files import write_durably
 from windlass.data.packing import Borders
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
-from windlass.data.shards.mds import Folder, ShardSource, read_index, write_durably
+from windlass.data.shards.mds import Folder, ShardSource, read_index
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
-from windlass.data.sources.scan import SourceFile
-from windlass.data.stream.mixture import Shares
+from windlass.data.sources.source_files import SourceFile
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
@@ -109,11 +109,6 @@ class Prepared:
         """What isolating the documents of a set takes."""
         return Borders(self.eos_id, self.sets[name].max_documents)
 
-    def shares(self, weights: list[float] | None) -> Shares | None:
-        """The training set as a mixture by `weights`, where there are some."""
-        counts = self.sets["train"].source_shards
-        return None if weights is None else Shares([k for k, n in enumerate(counts) for _ in range(n)], weights)
-
     def token_bytes(self, name: str) -> np.ndarray | None:
         """Bytes per token id [V], or None where they do not add up to the text of this set (see SetInfo)."""
         return token_bytes(open_tokenizer(self.tokenizer_directory)[0]) if self.sets[name].bytes_add_up else None
@@ -138,18 +133,10 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
-    if config.tokenizer.eos_token is None:  # as before there was this setting
-        del settings["tokenizer"]["eos_token"]
-    if config.order.held_out_of is not None:
-        settings["held_out_of"] = config.order.held_out_of
+    settings["held_out_of"] = config.order.held_out_of
     for source in settings["sources"]:
         source["weight"] = config.weights is not None
-    further = {name: source.model_dump(mode="json") for name, source in sets.items()}
-    for source in (*settings["sources"], settings["validation"], *further.values()):
-        for new in ("too_long", "grows_until") if isinstance(source, dict) else ():
-            if source[new] is None:  # as before there was this setting
-                del source[new]
-    return {**settings, "sets": further}
+    return {**settings, "sets": {name: source.model_dump(mode="json") for name, source in sets.items()}}
 
 
 def fingerprint(
@@ -242,18 +229,17 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
 
 
 def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
-    """How the keys of `content` are not those that this version writes, each in words."""
-    known = {entry.name: entry for entry in fields(kind) if entry.name not in UNSAVED}
-    needed = [name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING]
-    lacking = [f"it has no `{name}`" for name in needed if name not in content]
+    """In words, each key of `content` that this version does not write, and each that it would write."""
+    known = [entry.name for entry in fields(kind) if entry.name not in UNSAVED]
+    lacking = [f"it has no `{name}`" for name in known if name not in content]
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 
-def check_shards(prepared: Prepared, may_lack: int = 0) -> None:
-    """Every set's shards are there, of the right size and number; of the training set's `may_lack` may not. The tokenizer and
+def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
+    """Every set's shards are there, of the right size and number; of the training set's `max_missing` may not. The tokenizer and
     each index.json are those that were written. Raises BadShard."""
     for name, info in prepared.sets.items():
-        lacking = may_lack if name == "train" else 0
+        lacking = max_missing if name == "train" else 0
         shards = (
             read_index(prepared.directory / name, lacking)
             if prepared.remote is None
@@ -266,7 +252,7 @@ def check_shards(prepared: Prepared, may_lack: int = 0) -> None:
     if prepared.remote is None:
         check_small_files(prepared.directory, prepared.files)
     elif not prepared.remote.store.is_read_only:
-        prepared.remote.check_sizes({name: may_lack if name == "train" else 0 for name in prepared.sets})
+        prepared.remote.check_sizes({name: max_missing if name == "train" else 0 for name in prepared.sets})
 
 
 def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:

@@ -13,16 +13,16 @@ from typing import Any, Final, NamedTuple
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.prepare.manifest import corpus_hash, fingerprint, settings_of, stream_fingerprint
 from windlass.data.sources.config import DEFAULT_SPLIT
-from windlass.data.sources.fetch import Stream, fetch, is_remote
+from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
-from windlass.data.sources.scan import Source, SourceFile, scan, source_of
+from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, measure, select
+from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
-Report = Callable[[str], None]
 
 
 class PreparePlan(NamedTuple):
@@ -34,7 +34,7 @@ class PreparePlan(NamedTuple):
     """Of every source, by the name of what it is for."""
     loaded: list[Path]
     """The tokenizer's files, where it is given."""
-    report: Report
+    log: Callable[[str], None]
     arrived: dict[str, dict[str, str]]
     """Files and hashes that were taken of each source that grows, by the name of what it is for; filled as they are."""
 
@@ -73,13 +73,13 @@ class PreparePlan(NamedTuple):
         return {pin: commit for pin, commit in found.items() if commit is not None}
 
 
-def look(
-    config: DataConfig, sets: Mapping[str, SourceConfig], report: Report, commits: Mapping[str, str]
+def scan_sources(
+    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], commits: Mapping[str, str]
 ) -> PreparePlan:
     """Every source looked at. `commits`: those that datasets of the hub are to have. Raises UserError."""
-    files = {name: scan(source, report, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
+    files = {name: scan(source, log, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
-    return PreparePlan(config, sets, files, loaded, report, {})
+    return PreparePlan(config, sets, files, loaded, log, {})
 
 
 def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
@@ -99,13 +99,13 @@ def choose(
 ) -> tuple[dict[str, Selection], dict[str, list[Amount]]]:
     """The documents of every set, and how many. What is not local is fetched, or, of a growing set, comes as it is read; `tick`
     is called while it is waited for. Raises UserError."""
-    config, files, report = plan.config, plan.files, plan.report
+    config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
     if isinstance(config.validation, SourceConfig) and _lacks_split(config, files["validation"]):
         share = DEFAULT_SHARE
         given = f"{config.validation.label} has no split `{config.validation.split}`"
-        report(f"{given}: {share:g} of the training documents are held out for validation, by the hash of their text")
+        log(f"{given}: {share:g} of the training documents are held out for validation, by the hash of their text")
         del named["validation"]
     streamed = [n for n in named if n.startswith("sources.") and config.may_grow and any(map(is_remote, files[n]))]
     if streamed:
@@ -121,10 +121,10 @@ def choose(
         kept, patience = work / "fetched" / name, Patience(config.order.deadline_s, tick, taken.__setitem__)
         sources[name] = Source([], num_tokens=source.tokens, format=source.format, too_long=source.too_long)
         if name in streamed:
-            stream = Stream(source, files[name], kept, report, patience)
+            stream = Stream(source, files[name], kept, log, patience)
             sources[name] = sources[name]._replace(stream=stream.texts)
         else:
-            sources[name] = sources[name]._replace(files=fetch(source, files[name], kept, report, patience))
+            sources[name] = sources[name]._replace(files=fetch(source, files[name], kept, log, patience))
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
         sources["validation"] if share is None else share,
@@ -133,18 +133,18 @@ def choose(
         config.order.held_out_of,
     )
     if config.deduplicate:
-        report(f"deduplicate: {num_dropped} documents are left out, whose text came before")
+        log(f"deduplicate: {num_dropped} documents are left out, whose text came before")
     if config.order.held_out_of is not None:
         held_out = (
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
         )
-        report(f"{held_out}; those behind are trained on, but for copies of what is held out")
+        log(f"{held_out}; those behind are trained on, but for copies of what is held out")
     return selections, measure(selections, share, ["train"] if streamed else [])
 
 
 def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
     """Raises UserError where something needs all documents before the first is trained on."""
-    rule = f"data.order.first_epoch: arrival, and {source.label} comes as it is read"
+    rule = f"data.order.first_epoch: written, and {source.label} comes as it is read"
     if share is not None and config.order.held_out_of is None:
         change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
         raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)

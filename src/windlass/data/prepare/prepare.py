@@ -16,15 +16,15 @@ from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
     alone,
     check_apart,
-    check_place,
+    check_directory,
     has_leftovers,
     kept_work,
-    local_place,
+    local_directory,
+    refused_if_full,
     replaced,
-    told_if_full,
 )
 from windlass.data.prepare.manifest import Prepared, check_shards, find_prepared, load_prepared, open_prepared
-from windlass.data.prepare.plan import PreparePlan, Report, look
+from windlass.data.prepare.plan import PreparePlan, scan_sources
 from windlass.data.shards.journal import beating, open_journal
 from windlass.data.shards.remote import claim, publish
 from windlass.data.shards.store import Store, is_url
@@ -37,54 +37,54 @@ __all__ = ["Prepared", "open_prepared", "prepare"]
 def prepare(
     config: DataConfig,
     sets: Mapping[str, SourceConfig],
-    report: Report = print,
+    log: Callable[[str], None] = print,
     begun: str | None = None,
-    looked: Callable[[str], None] = lambda _fingerprint: None,
+    on_fingerprint: Callable[[str], None] = lambda _fingerprint: None,
 ) -> Prepared:
-    """The preparation of `config` with the further `sets`: found if unchanged, else made. `report` takes lines of text.
+    """The preparation of `config` and of the further `sets`: found if unchanged, else made. `log` is called with lines of text.
 
-    `begun`: the stream (Prepared.stream) that a run has begun to read. Another one is refused, and nothing is replaced. `looked`
-    is told the fingerprint, when all sources have been looked at.
-    Raises UserError for what is wrong with sources, tokenizer, split or directory; nothing half-made is left then.
+    `begun`: the stream (Prepared.stream) that a run has begun to read. A different one is refused and nothing is replaced.
+    `on_fingerprint(fp)` is called once all sources are scanned.
+    Raises UserError for what is wrong with sources, tokenizer, split or directory; then nothing half-made is left.
     """
-    directory = local_place(config)
+    directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
-    check_place(directory)
+    check_directory(directory)
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
     check_apart(directory, [path for source in named for path in source.paths])
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        plan = look(config, sets, report, _known_commits(config, sets))
+        plan = scan_sources(config, sets, log, _known_commits(config, sets))
         is_stale = _is_stale(plan, directory)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
         raise other_stream(place)
     if not is_stale:  # else only when the old one is gone, which has the same fingerprint
-        looked(wanted)
-    may_lack = config.max_bad_shards  # what a run may leave out is no reason to prepare all of it again
-    if _what_is_wrong(lambda: find_prepared(config), plan, may_lack) is None and not has_leftovers(directory):
+        on_fingerprint(wanted)
+    max_missing = config.max_bad_shards  # what a run may leave out is no reason to prepare all of it again
+    if _what_is_wrong(lambda: find_prepared(config), plan, max_missing) is None and not has_leftovers(directory):
         prepared = open_prepared(config, sets)
-        report(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
+        log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
-    with alone(directory, report):
-        wrong = _what_is_wrong(lambda: find_prepared(config), plan, may_lack)
+    with alone(directory, log):
+        wrong = _what_is_wrong(lambda: find_prepared(config), plan, max_missing)
         if wrong is not None:  # else another process has made it while this one waited
-            report(f"preparing {place}: {wrong}")
+            log(f"preparing {place}: {wrong}")
             if is_url(config.directory):
-                report(f"shards are written to {directory} first, and copied when all are whole")
+                log(f"shards are written to {directory} first, and copied when all are whole")
             store = Store(config.directory, config.cache.deadline_s) if config.cache is not None else None
             token = claim(store) if store is not None else b""
             if _what_is_wrong(lambda: load_prepared(directory), plan) is not None:  # else made, but not published
-                _make(plan, directory, lambda: looked(wanted))
+                _make(plan, directory, lambda: on_fingerprint(wanted))
             if store is not None:
-                publish(directory, store, token, report)
+                publish(directory, store, token, log)
                 shutil.rmtree(directory)
-    looked(wanted)
+    on_fingerprint(wanted)
     return open_prepared(config, sets)
 
 
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
     if plan.config.may_grow:
-        with told_if_full(directory, directory), kept_work(directory) as work:
+        with refused_if_full(directory, directory), kept_work(directory) as work:
             make_growing(plan, directory, open_parts(work, plan.fingerprint), begun)
         return
     with replaced(directory) as temporary, kept_work(directory) as work:
@@ -106,7 +106,7 @@ def _is_stale(plan: PreparePlan, directory: Path) -> bool:
     return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
 
 
-def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, may_lack: int = 0) -> str | None:
+def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
     """Why what `find` finds is not the preparation of this plan; None if it is, but for so many shards."""
     try:
         found = find()
@@ -117,7 +117,7 @@ def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, may_l
         changed = plan.what_changed(found.arrived)
         if changed is not None:
             return changed
-        check_shards(found, may_lack)
+        check_shards(found, max_missing)
     except BadShard as error:
         return error.given
     return None
@@ -130,7 +130,7 @@ def _known_commits(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict
         return {}
     try:
         found = find_prepared(config)
-        growing = open_journal(local_place(config)) if found is None else None
+        growing = open_journal(local_directory(config)) if found is None else None
     except (BadShard, UserError):  # which is said when it is prepared again
         return {}
     if growing is not None:

@@ -18,9 +18,9 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
-from windlass.data.sources.fetch import checked_limit
-from windlass.data.sources.scan import Source
+from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
+from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
@@ -30,7 +30,6 @@ from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
 BYTES_PER_ID = 8  # of a shard: an id and its label
-Report = Callable[[str], None]
 
 
 class Growing(NamedTuple):
@@ -47,7 +46,7 @@ def write_set(
     config: DataConfig,
     tokenizer: tuple[Path, int, np.ndarray, bool],
     parts: Path,
-    report: Report,
+    log: Callable[[str], None],
     growing: Growing | None = None,
 ) -> SetInfo:
     """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
@@ -56,7 +55,7 @@ def write_set(
     T = config.sequence_length
     is_mixed = config.weights is not None and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
-    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), report)
+    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), log)
     # somebody may wait for a shard of a set that grows: nothing larger is encoded at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
@@ -118,14 +117,34 @@ def _encode(
     return encode(texts, amount.bytes, tokenizer, os.cpu_count() or 1, is_fast, at_once)
 
 
+def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
+    """`parts`, unchanged. Raises UserError where they end before the source's limit in tokens because fetching stopped."""
+    num_tokens = 0
+    for part in parts:
+        num_tokens += len(part.ids)
+        yield part
+    fetched = fetched_bytes(source.files)
+    if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
+        raise UserError(
+            f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
+            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
+            "give the limit as `documents` or `rows`",
+        )
+
+
 class _Counted:
     """Counts documents, tokens, and the bytes they stand for, as they pass; tells how far the set is every ten seconds."""
 
     def __init__(
-        self, name: str, selection: Selection, num_bytes: int, known: tuple[np.ndarray, int, int], report: Report
+        self,
+        name: str,
+        selection: Selection,
+        num_bytes: int,
+        known: tuple[np.ndarray, int, int],
+        log: Callable[[str], None],
     ):
         """known: bytes per token [V], EOS id, targets per sequence."""
-        self._name, self._num_bytes, self._report = name, num_bytes, report
+        self._name, self._num_bytes, self._log = name, num_bytes, log
         self._bytes_V, self._eos_id, self._length = known
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
@@ -134,7 +153,7 @@ class _Counted:
 
     def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
         """The ids of one source: of pairs those that fit, and no more than its limit in tokens."""
-        whole = checked_limit(source, parts)
+        whole = _check_limit(source, parts)
         fitting = Fitting(self._eos_id, self._length, source.too_long)
         fit = fitting.through(whole, self._name) if source.format == "preference" else whole
         for part in limited(fit, self._eos_id, source.num_tokens):
@@ -151,7 +170,7 @@ class _Counted:
                 left = f", {left} left"
                 if self._num_bytes >= UNKNOWN_BYTES:
                     done, left = format_bytes(self.text_bytes), ""
-                self._report(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
+                self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
         self.left_out += fitting.num_dropped
 
@@ -175,19 +194,19 @@ class _Counted:
         took = format_duration(time.monotonic() - self._start_s)
         amount = f"{info.documents} documents, {format_bytes(info.bytes)}, {format_count(info.tokens)} tokens"
         fill = 100 * info.tokens / (info.samples * num_targets)
-        self._report(
+        self._log(
             f"{self._name}: {amount}, {info.samples} samples ({fill:.2f} % full, {info.padding} positions are empty), {took}"
         )
         if info.left_out:
-            self._report(
+            self._log(
                 f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
             )
         if self.is_masked:
             learned = (
                 "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"
             )
-            self._report(f"{self._name}: {learned}: there are no bits per byte")
+            self._log(f"{self._name}: {learned}: there are no bits per byte")
         elif not info.bytes_add_up:
             difference = self.bytes - info.bytes
             rewrites = f"this tokenizer rewrites text (its tokens stand for {difference:+d} bytes)"
-            self._report(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")
+            self._log(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")

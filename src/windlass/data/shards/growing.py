@@ -19,7 +19,7 @@ from typing import Final
 from windlass.data.shards.index import Shard
 from windlass.data.shards.journal import Journal, open_journal, read_beat
 from windlass.data.shards.mds import Folder
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 from windlass.units import format_duration
 
 POLL_S: Final = 0.2
@@ -81,10 +81,10 @@ class GrowingFolder(Folder):
     def _failed(self, failure: UserError) -> UserError:
         given = f"the preparation of {self.directory.parent} failed behind shard {len(self.shards)}: {failure.given}"
         change = f"{failure.change}; then start this run again: both go on where they were"
-        return UserError(given, failure.rule, change)
+        return (Unavailable if failure.retry else UserError)(given, failure.rule, change)
 
     def _silent(self, waited_s: float) -> UserError:
-        return UserError(
+        return Unavailable(
             f"{self.directory.parent} holds {len(self.shards)} shards of an unfinished preparation, which gave no sign of life "
             f"for {format_duration(waited_s)}",
             f"a preparation that is being read works on; data.order.deadline_s={self._deadline_s:g}",

@@ -27,10 +27,11 @@ from typing import Any, Final, TypeVar
 
 import xxhash
 
+from windlass.data.files import write_durably
 from windlass.data.packing import most_documents
 from windlass.data.shards.index import Shard, parse_index
-from windlass.data.shards.mds import Writer, write_durably
-from windlass.errors import BadShard, UserError
+from windlass.data.shards.mds import Writer
+from windlass.errors import BadShard, Unavailable, UserError
 
 JOURNAL_NAME: Final = "growing.jsonl"
 BEAT_NAME: Final = "growing.beat"
@@ -177,7 +178,7 @@ def tell_failure(directory: Path, error: UserError) -> None:
     """Why no more shards will come, for those who wait for some; nothing where there is nothing to wait for."""
     journal = open_journal(directory)
     if journal is not None and journal.end is None:
-        _replace(directory / BEAT_NAME, {"failed": [error.given, error.rule, error.change]})
+        _replace(directory / BEAT_NAME, {"failed": [error.given, error.rule, error.change], "retry": error.retry})
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
@@ -190,10 +191,12 @@ def read_beat(directory: Path) -> tuple[str, UserError | None]:
     """(what changes while the preparation works, why it has failed)."""
     try:
         text = (directory / BEAT_NAME).read_text()
-        failed = json.loads(text).get("failed")
+        beat = json.loads(text)
     except (OSError, ValueError):  # there is none yet, or a network's file system shows it between two states
         return "", None
-    return text, UserError(*failed) if failed else None
+    if "failed" not in beat:
+        return text, None
+    return text, (Unavailable if beat["retry"] else UserError)(*beat["failed"])
 
 
 class JournaledWriter(Writer):

@@ -14,7 +14,6 @@ read as data. Where shards come from is the reader's `ShardSource`.
 
 import json
 import mmap
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from windlass.data.files import write_durably
 from windlass.data.shards.index import (
     COLUMNS,
     ENCODING,
@@ -44,26 +44,6 @@ def _layout(num_ids: int) -> tuple[bytes, bytes]:
     head = bytes([1 << 2 | width]) + num_ids.to_bytes(1 << width, "little")
     sizes = np.full(len(COLUMNS), len(head) + 4 * num_ids, "<u4").tobytes()
     return sizes + head, head
-
-
-def write_durably(path: Path, *chunks: bytes | memoryview) -> None:
-    """The file exists whole under its name, or not at all, whatever kills the machine."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Writer:

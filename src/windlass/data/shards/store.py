@@ -13,7 +13,6 @@ password, query.
 
 import contextlib
 import errno
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,7 +20,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windlass.errors import UserError
+from windlass.data.files import EXTRAS, shown
+from windlass.errors import Unavailable, UserError
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
 Result = TypeVar("Result")
@@ -32,17 +32,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"retries": {"max_attempts": 0}}, "default_block_size": 32 << 20},
     "file": {"auto_mkdir": True},
 }
-EXTRAS = {"s3": "s3", "s3a": "s3"}  # what else is missing, fsspec names
 DENIED = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError")
 
 
 def is_url(place: str) -> bool:
     return "://" in place
-
-
-def shown(text: str) -> str:
-    """Text with what may be secret in its URLs left out: user and password, and the query."""
-    return re.sub(r"\?[^\s'\"<>]*", "?...", re.sub(r"://[^/@\s]*@", "://", text))
 
 
 class Store:
@@ -143,7 +137,7 @@ class Store:
                 break
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
-        raise UserError(
+        raise Unavailable(
             f"{where} failed for {self.deadline_s:g} s (data.cache.deadline_s); last: {last}",
             "a store answers within the deadline, all attempts together",
             "see that the store runs and is reached from this host; raise data.cache.deadline_s for a slow one",

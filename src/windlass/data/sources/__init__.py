@@ -1,13 +1,14 @@
 """Where text comes from: files, URLs, the Hugging Face hub, and directories that are still being filled.
 
 config            one source in a recipe
-scan              a recipe's source -> its files and rows
-fetch             copies what is not on this host, once
-growing           a directory that is still being filled, file by file
+scan              a recipe's source -> its files
+source_files      what is known of a file, and the documents in files on this host
+urls              files at URLs, and what is wrong where their file system fails
 hub               rows of a Hugging Face dataset, from the hub or a local copy
-urls              errors of a URL's file system, put in words
-formats           file formats: bytes in, rows out
-kinds             whether the files of a source fit its settings
+growing           a directory that is still being filled, file by file
+formats           file formats: bytes in, rows out; which files a source may hold
 chat_rows         rows that hold a conversation
+preference_rows   rows that hold two answers to one prompt
+fetch             copies what is not on this host, once
 select            which documents a set keeps, without duplicates where asked
 """

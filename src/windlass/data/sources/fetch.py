@@ -4,154 +4,46 @@
 64 MiB of text beside the preparation, which are removed at its end: about a third of the text's size on disk. A chunk is
 written whole or not at all; a fetch that was killed goes on behind the last whole chunk, since a source that cannot change
 has the same rows at the same places.
-
-A file at a URL is known by its size and by the mark that its store gives it (ETag, or what fsspec makes of version and
-time); both are asked again when it is opened and when it has been read.
 """
 
 import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import xxhash
 
-from windlass.data.shards.mds import write_durably
-from windlass.data.shards.store import shown
+from windlass.data.files import write_durably
 from windlass.data.sources.config import SourceConfig
-from windlass.data.sources.formats import read_rows
-from windlass.data.sources.growing import Patience, arriving_rows
-from windlass.data.sources.scan import Source, SourceFile, all_rows, check_unchanged
-from windlass.data.sources.urls import is_of_a_library, refused_url
-from windlass.data.tokenize.resume import FinishedPart
-from windlass.errors import AbsentSource, UserError
+from windlass.data.sources.growing import Patience, growing_rows
+from windlass.data.sources.hub import hub_rows
+from windlass.data.sources.source_files import SourceFile, all_rows
+from windlass.data.sources.urls import url_rows
+from windlass.errors import UserError
 from windlass.units import MIB, format_bytes, format_duration
 
 CHUNK_BYTES: Final = 64 * MIB
 BYTES_PER_TOKEN: Final = 8  # fetched for a limit in tokens; more than text has (the demo's Python: 3.1)
 REPORT_EVERY_S: Final = 10.0
-MARKS: Final = (
-    "ETag",
-    "etag",
-    "versionId",
-    "generation",
-    "md5Hash",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "created",
-    "Last-Modified",  # these three: of HTTP, by the names of its headers, as fsspec keeps them
-    "Content-MD5",
-    "Digest",
-)
 CHUNK_NAME: Final = re.compile(r"\d+-\d+-\d+-(\d+)\.jsonl\.zst")
-Report = Callable[[str], None]
-
-
-def is_remote(file: SourceFile) -> bool:
-    return isinstance(file.path, str)
-
-
-def scan_url(pattern: str, text_key: str, report: Report) -> list[SourceFile]:
-    """The files at a URL (a file, a directory, a glob), with size and mark. Raises UserError."""
-    files, root = _attempt(pattern, lambda: _find(pattern), is_first_look=True)
-    if not files:
-        rule = "a source needs at least one file"
-        raise AbsentSource(f"`path: {shown(pattern)}` matches no file", rule, "mend the URL")
-    prefix = pattern.partition("://")[0]
-    found = []
-    for path, info in sorted(files.items()):
-        url = path if "://" in path else f"{prefix}://{path.lstrip('/') if prefix != 'file' else path}"
-        name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
-        found.append(SourceFile(url, name, int(info.get("size") or 0), _mark(info), text_key))
-    unmarked = [file for file, path in zip(found, sorted(files)) if not _marks(files[path])]
-    if unmarked:
-        first, more = shown(str(unmarked[0].path)), f" and {len(unmarked) - 1} more" if len(unmarked) > 1 else ""
-        known = "has no ETag and no time of change there, and is known by its size alone"
-        report(f"{first}{more} {known}: delete the preparation when it changes at the same size")
-    return found
-
-
-def _find(pattern: str) -> tuple[dict[str, Any], str]:
-    import fsspec
-
-    system, path = fsspec.url_to_fs(pattern, skip_instance_cache=True, use_listings_cache=False)
-    found, root = _listed(system, path)
-    # a listing may say less than the file itself is asked for when it is read, as that of a web server
-    return {name: info if _marks(info) else system.info(name) for name, info in found.items()}, root
-
-
-def _listed(system: Any, path: str) -> tuple[dict[str, Any], str]:
-    if any(letter in path for letter in "*["):
-        found = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
-        root = path.partition("*")[0].rpartition("/")[0]
-        if not found:
-            system.ls(root)  # a glob passes over a folder that cannot be listed; this says why
-        fixed = re.split(r"[*\[]", path)[0].rpartition("/")[0]
-        return (found if "/." in path.removeprefix(fixed) else _not_hidden(found, fixed)), root
-    info = system.info(path)
-    if info["type"] == "file":
-        return {path: info}, path.rpartition("/")[0]
-    return _not_hidden(system.find(path, detail=True), path), path
-
-
-def _not_hidden(found: dict[str, Any], root: str) -> dict[str, Any]:
-    """Without hidden files, and those in hidden folders below `root`."""
-    return {name: info for name, info in found.items() if "/." not in "/" + name.removeprefix(root)}
-
-
-def _mark(info: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps([info.get("size"), _marks(info)]).encode())
-
-
-def _marks(info: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(key, str(info[key])) for key in MARKS if info.get(key) is not None]
-
-
-def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False) -> Any:
-    """operation(), with what a file system or its store raises as a UserError that keeps what a URL may hold secret; an
-    AbsentSource at the first look alone: what was there is known to differ from what was prepared."""
-    try:
-        return operation()
-    except UserError:
-        raise
-    except Exception as error:  # each library has its own
-        if not is_of_a_library(error):
-            raise
-        refused = refused_url(url, error)
-        raise refused if is_first_look else UserError(*refused.args) from None
-
-
-def _url_rows(files: list[SourceFile]) -> Iterator[str]:
-    import fsspec
-
-    for file in files:
-        if not is_remote(file):
-            yield from all_rows([file])
-            continue
-        url = str(file.path)
-        system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
-        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
-        with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
-            rows = read_rows(stream, shown(url), file.text_key)
-            while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
-                yield row
-        system.invalidate_cache()
-        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
 
 
 def fetch(
-    config: SourceConfig, files: list[SourceFile], directory: Path, report: Report, patience: Patience | None = None
+    config: SourceConfig,
+    files: list[SourceFile],
+    directory: Path,
+    log: Callable[[str], None],
+    patience: Patience | None = None,
 ) -> list[SourceFile]:
     """The wanted rows of a source that is not local, as local files in `directory`; `rows` and `documents` are applied. What
     an earlier, killed fetch of the very same source left there is taken over. `patience`: with a source that grows. Raises
     UserError."""
     most_bytes = math.inf if config.tokens is None else config.tokens * BYTES_PER_TOKEN
-    stream = Stream(config, files, directory, report, patience, most_bytes)
+    stream = Stream(config, files, directory, log, patience, most_bytes)
     while stream.advance() is not None:
         pass
     return stream.files()
@@ -165,19 +57,19 @@ class Stream:
         config: SourceConfig,
         files: list[SourceFile],
         directory: Path,
-        report: Report,
+        log: Callable[[str], None],
         patience: Patience | None = None,
         most_bytes: float = math.inf,
     ):
-        self._config, self._report, self._most_bytes = config, report, most_bytes
+        self._config, self._log, self._most_bytes = config, log, most_bytes
         self._chunks = _Chunks(directory)
         if self._chunks.rows:
-            report(f"{config.label}: {self._chunks.rows} rows were fetched before; going on behind them")
+            log(f"{config.label}: {self._chunks.rows} rows were fetched before; going on behind them")
         first, end = config.slice
         if config.grows_until is None:
             self._rows = _rows_of(config, files, first + self._chunks.rows, end)
         else:
-            rows = islice(arriving_rows(config, patience or Patience()), first, end)
+            rows = islice(growing_rows(config, patience or Patience()), first, end)
             self._rows = _behind(self._chunks.kept(), rows, config.label)
         self._most_texts = math.inf if config.documents is None else config.documents
         self._begun_bytes, self._is_whole = self._chunks.bytes, False
@@ -200,7 +92,7 @@ class Stream:
             self._told_s = now_s
             rate = (chunks.bytes - self._begun_bytes) / max(1e-3, now_s - self._start_s)
             took = f"{format_bytes(rate)}/s, {format_duration(now_s - self._start_s)}"
-            self._report(f"{self._config.label}: fetched {chunks.rows} rows, {format_bytes(chunks.bytes)}, {took}")
+            self._log(f"{self._config.label}: fetched {chunks.rows} rows, {format_bytes(chunks.bytes)}, {took}")
         return text
 
     def texts(self) -> Iterator[str]:
@@ -260,28 +152,16 @@ class _Chunks:
         ]
 
 
-def checked_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
-    """The parts of a source. Raises UserError where they end before its limit in tokens because no more text was fetched."""
-    num_tokens = 0
-    for part in parts:
-        num_tokens += len(part.ids)
-        yield part
-    names = [CHUNK_NAME.fullmatch(file.name) for file in source.files]
-    fetched = sum(int(name[1]) for name in names if name)
-    if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
-        raise UserError(
-            f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
-            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
-            "give the limit as `documents` or `rows`",
-        )
+def fetched_bytes(files: list[SourceFile]) -> int:
+    """Bytes of text in the chunks among `files`; 0 where nothing was fetched."""
+    names = [CHUNK_NAME.fullmatch(file.name) for file in files]
+    return sum(int(name[1]) for name in names if name)
 
 
 def _rows_of(config: SourceConfig, files: list[SourceFile], first: int, end: int | None) -> Iterator[str]:
     if config.hub is not None:
-        from windlass.data.sources.hub import hub_rows
-
         return hub_rows(config, files[0], first, end)
-    return islice(_url_rows(files), first, None if end is None else max(first, end))
+    return islice(url_rows(files), first, None if end is None else max(first, end))
 
 
 def _behind(kept: Iterator[str], rows: Iterator[str], label: str) -> Iterator[str]:

@@ -4,8 +4,8 @@
     *.parquet            a row is a row: the column `text` (or another), read row group by row group
     everything else      the file is one row: plain text
 
-Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (`messages.conversation_of`,
-`pairs.pair_of`).
+Where rows hold conversations or pairs (the keys CONVERSATION and PAIR) the text is those as JSON (chat_rows.conversation_of,
+preference_rows.pair_of).
 
 Each but Parquet may be compressed, as `.gz` or `.zst` behind the name says. Memory: a line, a batch of 256 rows of
 Parquet beside its pages, or a whole plain file. A text is exact: its UTF-8 bytes are what the file holds.
@@ -21,16 +21,20 @@ import io
 import json
 import traceback
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
 from typing import IO, Any, Final, Literal, cast
 
+from windlass.data.files import shown
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
-from windlass.data.tokenize.preferences import PAIR_COLUMNS, pair_of
+from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
 from windlass.errors import UserError, nearest
 
 Kind = Literal["text", "jsonl", "parquet"]
 COMPRESSED: Final = (".gz", ".zst")
+FEW: Final = 3  # files that a message names
 ROWS_AT_ONCE: Final = 256  # of Parquet
 OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
 COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
@@ -134,6 +138,35 @@ def damaged(where: str, error: Exception) -> UserError:
     rule = "a file whose name ends in .gz or .zst is compressed so, and whole"
     return UserError(
         f"{where} cannot be unpacked as {format_name}: {error}", rule, "bring the file again, or rename it"
+    )
+
+
+def few(names: Iterable[str]) -> str:
+    """The first names, for messages."""
+    first = list(islice(names, FEW + 1))
+    return ", ".join(first[:FEW]) + (", ..." if len(first) > FEW else "")
+
+
+def of_rows(paths: list[str], num_all: int) -> UserError:
+    """Files that hold rows, of all that the source has, would be read as one text each."""
+    first = few(map(shown, paths))
+    among = f"{len(paths)} of {num_all} files ({first})" if num_all > 1 else first
+    rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
+    change = "write the rows as JSON lines, one object each, into a .jsonl file, or as Parquet"
+    if len(paths) < num_all:
+        change += (
+            "; to leave these files out, name the others by a glob (**/*.txt); to take one whole, name it in `path`"
+        )
+    does = "would be read as one text, and its name says that it holds rows"
+    does = does if len(paths) == 1 else "would be read as one text each, and their names say that they hold rows"
+    return UserError(f"{among} {does}", rule, change)
+
+
+def binary_file(path: Path) -> UserError:
+    """A file that is named outright, or by its name holds rows as text, and holds no text."""
+    rule = "a source is text in UTF-8, .jsonl (both also as .gz or .zst), or .parquet"
+    return UserError(
+        f"{path} is a binary file (it holds NUL bytes)", rule, "bring it again, unpack it, or convert it to UTF-8"
     )
 
 

@@ -20,7 +20,7 @@ import xxhash
 
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.formats import kind_of
-from windlass.data.sources.scan import SourceFile, all_rows, file_at, names_below
+from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
 from windlass.errors import UserError
 from windlass.units import format_duration
 
@@ -36,7 +36,7 @@ class Patience(NamedTuple):
     take: Callable[[str, str], None] = lambda _name, _hash: None
 
 
-def scan_arriving(config: SourceConfig) -> SourceFile:
+def scan_growing(config: SourceConfig) -> SourceFile:
     """The directory as one file, known by its name. Raises UserError."""
     directory, text_key = _directory(config), config.text_key
     if not directory.is_dir():
@@ -53,7 +53,7 @@ def scan_arriving(config: SourceConfig) -> SourceFile:
     return SourceFile(str(directory), directory.name, 0, identity, text_key)
 
 
-def arriving_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
+def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
     """Every row, empty ones too, in the order of the files' names. Waits for files. Raises UserError."""
     directory = _directory(config)
     assert config.grows_until is not None

@@ -18,16 +18,15 @@ import xxhash
 
 from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
 from windlass.data.sources.formats import text_of
-from windlass.data.sources.scan import READ_BYTES, SourceFile
+from windlass.data.sources.source_files import READ_BYTES, SourceFile
 from windlass.errors import AbsentSource, UserError, nearest
 from windlass.hub.client import NAME, refused_dataset, resolve_dataset
 
 MARKERS: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
-Report = Callable[[str], None]
 RULE: Final = "`hub` is a dataset of the hub (org/name), or a local directory that `datasets` can load"
 
 
-def scan_hub(config: SourceConfig, report: Report, known: str | None) -> SourceFile:
+def scan_hub(config: SourceConfig, log: Callable[[str], None], known: str | None) -> SourceFile:
     """The dataset as one file, known by its commit (`known`, where it is given) or by the hash of its directory. Its `path`
     is the name, with the commit behind it. Raises UserError."""
     assert config.hub is not None
@@ -40,8 +39,8 @@ def scan_hub(config: SourceConfig, report: Report, known: str | None) -> SourceF
     if not NAME.fullmatch(config.hub):
         raise AbsentSource(f"`hub: {config.hub}` is neither a directory here nor a name", RULE, "give org/name")
     if known is not None:
-        report(f"{config.hub}: {config.revision or 'main'} was {known[:12]} when it was prepared: kept")
-    commit = known or resolve_dataset(config.hub, config.revision, report)
+        log(f"{config.hub}: {config.revision or 'main'} was {known[:12]} when it was prepared: kept")
+    commit = known or resolve_dataset(config.hub, config.revision, log)
     identity = xxhash.xxh3_128_hexdigest(json.dumps([config.hub, commit, what]).encode())
     return SourceFile(f"{config.hub}@{commit}", f"{config.hub}/{what}", 0, identity, text_key)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from windlass.data.sources.scan import Source
+from windlass.data.sources.source_files import Source
 from windlass.errors import UserError
 
 HASHES = 1 << 64

@@ -1,4 +1,7 @@
-"""What a URL's file system raised -> what is wrong: nothing is there, no network, no package, refused, or not answering.
+"""Files at URLs: which there are, their rows, and what is wrong where a file system fails.
+
+A file is known by its size and by the mark that its store gives it (ETag, or what fsspec makes of version and time); both are
+asked again when it is opened and when it has been read.
 
 fsspec says FileNotFoundError for every failure of an http server, and keeps what happened as its cause. The difference counts:
 where a source is truly not here, or this host has no network, a run may take what was prepared of it before (`AbsentSource`,
@@ -6,17 +9,128 @@ see training/preflight); a server that refuses or fails, or a package that is mi
 """
 
 import errno
+import json
+import re
 import socket
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from windlass.data.shards.store import EXTRAS, shown
-from windlass.errors import AbsentSource, UserError
+import xxhash
+
+from windlass.data.files import EXTRAS, shown
+from windlass.data.sources.formats import read_rows
+from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
+from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"
 NO_NETWORK: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 GONE: Final = (404, 410)
 DENIED: Final = (401, 403)
+BUSY: Final = (408, 425, 429)  # of statuses below 500, those that ask for another attempt
+MARKS: Final = (
+    "ETag",
+    "etag",
+    "versionId",
+    "generation",
+    "md5Hash",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+    "Last-Modified",  # these three: of HTTP, by the names of its headers, as fsspec keeps them
+    "Content-MD5",
+    "Digest",
+)
+
+
+def scan_url(pattern: str, text_key: str, log: Callable[[str], None]) -> list[SourceFile]:
+    """The files at a URL (a file, a directory, a glob), with size and mark. Raises UserError."""
+    files, root = _attempt(pattern, lambda: _find(pattern), is_first_look=True)
+    if not files:
+        rule = "a source needs at least one file"
+        raise AbsentSource(f"`path: {shown(pattern)}` matches no file", rule, "mend the URL")
+    prefix = pattern.partition("://")[0]
+    found = []
+    for path, info in sorted(files.items()):
+        url = path if "://" in path else f"{prefix}://{path.lstrip('/') if prefix != 'file' else path}"
+        name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+        found.append(SourceFile(url, name, int(info.get("size") or 0), _mark(info), text_key))
+    unmarked = [file for file, path in zip(found, sorted(files)) if not _marks(files[path])]
+    if unmarked:
+        first, more = shown(str(unmarked[0].path)), f" and {len(unmarked) - 1} more" if len(unmarked) > 1 else ""
+        known = "has no ETag and no time of change there, and is known by its size alone"
+        log(f"{first}{more} {known}: delete the preparation when it changes at the same size")
+    return found
+
+
+def _find(pattern: str) -> tuple[dict[str, Any], str]:
+    import fsspec
+
+    system, path = fsspec.url_to_fs(pattern, skip_instance_cache=True, use_listings_cache=False)
+    found, root = _listed(system, path)
+    # a listing may say less than the file itself is asked for when it is read, as that of a web server
+    return {name: info if _marks(info) else system.info(name) for name, info in found.items()}, root
+
+
+def _listed(system: Any, path: str) -> tuple[dict[str, Any], str]:
+    if any(letter in path for letter in "*["):
+        found = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
+        root = path.partition("*")[0].rpartition("/")[0]
+        if not found:
+            system.ls(root)  # a glob passes over a folder that cannot be listed; this says why
+        fixed = re.split(r"[*\[]", path)[0].rpartition("/")[0]
+        return (found if "/." in path.removeprefix(fixed) else _not_hidden(found, fixed)), root
+    info = system.info(path)
+    if info["type"] == "file":
+        return {path: info}, path.rpartition("/")[0]
+    return _not_hidden(system.find(path, detail=True), path), path
+
+
+def _not_hidden(found: dict[str, Any], root: str) -> dict[str, Any]:
+    """Without hidden files, and those in hidden folders below `root`."""
+    return {name: info for name, info in found.items() if "/." not in "/" + name.removeprefix(root)}
+
+
+def _mark(info: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps([info.get("size"), _marks(info)]).encode())
+
+
+def _marks(info: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(key, str(info[key])) for key in MARKS if info.get(key) is not None]
+
+
+def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False) -> Any:
+    """operation(), with what a file system or its store raises as a UserError that keeps what a URL may hold secret; an
+    AbsentSource at the first look alone: what was there is known to differ from what was prepared."""
+    try:
+        return operation()
+    except UserError:
+        raise
+    except Exception as error:  # each library has its own
+        if not is_of_a_library(error):
+            raise
+        refused = refused_url(url, error)
+        if isinstance(refused, AbsentSource) and not is_first_look:
+            refused = (Unavailable if refused.retry else UserError)(*refused.args)
+        raise refused from None
+
+
+def url_rows(files: list[SourceFile]) -> Iterator[str]:
+    import fsspec
+
+    for file in files:
+        if not is_remote(file):
+            yield from all_rows([file])
+            continue
+        url = str(file.path)
+        system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
+        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
+        with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
+            rows = read_rows(stream, shown(url), file.text_key)
+            while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
+                yield row
+        system.invalidate_cache()
+        check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
 
 
 def is_of_a_library(error: Exception) -> bool:
@@ -42,11 +156,13 @@ def refused_url(url: str, error: Exception) -> UserError:
         )
     if status is not None:
         change = "see what the server says of it, and try again"
-        return UserError(f"{where} is answered with status {status}", "a source's server gives its files", change)
+        kind = Unavailable if status >= 500 or status in BUSY else UserError
+        return kind(f"{where} is answered with status {status}", "a source's server gives its files", change)
     if any(_is_no_network(cause) for cause in causes):
         change = "check the host's name and the network; or copy what was prepared elsewhere to this host"
-        return AbsentSource(f"{where} cannot be reached from this host: {_said(causes)}", RULE, change)
-    return UserError(f"{where}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
+        return UnreachableSource(f"{where} cannot be reached from this host: {_said(causes)}", RULE, change)
+    kind = Unavailable if any(_is_outage(cause) for cause in causes) else UserError
+    return kind(f"{where}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -68,6 +184,15 @@ def _is_no_network(cause: BaseException) -> bool:
     if isinstance(cause, socket.gaierror | aiohttp.ConnectionTimeoutError):  # no name service, or a wall that swallows
         return True
     return isinstance(cause, OSError) and cause.errno in NO_NETWORK
+
+
+def _is_outage(cause: BaseException) -> bool:
+    """No answer, or half of one: another attempt may get it."""
+    import aiohttp
+
+    return isinstance(
+        cause, ConnectionError | TimeoutError | aiohttp.ClientConnectionError | aiohttp.ClientPayloadError
+    )
 
 
 def _said(causes: list[BaseException]) -> str:

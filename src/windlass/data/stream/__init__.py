@@ -1,12 +1,14 @@
 """Shards -> batches, in an order that is a function of (seed, samples consumed).
 
-config          the recipe's `data.order`
-order           which sample stands at which position of the endless stream
-batch_source    what the loop reads from, whoever makes it
-mixture         several sources in fixed shares
-loader          global batches of the stream, read ahead by one thread
-skip            damaged shards that a run leaves out, agreed on by all ranks
-arrival         a first epoch in the order in which shards were written
-ledger          from a run's events to the samples that it consumed
-evaluation_set  the same first samples of a set in every layout, with their exact bytes
+open_stream      the door: prepared data and a recipe -> BatchSource, with the features that the recipe asks for
+batch_source     BatchSource, what the loop reads from
+config           the recipe's `data.order`
+order            which sample has which position of the endless stream
+mixture          an order of several sources in fixed shares
+loader           global batches of an order, cut for this rank, read ahead by one thread
+collate          samples -> tensors; isolated documents; keys for dropout
+growing_stream   an order whose shards may still be written, and the source that logs and checkpoints it
+skipping_stream  shards that cannot be read, left out by agreement of all ranks
+ledger           from a run's events to the samples that it consumed
+evaluation_set   the same first samples of a set in every layout, with their exact bytes
 """

@@ -12,23 +12,23 @@ DEADLINE_S: Final = 300.0
 class OrderConfig(Settings):
     """The order of the first epoch, and training that begins before all is prepared. Later epochs are shuffled always."""
 
-    first_epoch: Literal["shuffled", "arrival"] = "shuffled"
-    """shuffled: shards are shuffled, so all are prepared first. arrival: shards in the order they are written, samples permuted
+    first_epoch: Literal["shuffled", "written"] = "shuffled"
+    """shuffled: shards are shuffled, so all are prepared first. written: shards in the order they are written, samples permuted
     inside windows of `shuffle_window` of them. `train` then begins when the other sets and the first window are there; what it
     reads is what a finished preparation gives under the same setting."""
     held_out_of: int | None = Field(default=None, ge=1)
-    """With arrival and a share for `validation`: the share is of the first so many documents of each source. Documents behind
+    """With `written` and a share for `validation`: the share is of the first so many documents of each source. Documents behind
     them are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""
     deadline_s: float = Field(default=DEADLINE_S, ge=1.0, le=86400.0)
-    """With arrival: longest silence in seconds of a preparation that is waited for, and of a source that still grows; then the
+    """With `written`: longest silence in seconds of a preparation that is waited for, and of a source that still grows; then the
     run ends with an error. May change on resume."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.first_epoch != "arrival":
+        if self.first_epoch != "written":
             given = [f"`held_out_of: {self.held_out_of}`"] if self.held_out_of is not None else []
             given += [f"`deadline_s: {self.deadline_s:g}`"] if self.deadline_s != DEADLINE_S else []
             if given:
                 rule = "is for training that begins before all is prepared"
-                raise ValueError(f"{given[0]} {rule}: set `first_epoch: arrival`, or leave it out")
+                raise ValueError(f"{given[0]} {rule}: set `first_epoch: written`, or leave it out")
         return self

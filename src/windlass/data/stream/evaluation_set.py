@@ -18,7 +18,8 @@ import torch
 
 from windlass.data.packing import NOT_COUNTED, Borders
 from windlass.data.shards.mds import Reader, ShardSource
-from windlass.data.stream.loader import Batch, collate
+from windlass.data.stream.batch_source import Batch
+from windlass.data.stream.collate import collate
 from windlass.errors import UserError
 
 ROWS_AT_ONCE: Final = 256  # while targets are counted

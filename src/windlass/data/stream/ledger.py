@@ -7,8 +7,8 @@ place where it begins, and how many samples a step takes. Lines that a resume ma
 list of spans of the stream, and a span expands to (shard, row), if the shards at hand have the fingerprint: theirs are the
 hashes of all bytes.
 
-What was left out (`skip`) is in the events too: which shard from which place on, and global batches that were passed over
-whole. So a place of a span is consumed or lost, and both are proved.
+What was left out (`skipping_stream`) is in the events too: which shard from which place on, and global batches that were
+passed over whole. So a place of a span is consumed or lost, and both are proved.
 
 The last span ends at the last line written. A process killed between two lines has done at most `report.every_steps`
 steps more, which no checkpoint can have missed: a resumed run's next entry says where it really was.
@@ -22,7 +22,7 @@ import numpy as np
 import xxhash
 
 from windlass.data.shards.index import Shard
-from windlass.data.stream.mixture import Mixture, Shares
+from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
 
@@ -43,10 +43,10 @@ class Span(NamedTuple):
     weights: tuple[float, ...] = ()
     left_out: tuple[tuple[int, int], ...] = ()
     """(shard, place): from that place on its samples counted for nothing."""
-    arrival: bool = False
-    """Whether the first epoch is the order of arrival."""
+    written: bool = False
+    """Whether the first epoch is in written order."""
     num_shards: int | None = None
-    """By arrival, where `shards` is the `chain` of the first so many shards."""
+    """In written order: `shards` is the `chain` of the first `num_shards`."""
     is_complete: bool = True
     """Whether these are all that there are."""
 
@@ -62,34 +62,6 @@ def chain(shards: Iterable[Shard], before: str = "") -> str:
     for shard in shards:
         before = xxhash.xxh3_128_hexdigest(before.encode() + fingerprint([shard]).encode())
     return before
-
-
-def entry(
-    shards: Iterable[Shard],
-    *,
-    seed: int,
-    shuffle_window: int,
-    consumed: int,
-    samples_per_step: int,
-    shares: Shares | None = None,
-    skipped: Sequence[Sequence[int]] = (),
-    arrival: bool = False,
-    known: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What a start or resume writes under `data`. `known`: shards that may become more (`Loader.new_shards`)."""
-    sources = [] if shares is None else np.bincount(shares.shard_sources).tolist()
-    mixture = {} if shares is None else {"source_shards": sources, "weights": list(shares.weights)}
-    return {
-        **mixture,
-        **({"left_out": [list(item) for item in skipped]} if skipped else {}),
-        **({"shards": fingerprint(shards)} if known is None else {}),
-        "seed": seed,
-        "shuffle_window": shuffle_window,
-        "samples_consumed": consumed,
-        "samples_per_step": samples_per_step,
-        **({"first_epoch": "arrival"} if arrival else {}),
-        **(known or {}),
-    }
 
 
 def waited_s(events: Iterable[Mapping[str, Any]]) -> float:
@@ -138,7 +110,7 @@ def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> 
         *facts,
         *mixture,
         tuple(left_out.items()),
-        arrival=current.get("first_epoch") == "arrival",
+        written=current.get("first_epoch") == "written",
         num_shards=current.get("num_shards"),
         is_complete=current.get("is_complete", True),
     )
@@ -185,8 +157,8 @@ def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tu
 def _order(span: Span, counts: list[int]) -> Order | Mixture:
     if span.weights:
         sources = [source for source, number in enumerate(span.source_shards) for _ in range(number)]
-        return Mixture(counts, sources, span.weights, span.seed, span.shuffle_window, arrival=span.arrival)
-    order = Order(counts, span.seed, span.shuffle_window, arrival=span.arrival, is_complete=span.is_complete)
+        return Mixture(counts, sources, span.weights, span.seed, span.shuffle_window, written=span.written)
+    order = Order(counts, span.seed, span.shuffle_window, written=span.written, is_complete=span.is_complete)
     if order.end is not None and span.end > order.end:
         given = f"the run consumed samples up to {span.end}, and says which shards there were up to {order.end}"
         raise UserError(given, "each logged step says which shards there are", "see whether events.jsonl was changed")

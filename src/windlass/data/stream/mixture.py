@@ -13,7 +13,7 @@ comes round often, a large one perhaps never: nothing is dropped and nothing end
 from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -87,19 +87,25 @@ class Mixture:
         seed: int,
         shuffle_window: int,
         *,
-        arrival: bool = False,
+        written: bool = False,
     ):
         assert len(shard_samples) == len(shard_sources) and set(shard_sources) == set(range(len(weights)))
         self.num_samples = int(sum(shard_samples))
+        first_epoch = {"first_epoch": "written"} if written else {}
+        self._facts = {"seed": seed, "shuffle_window": shuffle_window, "weights": list(weights), **first_epoch}
         self._slots = slots_of(weights)
         self._pattern_L = pattern_of(self._slots)
         self._before_LK = np.zeros((len(self._pattern_L) + 1, len(weights)), np.int64)  # slots of k before slot l
         np.cumsum(self._pattern_L[:, None] == np.arange(len(weights)), 0, out=self._before_LK[1:])
         self._shards = [np.flatnonzero(np.asarray(shard_sources) == k) for k in range(len(weights))]
         self._orders = [
-            Order([shard_samples[shard] for shard in shards.tolist()], _seed(seed, k), shuffle_window, arrival=arrival)
+            Order([shard_samples[shard] for shard in shards.tolist()], _seed(seed, k), shuffle_window, written=written)
             for k, shards in enumerate(self._shards)
         ]
+
+    def facts(self) -> dict[str, Any]:
+        """What this order is a function of, besides the shards, as the run's events keep it (see `ledger`)."""
+        return {**self._facts, "source_shards": [len(shards) for shards in self._shards]}
 
     def sources(self, start: int, count: int) -> np.ndarray:
         """The source of places start..start+count, [count] int64."""
@@ -124,3 +130,8 @@ class Mixture:
 def _seed(seed: int, source: int) -> int:
     """Sources of equal size must not be permuted alike."""
     return xxhash.xxh64_intdigest(f"{seed} {source}".encode())
+
+
+def shares_of(source_shards: Sequence[int], weights: list[float] | None) -> Shares | None:
+    """The mixture by `weights` of a set that holds source_shards[k] shards of source k; None without weights."""
+    return None if weights is None else Shares([k for k, n in enumerate(source_shards) for _ in range(n)], weights)

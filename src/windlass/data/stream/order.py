@@ -6,7 +6,7 @@ exactly once per epoch, reading touches W shards at a time, and the place of eve
 no ranks, workers or batch sizes enter. Random access costs one window's permutation, which is kept until another
 window is asked for.
 
-With `arrival` the shards of epoch 0 are not shuffled: they come in the order they are written, permuted inside windows of W of
+With `written` the shards of epoch 0 are not shuffled: they come in the order they are written, permuted inside windows of W of
 them, so that training can read the first while the last are not there.
 
     shards written   0 1 2 | 3 4 5 | 6 7 .        W = 3; the third window is not whole
@@ -22,6 +22,7 @@ it for `Generator.permutation`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def _permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
 
 
 class Order:
-    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s. `arrival`: epoch 0 in written order; only
+    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s. `written`: epoch 0 in written order; only
     then may shards be missing yet (`is_complete` false; see `grow`)."""
 
     def __init__(
@@ -41,11 +42,11 @@ class Order:
         seed: int,
         shuffle_window: int,
         *,
-        arrival: bool = False,
+        written: bool = False,
         is_complete: bool = True,
     ):
-        assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and (arrival or is_complete)
-        self.seed, self.shuffle_window, self.arrival = seed, shuffle_window, arrival
+        assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and (written or is_complete)
+        self.seed, self.shuffle_window, self.written = seed, shuffle_window, written
         self._window: tuple[int, int] = (-1, -1)
         self._places_N2 = np.empty((0, 2), np.int64)
         self._shard_samples = np.empty(0, np.int64)
@@ -73,17 +74,22 @@ class Order:
 
     def shards_before(self, place: int) -> int:
         """How many shards, in written order, the places before `place` can come from."""
-        if not self.arrival or place > self.num_samples:
+        if not self.written or place > self.num_samples:
             return len(self._shard_samples)
         if place == 0:
             return 0
         last = int(np.searchsorted(np.cumsum(self._shard_samples), place - 1, "right"))  # shard of the last sample
         return min(len(self._shard_samples), (last // self.shuffle_window + 1) * self.shuffle_window)
 
+    def facts(self) -> dict[str, Any]:
+        """What this order is a function of, besides the shards, as the run's events keep it (see `ledger`)."""
+        first_epoch = {"first_epoch": "written"} if self.written else {}
+        return {"seed": self.seed, "shuffle_window": self.shuffle_window, **first_epoch}
+
     def _enter_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         num_shards = len(self._shard_samples)
-        is_written_order = self.arrival and epoch == 0
+        is_written_order = self.written and epoch == 0
         self._shards = np.arange(num_shards) if is_written_order else _permutation(self.seed, epoch, 0, num_shards)
         ends = np.cumsum(self._shard_samples[self._shards])
         last_shards = np.arange(self.shuffle_window, len(ends) + self.shuffle_window, self.shuffle_window) - 1

@@ -1,6 +1,6 @@
 """Text -> token ids.
 
-tokenizer         trains a byte-level BPE or loads a tokenizer; the bytes that each token stands for
+tokenizer         trains a byte-level BPE or loads a tokenizer; the bytes of each token
 end_of_text       which token ends a document, wherever a tokenizer's files say it
 tiktoken_encoder  the same ids through tiktoken, or not at all
 pool              documents -> token ids in a pool of processes with bounded memory

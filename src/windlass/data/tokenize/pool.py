@@ -13,7 +13,7 @@ outlives a killed parent. A worker that dies (the kernel's out-of-memory killer)
 a hang.
 """
 
-import json
+import os
 import pickle
 import re
 import signal
@@ -27,6 +27,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe, first_difference
+from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
 PIECE_CHARS = 1 << 20
@@ -38,9 +40,6 @@ COMPARED_EVERY = 8  # batches, of which the shortest piece is encoded by the tok
 MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, has no more to give them
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 Piece = tuple[str, bool]  # text, and whether the document ends behind it
-START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from windlass.data.tokenize.pool import serve; serve()"
-)
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -73,9 +72,6 @@ class Encoder:
     """Encodes batches in this process: ids of all pieces in order, EOS behind the last piece of each document."""
 
     def __init__(self, tokenizer_directory: Path, is_fast: bool = False):
-        from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe
-        from windlass.data.tokenize.tokenizer import open_tokenizer
-
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
         found = compile_bpe(tokenizer_directory) if is_fast else None
         assert not isinstance(found, Unfit), found
@@ -93,8 +89,6 @@ class Encoder:
         return np.concatenate([np.array(e.ids + end, np.int32) for e, end in zip(encodings, ends, strict=True)])
 
     def _compare(self, text: str) -> None:
-        from windlass.data.tokenize.tiktoken_encoder import first_difference
-
         assert self._fast is not None
         where = first_difference(self._tokenizer, self._fast, text)
         if where is not None:
@@ -127,7 +121,9 @@ class Workers:
     """Worker processes, each driven by one thread of this process. Use as a context."""
 
     def __init__(self, tokenizer_directory: Path, num_workers: int, is_fast: bool = False):
-        command = ["env", "TOKENIZERS_PARALLELISM=false", sys.executable, "-c", START, json.dumps(sys.path)]
+        search = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # also the entries that this program added
+        program = [sys.executable, "-P", "-m", "windlass.data.tokenize.pool"]
+        command = ["env", "TOKENIZERS_PARALLELISM=false", search, *program]
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num_workers)
         ]
@@ -203,3 +199,7 @@ def encode(
         return
     with Workers(tokenizer_directory, count, is_fast) as workers:
         yield from workers.map(batches(texts, batch_chars))
+
+
+if __name__ == "__main__":
+    serve()

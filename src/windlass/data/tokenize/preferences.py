@@ -1,14 +1,7 @@
 """Preference pairs -> ids: two answers to one prompt, kept together, with a mask of what each answer is.
 
-A row holds `chosen` and `rejected`, and perhaps `prompt`; texts, or lists of messages:
-
-    texts with a prompt       the prompt, and two texts that go on with it
-    texts without one         what both begin with, in tokens, is the prompt
-    messages                  two conversations; the messages that both begin with are the prompt. Where `prompt` holds them, or
-                              is a text and the answers are messages of the assistant, the conversations are put together
-
-A pair is a document, hashed, counted and split as JSON. It travels through preparation as one array of ids: the prompt with the
-chosen answer, an EOS that carries the flag CHOSEN_END (see `chat`), the prompt with the rejected answer, EOS.
+A pair (sources/preference_rows) travels through preparation as one array of ids: the prompt with the chosen answer, an EOS that
+carries the flag CHOSEN_END (see chat_template), the prompt with the rejected answer, EOS.
 
 **A sample of pairs** holds 2 (T + 1) ids: two rows as best-fit would write them, each of one document,
 
@@ -21,101 +14,20 @@ cut: what is too long is refused, or left out whole and counted.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED
-from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools, up_to_last_answer
 from windlass.data.tokenize.chat_template import CHOSEN_END, CONVERSATIONS_AT_ONCE, Template, flagged
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
-PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools")
-RULE: Final = (
-    "a row of preferences holds `chosen` and `rejected`, and perhaps `prompt`: texts, or lists of {role, content}"
-)
 ROWS: Final = 2  # of a sample: chosen and rejected
 ROWS_AT_ONCE: Final = 256
-
-
-def pair_of(row: Mapping[str, Any], where: str) -> str:
-    """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises UserError."""
-    check_tools(row, where)
-    if "chosen" not in row or "rejected" not in row:
-        raise UserError(
-            f"{where} has the keys {', '.join(row) or 'none'}", RULE, "rename its keys, or use another `format`"
-        )
-    prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
-    if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
-        pair = _texts(prompt, chosen, rejected, where)
-    else:
-        pair = _conversations(prompt, chosen, rejected, where)
-    if pair["chosen"] == pair["rejected"]:
-        rule = "of a pair one answer is preferred to another"
-        raise UserError(f"{where} holds the same answer as chosen and as rejected", rule, "leave the row out")
-    return json.dumps(pair, ensure_ascii=False)
-
-
-def _texts(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, Any]:
-    if prompt is not None and not isinstance(prompt, str):
-        raise UserError(f"{where} has {type(prompt).__name__} under `prompt`", RULE, "mend the row")
-    for key, answer in (("chosen", chosen), ("rejected", rejected)):
-        if not answer.strip():
-            raise UserError(f"{where} has an empty text under `{key}`", "an answer says something", "leave the row out")
-    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-
-
-def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[str, Any]:
-    answers = [
-        up_to_last_answer(as_messages(value, where, key, ASSISTANT, RULE), f"{where} under `{key}`,")
-        for key, value in (("chosen", chosen), ("rejected", rejected))
-    ]
-    before: list[dict[str, Any]] = []
-    if isinstance(prompt, str) and answers[0][0]["role"] != ASSISTANT:
-        _check_said(prompt, answers, where)  # the prompt once more, as a text beside whole conversations
-    elif prompt is not None:
-        before = as_messages(prompt, where, "prompt", "user", RULE)
-    if before and all(answer[: len(before)] == before for answer in answers):
-        answers = [answer[len(before) :] for answer in answers]
-    if not before:
-        before = _common(*answers)
-        answers = [answer[len(before) :] for answer in answers]
-    if not before:
-        rule = "both answers of a pair go on with one prompt"
-        raise UserError(f"{where} holds two conversations that begin differently", rule, "leave the row out")
-    for key, answer in zip(("chosen", "rejected"), answers):
-        if not answer or answer[0]["role"] != ASSISTANT:
-            found = f"goes on with the role {answer[0]['role']}" if answer else "holds no answer of its own"
-            rule = f"behind the messages that both have, the {ASSISTANT} speaks, and says different things"
-            raise UserError(f"{where} {found} under `{key}`", rule, "leave the row out, or mend it")
-    return {"prompt": before, "chosen": answers[0], "rejected": answers[1]}
-
-
-def texts_of_pair(pair: str) -> list[str]:
-    """The texts of a pair (see `pair_of`), for training a tokenizer. Raises UserError for conversations."""
-    found = json.loads(pair)
-    if not isinstance(found["chosen"], str):
-        raise UserError(
-            "`format: preference` with `tokenizer: {train: ...}`, and a pair is of conversations",
-            "a tokenizer's chat template writes conversations, and a trained tokenizer has none",
-            "give `tokenizer: {from: ...}` of a chat model; or give the pairs as plain texts",
-        )
-    return [text for text in (found["prompt"], found["chosen"], found["rejected"]) if text]
-
-
-def _common(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    same = [one == other for one, other in zip(first, second)]
-    return first[: same.index(False) if False in same else len(same)]
-
-
-def _check_said(prompt: str, answers: list[list[dict[str, Any]]], where: str) -> None:
-    if not any(message["content"].strip() == prompt.strip() for message in _common(*answers)):
-        rule = "a text as `prompt` beside whole conversations is a message of both"
-        raise UserError(f"{where} has a `prompt` that no message is: {prompt[:60]!r}", rule, "leave `prompt` out")
 
 
 def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import xxhash
 
-from windlass.data.shards.mds import write_durably
+from windlass.data.files import write_durably
 
 PART_TOKENS: Final = 1 << 20
 FINGERPRINT: Final = "fingerprint"

@@ -132,11 +132,11 @@ def _byte_of_letter() -> dict[str, int]:
     return found
 
 
-def fast_encoder(directory: Path, sample: Iterable[str], report: Callable[[str], None]) -> bool:
+def fast_encoder(directory: Path, sample: Iterable[str], log: Callable[[str], None]) -> bool:
     """Whether tiktoken encodes as the tokenizer in `directory` does, on a sample of documents and on odd strings. Told."""
     found = compile_bpe(directory)
     if isinstance(found, Unfit):
-        report(f"tokenizer: encoded by Hugging Face's tokenizers: {found.reason}")
+        log(f"tokenizer: encoded by Hugging Face's tokenizers: {found.reason}")
         return False
     tokenizer, _ = open_tokenizer(directory)
     num_documents = num_chars = 0
@@ -144,9 +144,9 @@ def fast_encoder(directory: Path, sample: Iterable[str], report: Callable[[str],
         num_documents, num_chars = num_documents + 1, num_chars + len(text)
         where = first_difference(tokenizer, found, text)
         if where is not None:
-            report(f"tokenizer: encoded by Hugging Face's tokenizers: tiktoken differs on {where}")
+            log(f"tokenizer: encoded by Hugging Face's tokenizers: tiktoken differs on {where}")
             return False
-    report(
+    log(
         f"tokenizer: encoded by tiktoken, the same ids as the tokenizer's on {num_documents} texts ({num_chars} letters)"
     )
     return True

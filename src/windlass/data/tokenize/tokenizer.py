@@ -125,10 +125,10 @@ def _own_code(folder: Path, config: TokenizerConfig) -> str | None:
 
 
 def copy_loaded(
-    files: list[Path], config: TokenizerConfig, directory: Path, report: Callable[[str], None] = print
+    files: list[Path], config: TokenizerConfig, directory: Path, log: Callable[[str], None] = print
 ) -> None:
     """Writes the tokenizer's files. One with trusted code is made by that code, once, and saved as transformers saves it.
-    tokenizer_config.json names the token that ends a text then, wherever that was found, which `report` is told."""
+    tokenizer_config.json names the token that ends a text then, wherever that was found; `log` is called with a line about it."""
     directory.mkdir(parents=True)
     if config.trust_remote_code is None:
         for file in files:
@@ -141,9 +141,7 @@ def copy_loaded(
         found_in = [*(path for path in directory.iterdir() if path.name not in NUMBERED_IN), *beside]
     token, where = _end_of(found_in, config)
     if where != CONFIG_FILE:
-        report(
-            f"tokenizer: documents end by {token!r}, named by {where}; {CONFIG_FILE} of {config.from_} does not say it"
-        )
+        log(f"tokenizer: documents end by {token!r}, named by {where}; {CONFIG_FILE} of {config.from_} does not say it")
         write_end(directory, token)
 
 

@@ -1,11 +1,11 @@
 """Attention behind one function: every kernel, one signature.
 
 attend(q, k, v, layout): softmax(q k^T / sqrt(K)) v, causal, with H / G query heads per key/value head (arXiv
-2305.13245). `AttentionLayout` says who sees whom: where query positions are among the keys (a KV cache), how far back they see
+2305.13245). `AttentionLayout` holds who sees whom: where query positions are among the keys (a KV cache), how far back they see
 (a window), where documents begin, and which ranks share a row. No [T, S] mask is built in training.
 
 A row with one document runs causal scaled_dot_product_attention (causal.py). Rows with several documents or padding run
-documents.py, or unfused.py where no kernel takes them and where weights are dropped. A row that ranks share first meets its
+documents.py, or unfused.py where no kernel takes them and where weights are dropped. A row that ranks share first collects its
 keys in context.py and then takes the same paths. A batch without document borders makes no extra call.
 
 Legend: B sequences, T query positions, S key positions, H query heads, G key/value heads, K channels per head.
@@ -53,7 +53,7 @@ def attend(
 def _attend(
     q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, layout: AttentionLayout, probability: float, keys_B: Tensor | None
 ) -> Tensor:
-    """Of keys that are all here."""
+    """Attention whose keys are all on this rank."""
     if keys_B is not None and probability:
         return attend_unfused(q_BHTK, k_BGSK, v_BGSK, layout, probability, keys_B)
     if layout.documents is None:

@@ -1,7 +1,7 @@
-"""Attention over rows that are cut over context ranks: what is exchanged so that each query meets all keys of its row.
+"""Attention over rows that are cut over context ranks: the exchanges that bring each query all keys of its row.
 
 N ranks share a row of T positions; each holds S = T / N of them, slice r and slice 2N - 1 - r of 2N (slices.Zigzag), so that all
-have as much to do under the causal mask. Two ways, one choice (`Context.kind`):
+have equal work under the causal mask. There are two ways, chosen by `Context.kind`:
 
     allgather  every rank gets all keys and values of the row and computes its own S queries: one all-gather of both, and in
                backward one reduce-scatter of their gradients (Llama 3, arXiv 2407.21783, section 3.3.2)
@@ -9,8 +9,8 @@ have as much to do under the causal mask. Two ways, one choice (`Context.kind`):
                with the kernels of a row that is not cut, and a second all-to-all turns the result back (DeepSpeed-Ulysses,
                arXiv 2309.14509). Key/value heads that cannot be dealt out evenly are repeated before they are sent
 
-Slices are put in the row's order on the way in and back in the ranks' order on the way out, here and nowhere else. What is sent
-and kept: parallel/context.py.
+Only this file puts slices in the row's order on the way in and back in the ranks' order on the way out. Bytes sent and kept:
+parallel/context.py.
 
 Legend: B rows, T positions of a row, S of them here, C of a slice, H query heads, G key/value heads, K channels per head, N
 ranks, J heads of queries, keys and values that one rank computes.
@@ -33,7 +33,7 @@ KINDS: Final = ("allgather", "ulysses")
 
 @dataclass(frozen=True)
 class Context:
-    """The ranks that share each row, and how they exchange: parallel/context.py gives it to a decoder."""
+    """The ranks that share each row, and how they exchange; parallel/context.py sets it on a decoder."""
 
     mesh: DeviceMesh
     rank: int
@@ -70,7 +70,7 @@ def gather_keys(k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tenso
 
 
 def to_heads(q_BHSK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """All positions of this rank's share of the heads -> [B, H/N, T, K] and twice [B, G'/N, T, K], G' as `copies` says."""
+    """All positions of this rank's share of the heads -> [B, H/N, T, K] and twice [B, G'/N, T, K], G' = G x `copies`."""
     ranks, times = context.ranks, copies(q_BHSK.shape[1], k_BGSK.shape[1], context.ranks)
     if times > 1:
         k_BGSK, v_BGSK = k_BGSK.repeat_interleave(times, 1), v_BGSK.repeat_interleave(times, 1)
@@ -90,8 +90,8 @@ def to_positions(out_BHTK: Tensor, context: Context) -> Tensor:
 
 
 def copies(num_heads: int, num_kv_heads: int, ranks: int) -> int:
-    """Of each key/value head, so that every rank has as many of them, and those that its query heads ask for."""
-    groups = num_heads // num_kv_heads  # so many copies always do: a head for each query head
+    """Copies of each key/value head, so that every rank has equally many, and those that its query heads need."""
+    groups = num_heads // num_kv_heads  # this many copies always suffice: a head for each query head
     return next(n for n in range(1, groups + 1) if groups % n == 0 and n * num_kv_heads % ranks == 0)
 
 

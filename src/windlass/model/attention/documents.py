@@ -1,19 +1,19 @@
 """Attention that stays inside documents, for rows that hold several of them (packing), or padding.
 
-A batch says where the documents of each row begin: `documents` [B, M] int64, position of each document's first token,
+A batch holds where the documents of each row begin: `documents` [B, M] int64, position of each document's first token,
 rising, the first 0, filled up with T. Positions restart at each of them. Padding is a document of its own: a left-padded
 row with 3 tokens of padding has documents [0, 3]; padding at the end needs no entry, since nobody sees what comes later.
-What padding computes is thrown away by its targets of -100. Borders and not an id per token, because kernels want
-borders: M bounds the number of documents, a fact that a GPU could tell from ids only by a read that stalls it. What is
-given up: a document is a run of neighbours.
+Targets of -100 discard what padding computes. A batch has borders and not an id per token, because kernels need borders:
+M bounds the number of documents, which a GPU could find from ids only by a read that stalls it. The price: a document is
+a run of neighbours.
 
 Two kernels compute it, none with a [T, S] mask:
 - CPU: one flash kernel per document, forward and backward, as one operator (a library operator, or a compiled block
   would break into a graph per document and be compiled again for each batch). The borders are read on the host.
 - CUDA, 16 bits: torch's varlen_attn, FlashAttention-2 (arXiv 2307.08691) over the rows laid end to end, which takes the
-  borders from the device. It launches thread blocks for B M sequences of T tokens, and backward keeps 128 rows of fp32
-  per sequence besides its own: M should be near the number of documents, and so a bound by T would not do.
-Where neither is (fp32 and fp64 on CUDA, odd heads), attention.py takes attention_unfused.py: right, O(T^2) work, slow.
+  borders from the device. It launches thread blocks for B M sequences of T tokens, and backward keeps 128 more rows of
+  fp32 per sequence: M should be near the number of documents, so T is no usable bound.
+Where neither runs (fp32 and fp64 on CUDA, odd heads), attend.py takes unfused.py: exact, O(T^2) work, slow.
 
 Legend: B rows, M documents (at most) of a row, T positions, H query heads, G key/value heads, K channels per head,
 N = B T tokens, P queries of a piece, S keys of a piece.
@@ -34,7 +34,7 @@ TAKES_GROUPS: Final = torch.__version__ >= "2.13"  # varlen_attn of torch 2.11 h
 
 @dataclass(frozen=True)
 class Documents:
-    """Where documents begin, in the forms that positions and kernels ask for; fixed shapes, all on the batch's device."""
+    """Where documents begin, in the forms that positions and kernels need; fixed shapes, all on the batch's device."""
 
     starts_BM: Tensor  # as the batch has them
     first_BT: Tensor  # each query's document's first position
@@ -49,7 +49,7 @@ class Documents:
 
 def find_documents(starts_BM: Tensor, num_positions: int, offset: int = 0) -> Documents:
     """`documents` of a batch of rows of `num_positions` tokens, without a host read. Queries are the positions from `offset` on;
-    of the documents before them nothing is seen, and of rows that are longer nothing that comes after them."""
+    they see nothing of documents before them, and nothing after them in rows that are longer."""
     rows, device, queries = starts_BM.shape[0], starts_BM.device, num_positions - offset
     positions_BT = torch.arange(offset, num_positions, device=device).repeat(rows, 1)
     index_BT = torch.searchsorted(starts_BM, positions_BT, right=True) - 1
@@ -69,8 +69,8 @@ def attend_documents(
 ) -> Tensor:
     """Causal attention inside each document, over its last `window` tokens -> [B, H, T, K]. Keys may be more than queries:
     queries are the end of the row."""
-    # Autocast lists torch's own attention and no operator of a library. Values come as the projection made them, in the
-    # dtype to compute in; norms and rotation have made queries and keys wider.
+    # Autocast lists torch's own attention and no operator of a library. Values have the projection's dtype, which is the
+    # dtype to compute in; norms and rotation have widened queries and keys.
     q_BHTK, k_BGTK = q_BHTK.to(v_BGTK.dtype), k_BGTK.to(v_BGTK.dtype)
     if q_BHTK.device.type == "cpu":
         return flash_by_document(q_BHTK, k_BGTK, v_BGTK, documents.starts_BM, window)[0]
@@ -181,7 +181,7 @@ def _moved(part: slice, by: int) -> slice:
 
 
 def _like(x_BHTK: Tensor) -> Tensor:
-    """Room for x, heads of a token side by side as the layers before and after have them, however x itself lies."""
+    """Memory for x with the heads of a token side by side, as the layers before and after have them, whatever x's own strides."""
     rows, heads, length, channels = x_BHTK.shape
     return x_BHTK.new_empty(rows, length, heads, channels).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Who sees whom: what attention needs to know of a row besides queries, keys and values."""
+"""Who sees whom: all that attention needs of a row besides queries, keys and values."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from windlass.model.chunks import USUAL, Chunks
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Query t stands at position query_offset + t among the keys 0..S-1, and sees of its own document the last `window`
+    """Query t is at position query_offset + t among the keys 0..S-1, and sees of its own document the last `window`
     keys up to itself. Without documents a row is one. Of ranks that share heads or positions, for the masks of dropout: which
     heads these are, and which positions the residual stream has here. `context`: the ranks that share the row; `parts`: the
     documents that this rank's slices of it meet, where it computes slices. `chunks`: how many weights

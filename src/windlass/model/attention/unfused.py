@@ -52,7 +52,7 @@ def attend_unfused(
 ) -> Tensor:
     """Causal attention with dropout on its weights -> [B, H, T, K]. Queries are the last T of the row's S positions.
 
-    keys_B: of this layer. A rank that holds some of the heads says in `layout` which they are in the whole model.
+    keys_B: of this layer. On a rank that holds some of the heads, `layout` has their numbers in the whole model.
     """
     offset, device = layout.query_offset, q_BHTK.device
     assert k_BGTK.shape[2] == offset + q_BHTK.shape[2], (k_BGTK.shape, offset, q_BHTK.shape)
@@ -78,13 +78,13 @@ def _pieces(q_BHTK: Tensor, offset: int, window: int | None, most: int) -> Itera
 
 
 def _rows_of_groups(x_BHCX: Tensor, num_groups: int) -> Tensor:
-    """[B, H, C, X] -> [N, M, X]: what meets one key/value head, as the rows of one matrix."""
+    """[B, H, C, X] -> [N, M, X]: all rows of one key/value head as one matrix."""
     return x_BHCX.reshape(x_BHCX.shape[0] * num_groups, -1, x_BHCX.shape[-1])
 
 
 def _against(x_BHCK: Tensor, y_BGSK: Tensor, scale: float = 1.0) -> Tensor:
-    """scale x y^T -> [B, H, C, S]. A baddbmm that adds nothing, since selective recomputation keeps what bmm returns, and
-    this is what must not be kept."""
+    """scale x y^T -> [B, H, C, S]. A baddbmm that adds nothing: selective recomputation keeps what bmm returns, and
+    must not keep this."""
     x_NMK, y_NSK = _rows_of_groups(x_BHCK, y_BGSK.shape[1]), y_BGSK.flatten(0, 1)
     product_NMS = torch.baddbmm(x_NMK.new_empty(1, 1, 1), x_NMK, y_NSK.transpose(1, 2), beta=0, alpha=scale)
     return product_NMS.reshape(*x_BHCK.shape[:3], -1)

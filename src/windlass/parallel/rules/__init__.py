@@ -1,6 +1,9 @@
-"""Which layouts are possible: rules that need no torch.
+"""Which layouts are possible. No torch: recipes are checked before it is imported.
 
-degrees           degrees of tensor and context parallelism against the model's shape
-expert            degrees of expert parallelism
-names_of_layouts  other tools' names of layouts, answered with ours
+check_layout      the one call that checks all rules below, and lists every violation
+degrees           tensor and context parallelism against the model's shape and the sequence length
+expert            expert parallelism
+pipeline          stages, schedules and their micro-batches
+batch             the global batch in micro-batches
+effects           settings that contradict each other or change nothing
 """

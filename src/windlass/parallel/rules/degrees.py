@@ -7,18 +7,19 @@ rank has two equal slices of each sequence, of which tp cuts each rank's part ag
 
 import importlib.metadata
 import math
+from collections.abc import Iterator
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
 
 
-def check_degree(tp: int, architecture: Architecture) -> None:
-    """Raises UserError where tp ranks cannot share this model's matrices evenly; names the sizes that can."""
+def degree_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
+    """Where tp ranks cannot share this model's matrices evenly; names the sizes that can."""
     counts = _counts(architecture)
     wrong = [f"{count} {what}" for what, count in counts.items() if count % tp]
     if wrong:
         legal = [str(n) for n in range(1, max(counts.values()) + 1) if all(count % n == 0 for count in counts.values())]
-        raise UserError(
+        yield UserError(
             f"parallel.tp={tp} for a model of {' and '.join(wrong)}",
             "each of tp ranks computes an equal part of all of "
             + ", ".join(f"{n} {what}" for what, n in counts.items()),
@@ -43,42 +44,42 @@ def _channels(architecture: Architecture) -> dict[str, int]:
     return mlp | ({"channels of each expert": architecture.expert_size} if num_sparse else {})
 
 
-def check_tensor(tp: int, activation_gib: float | None) -> None:
-    """What tp cannot be beside. Raises UserError."""
+def tensor_errors(tp: int, activation_gib: float | None) -> Iterator[UserError]:
+    """Settings that tp does not work with."""
     if tp == 1:
         return
     if activation_gib is not None:
-        raise UserError(
+        yield UserError(
             f"parallel.activation_gib={activation_gib} with parallel.tp={tp}",
             "what blocks keep is counted for whole matrices, not for parts of them",
             "remove parallel.activation_gib, and choose parallel.recompute=none, selective or full",
         )
 
 
-def check_context(context: int, kind: str, activation_gib: float | None) -> None:
-    """What has no effect without context ranks, and what is not counted beside them. Raises UserError."""
+def context_errors(context: int, kind: str, activation_gib: float | None) -> Iterator[UserError]:
+    """Settings that have no effect without context ranks, and those that do not work with them."""
     if context == 1 and kind != "allgather":
-        raise UserError(
+        yield UserError(
             f"parallel.context_kind={kind} with parallel.context=1",
             "context_kind says how ranks that share a sequence exchange, and here each has whole sequences",
             "remove parallel.context_kind, or use parallel.context=2 or more",
         )
     if context > 1 and activation_gib is not None:
-        raise UserError(
+        yield UserError(
             f"parallel.activation_gib={activation_gib} with parallel.context={context}",
             "what blocks keep is counted for whole sequences, not for parts of them",
             "remove parallel.activation_gib, and choose parallel.recompute=none, selective or full",
         )
 
 
-def check_heads(context: int, kind: str, tp: int, architecture: Architecture) -> None:
-    """Raises UserError where ulysses cannot deal the query heads out evenly; names the sizes that can."""
+def head_errors(context: int, kind: str, tp: int, architecture: Architecture) -> Iterator[UserError]:
+    """Where ulysses cannot deal the query heads out evenly; names the sizes that can."""
     if _deals_heads(context, kind, tp, architecture):
         return
     heads = architecture.num_heads // tp
     sizes = " or ".join(str(size) for size in divisors(heads) if size > 1)
     by_tp = f", {heads} on each of parallel.tp={tp} ranks" if tp > 1 else ""
-    raise UserError(
+    yield UserError(
         f"parallel.context={context} with parallel.context_kind=ulysses for a model of {architecture.num_heads} query heads"
         + by_tp,
         "with ulysses each context rank computes an equal number of query heads",
@@ -104,15 +105,15 @@ def check_exchange(context: int, kind: str, is_compiled: bool) -> None:
         )
 
 
-def check_positions(
+def position_errors(
     tp: int,
     length: int,
     context: int = 1,
     kind: str = "allgather",
     architecture: Architecture | None = None,
     is_fixed: bool = False,
-) -> None:
-    """Raises UserError where sequences of `length` tokens cannot be cut over context ranks, and each part over tp ranks. Names
+) -> Iterator[UserError]:
+    """Where sequences of `length` tokens cannot be cut over context ranks, and each part over tp ranks. Names
     sizes that can, of those that the model allows where it is known, and the nearest lengths, unless the length `is_fixed`."""
     unit = _unit(tp, context)
     if length % unit == 0:
@@ -132,11 +133,21 @@ def check_positions(
     if context > 1:
         rule = "each context rank has two equal slices of a sequence"
         rule += ", and tp cuts them again in equal parts" * (tp > 1)
-    raise UserError(
+    yield UserError(
         f"data.sequence_length={length} with {' and '.join(beside)}",
         f"{rule}: a length is a multiple of {unit}",
         f"use {', or '.join(changes) or 'parallel.context=1 and parallel.tp=1'}",
     )
+
+
+def length_errors(length: int, architecture: Architecture) -> Iterator[UserError]:
+    """A sequence longer than the model's positions."""
+    if length > architecture.max_positions:
+        yield UserError(
+            f"data.sequence_length={length} for a model of {architecture.max_positions} positions",
+            "a sequence is no longer than the model's positions",
+            f"use data.sequence_length={architecture.max_positions} or less, or a model with more positions",
+        )
 
 
 def _unit(tp: int, context: int) -> int:

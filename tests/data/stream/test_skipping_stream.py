@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import torch
 from tests.data.stream.test_loader import T, directory, make, wanted_stream  # noqa: F401
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Folder, Reader, Writer
-from windlass.data.stream.ledger import entry, lost, samples, spans
+from windlass.data.stream.ledger import lost, samples, spans
 from windlass.data.stream.order import Order
-from windlass.data.stream.skip import SkipRule, blank
+from windlass.data.stream.skipping_stream import blank
 from windlass.errors import BadShard, UserError
 
 
@@ -23,22 +24,25 @@ class Ranks:
         self._barrier, self._found = threading.Barrier(world, timeout=20), [{} for _ in range(world)]
         self.calls = 0
 
-    def agree(self, rank):
-        def joined(found):
-            self._found[rank] = dict(found)
+    def of(self, rank):
+        def gathered(value):
+            self._found[rank] = value
             self.calls += rank == 0
             self._barrier.wait()
-            union = {}
-            for of_rank in self._found:
-                union = of_rank | union
+            values = list(self._found)
             self._barrier.wait()
-            return union
+            return values
 
-        return joined
+        return SimpleNamespace(max_over_ranks=lambda value: max(gathered(value)), gathered=gathered)
 
 
-def alone(limit, since=()):
-    return SkipRule(limit, dict(since), lambda found: found)
+def left_out(loader):
+    """[shard, position], of every shard that the run has left out."""
+    return loader.state()["skipped"]
+
+
+def incidents(loader):
+    return [event.fields for event in loader.drain_events(is_log_step=False)]
 
 
 @pytest.fixture
@@ -84,12 +88,12 @@ def without(directory, stream, bad, since=0):  # noqa: F811
 def test_only_the_samples_of_the_shard_are_lost_and_the_order_stays(copy):
     stream, bad = wanted_stream(copy, 120), early(copy)
     spoil(copy, bad)
-    loader = make(copy, micro_batch=6, skip_rule=alone(1))
+    loader = make(copy, micro_batch=6, limit=1)
     found = [row for _ in range(20) for row in rows_of(loader.next())]
     loader.close()
     assert found == without(copy, stream, [bad]) and found.count(None) > Reader(copy).shard_samples[bad]
-    assert loader.consumed == 120 and [shard for shard, _ in loader.skipped] == [bad]
-    ((_, since),) = loader.skipped
+    assert loader.consumed == 120 and [shard for shard, _ in left_out(loader)] == [bad]
+    ((_, since),) = left_out(loader)
     assert since % 6 == 0 and None not in found[:since] and None in found[since : since + 6]
 
 
@@ -100,46 +104,48 @@ def test_without_the_setting_nothing_is_left_out(copy):
         for _ in range(20):
             loader.next()
     loader.close()
-    assert loader.skipped == [] == loader.news()
+    assert set(loader.state()) == {"samples_consumed"} and incidents(loader) == []
 
 
 def test_the_incident_names_file_hashes_and_what_is_lost(copy):
     bad = early(copy)
     promised, count = Reader(copy).shards[bad].raw, Reader(copy).shard_samples[bad]
     spoil(copy, bad)
-    loader = make(copy, micro_batch=6, skip_rule=alone(2))
+    loader = make(copy, micro_batch=6, limit=2)
     for _ in range(4):
         loader.next()
-    ((shard, since),) = loader.skipped
-    (news,) = loader.news()
+    ((shard, since),) = left_out(loader)
+    (news,) = incidents(loader)
     assert shard == bad
     assert news["left_out"] == {"shard": shard, "from_sample": since, "samples": count}
     for word in (f"{copy}/shard.{bad:05}.mds is left out from sample {since} on", "1 of data.max_bad_shards=2"):
         assert word in news["what"]
     assert f"its {count} samples per epoch" in news["what"]
     assert "has the hash xxh64" in news["what"] and f"promises xxh64 {promised.digest}" in news["what"]
-    assert loader.news() == [], "each is told once"
+    assert incidents(loader) == [], "each is told once"
     loader.close()
 
 
 def test_what_is_left_out_stays_out_though_it_can_be_read_again(copy, directory):  # noqa: F811
     stream, bad = wanted_stream(copy, 120), early(copy)
     spoil(copy, bad)
-    first = make(copy, micro_batch=6, skip_rule=alone(1))
+    first = make(copy, micro_batch=6, limit=1)
     found = [row for _ in range(4) for row in rows_of(first.next())]
     first.close()
-    assert first.skipped, "it was met"
+    assert left_out(first), "it was met"
     shutil.copyfile(directory / f"shard.{bad:05}.mds", copy / f"shard.{bad:05}.mds")
     for ranks, accumulation in ((1, 1), (2, 1), (3, 2)):
         parts = [
             make(
                 copy, micro_batch=12 // ranks // accumulation, accumulation=accumulation, batch_rank=rank,
-                batch_ranks=ranks, consumed=24, skip_rule=alone(1, first.skipped),
+                batch_ranks=ranks, consumed=24, limit=1, skipped=left_out(first),
             )
             for rank in range(ranks)
         ]  # fmt: skip
         rest = [row for _ in range(8) for part in parts for row in rows_of(part.next())]
-        assert [part.news() for part in parts] == [[]] * ranks and all(part.skipped == first.skipped for part in parts)
+        assert [incidents(part) for part in parts] == [[]] * ranks and all(
+            left_out(part) == left_out(first) for part in parts
+        )
         for part in parts:
             part.close()
         assert found + rest == without(copy, stream, [bad])
@@ -151,9 +157,9 @@ def run_ranks(places, limit, num_batches, micro_batch=3):
     ranks, results = Ranks(world), [None] * world
 
     def work(rank):
-        rule = SkipRule(limit, {}, ranks.agree(rank))
+        of_run = ranks.of(rank)
         shape = {"batch_rank": rank % world, "batch_ranks": world}
-        loader, rows, error = make(places[rank], micro_batch=micro_batch, skip_rule=rule, **shape), [], None
+        loader, rows, error = make(places[rank], micro_batch=micro_batch, limit=limit, ranks=of_run, **shape), [], None
         try:
             for _ in range(num_batches):
                 rows.append(rows_of(loader.next()))
@@ -176,13 +182,15 @@ def test_a_shard_that_is_bad_for_one_rank_is_out_for_all_from_the_same_batch(cop
     spoil(copy, 2)
     results = run_ranks([directory, copy, directory], 1, 10)
     assert [error for _, _, error in results] == [None] * 3
-    assert {tuple(map(tuple, loader.skipped)) for _, loader, _ in results} == {tuple(map(tuple, results[0][1].skipped))}
-    ((shard, since),) = results[0][1].skipped
+    assert {tuple(map(tuple, left_out(loader))) for _, loader, _ in results} == {
+        tuple(map(tuple, left_out(results[0][1])))
+    }
+    ((shard, since),) = left_out(results[0][1])
     joined = [row for step in zip(*(rows for rows, _, _ in results)) for rank in step for row in rank]
     assert shard == 2 and joined == without(copy, stream, [2], since)
     met = [place for place, number in enumerate(stream) if shard_of(copy)[number] == 2 and place // 3 % 3 == 1]
     assert since == met[0] // 9 * 9, "from the first batch in which rank 1 had to read it"
-    assert all(loader.news() for _, loader, _ in results)
+    assert all(incidents(loader) for _, loader, _ in results)
 
 
 def test_beyond_the_limit_all_ranks_raise_the_same(copy, directory):  # noqa: F811
@@ -207,7 +215,7 @@ def test_a_file_that_goes_while_it_is_open_is_left_out_too(copy, how):
         path.write_bytes(path.read_bytes()[: -7 if how == "truncated" else 0])
     with pytest.raises(BadShard, match=r"shard\.00002\.mds"):
         make(copy)
-    loader = make(Folder(copy, may_lack=1), micro_batch=6, skip_rule=alone(1))
+    loader = make(Folder(copy, may_lack=1), micro_batch=6, limit=1)
     assert [row for _ in range(10) for row in rows_of(loader.next())] == without_of(copy, stream, 2)
     loader.close()
 
@@ -225,7 +233,7 @@ def test_a_batch_that_is_lost_whole_is_passed_over_by_all_ranks(copy, directory)
     order = Order(reader.shard_samples, 17, 1).take(0, 106).tolist()
     stream = [int(starts[shard]) + row for shard, row in order]
     spoil(copy, 1)
-    loader = make(copy, micro_batch=2, shuffle_window=1, skip_rule=alone(1))
+    loader = make(copy, micro_batch=2, shuffle_window=1, limit=1)
     found = []
     while loader.consumed < 106:
         found.append(rows_of(loader.next()))
@@ -233,7 +241,7 @@ def test_a_batch_that_is_lost_whole_is_passed_over_by_all_ranks(copy, directory)
     batches = [without(copy, stream, [1])[at : at + 2] for at in range(0, 106, 2)]
     kept = [batch for batch in batches if batch != [None, None]]
     assert found[: len(kept)] == kept and len(kept) < len(batches)
-    passed = [news["passed"] for news in loader.news() if "passed" in news]
+    passed = [news["passed"] for news in incidents(loader) if "passed" in news]
     assert sum(one["samples"] for one in passed) >= 106 - 2 * len(kept) > 0
     assert [batches[one["from_sample"] // 2] for one in passed if one["from_sample"] < 106] == [[None, None]] * (
         len(batches) - len(kept)
@@ -243,7 +251,7 @@ def test_a_batch_that_is_lost_whole_is_passed_over_by_all_ranks(copy, directory)
 def test_never_all_shards(copy):
     spoil(copy, *range(len(Reader(copy).shards)))
     with pytest.raises(BadShard):
-        loader = make(copy, micro_batch=6, skip_rule=alone(100))
+        loader = make(copy, micro_batch=6, limit=100)
         try:
             for _ in range(100):
                 loader.next()
@@ -253,7 +261,7 @@ def test_never_all_shards(copy):
 
 def test_less_than_was_left_out_is_refused_with_the_number(directory):  # noqa: F811
     with pytest.raises(UserError) as caught:
-        make(directory, skip_rule=alone(0, {2: 24}))
+        make(directory, skipped=[[2, 24]])
     assert "data.max_bad_shards=0, and the checkpoint has left out 1" in caught.value.given
     assert "shard.00002.mds" in caught.value.given and "to 1 or more" in caught.value.change
 
@@ -268,7 +276,7 @@ def test_a_lost_row_is_one_document_and_keeps_its_key(tmp_path):
     good.close()
     row = wanted["input_ids"].tolist().index(ids[1, :-1].tolist())
     spoil(tmp_path / "train", 1)
-    loader = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5), with_keys=True, skip_rule=alone(1))
+    loader = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5), with_keys=True, limit=1)
     (found,) = loader.next()
     loader.close()
     blanked = {name: tensor.clone() for name, tensor in wanted.items()}
@@ -281,7 +289,7 @@ def test_a_lost_row_is_one_document_and_keeps_its_key(tmp_path):
 def test_the_first_shard_may_be_the_bad_one_and_the_length_is_still_checked(copy):
     spoil(copy, 0)
     with pytest.raises(UserError, match=f"sequence_length {T + 1}"):
-        make(copy, sequence_length=T + 1, skip_rule=alone(1))
+        make(copy, sequence_length=T + 1, limit=1)
     with pytest.raises(BadShard):
         make(copy)
 
@@ -293,23 +301,21 @@ def test_the_ledger_proves_what_was_consumed_and_what_was_lost(copy):
     events, got = [], []
 
     def opening(kind, step, loader):
-        facts = {"seed": 17, "shuffle_window": 1, "consumed": loader.consumed}
-        facts |= {"samples_per_step": loader.global_batch, "skipped": loader.skipped}
-        events.append({"kind": kind, "step": step, "data": entry(folder.shards, **facts)})
+        events.append({"kind": kind, "step": step, "data": loader.entry()})
 
     def steps(loader, step, count):
         for _ in range(count):
             got.extend(row for row in rows_of(loader.next()) if row is not None)
             step += 1
-            events.extend({"kind": "incident", "step": step, **news} for news in loader.news())
+            events.extend({"kind": "incident", "step": step, **news} for news in incidents(loader))
         events.append({"kind": "step", "step": step})
         loader.close()
 
-    loader = make(copy, micro_batch=2, shuffle_window=1, skip_rule=alone(2))
+    loader = make(copy, micro_batch=2, shuffle_window=1, limit=2)
     opening("start", 0, loader)
     steps(loader, 0, 20)
     spoil(copy, 3)
-    loader = make(copy, micro_batch=3, shuffle_window=1, consumed=loader.consumed, skip_rule=alone(2, loader.skipped))
+    loader = make(copy, micro_batch=3, shuffle_window=1, consumed=loader.consumed, limit=2, skipped=left_out(loader))
     opening("resume", 20, loader)
     steps(loader, 20, 25)
 

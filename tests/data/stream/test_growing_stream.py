@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.data.grown import LENGTH, Grown, samples_of
+from tests.data.streams import open_bare
 from windlass.data.packing import Borders
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.arrival import Arrival, Past
+from windlass.data.stream.growing_stream import WrittenOrder
 from windlass.data.stream.ledger import chain
-from windlass.data.stream.loader import Loader
 from windlass.errors import UserError
 
 SHARDS, WINDOW, SEED = 11, 3, 5
@@ -32,10 +32,9 @@ def finished(tmp_path_factory):
     return Grown(tmp_path_factory.mktemp("finished") / "data").write(SHARDS).end().directory
 
 
-def loader(source, ranks=1, rank=0, accumulation=1, consumed=0, micro_batch=2, **more):
-    settings = {"sequence_length": LENGTH - 1, "seed": SEED, "shuffle_window": WINDOW, "arrival": True}
-    split = {"micro_batch": micro_batch, "accumulation": accumulation, "batch_rank": rank, "batch_ranks": ranks}
-    return Loader(source, consumed=consumed, **settings, **split, **more)
+def loader(source, ranks=1, rank=0, accumulation=1, **more):
+    settings = {"sequence_length": LENGTH - 1, "seed": SEED, "shuffle_window": WINDOW, "first_epoch": "written"}
+    return open_bare(source, **settings, batch_ranks=ranks, batch_rank=rank, accumulation=accumulation, **more)
 
 
 def growing(directory, deadline_s=10.0):
@@ -45,6 +44,10 @@ def growing(directory, deadline_s=10.0):
 def take(found, num_steps):
     """The first two ids of every sample, step by step, on this rank."""
     return [torch.cat([batch["input_ids"][:, :2] for batch in found.next()]).tolist() for _ in range(num_steps)]
+
+
+def incidents(found):
+    return [event.fields for event in found.drain_events(is_log_step=False) if event.kind == "incident"]
 
 
 def closed(found, num_steps):
@@ -96,10 +99,10 @@ def test_what_a_batch_waits_for_is_its_windows_whole_and_the_same_on_all_ranks(t
     large = [loader(growing(grown.directory), ranks=2, rank=rank, micro_batch=8) for rank in range(2)]
     take(small, 1)
     time.sleep(0.2)
-    assert not any(each._ahead[0].done() for each in large) and not small._ahead[0].done()
+    assert not any(each._loader.is_ready(0) for each in large) and not small._loader.is_ready(0)
     grown.write(WINDOW - 1)
     time.sleep(0.2)
-    assert not any(each._ahead[0].done() for each in large)
+    assert not any(each._loader.is_ready(0) for each in large)
     grown.write(1)
     for each in large:
         take(each, 1)
@@ -120,21 +123,25 @@ def test_an_epoch_is_never_cut_short_where_the_preparation_dies(finished, tmp_pa
 
 
 def test_a_wait_is_told_while_it_lasts_and_counted_when_it_is_over(tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.data.stream.loader.TELL_EVERY_S", 0.5)
-    monkeypatch.setattr("windlass.data.stream.loader.NEWS_FROM_S", 1.0)
     grown, told = Grown(tmp_path / "data").write(WINDOW), []
-    found = loader(growing(grown.directory), micro_batch=13, tell=told.append)
+
+    def log(line):
+        told.append(line)
+        if len(told) == 3:
+            grown.write(WINDOW)
+
+    found = loader(growing(grown.directory), micro_batch=13, log=log)
     take(found, 1)
-    assert not told and found.wait_s < 0.5 and found.news() == []
-    timer = threading.Timer(2.5, lambda: grown.write(WINDOW))
-    timer.start()
+    assert not told and incidents(found) == []
+    monkeypatch.setattr("windlass.data.stream.growing_stream.LOG_EVERY_S", 0.5)
+    monkeypatch.setattr("windlass.data.stream.growing_stream.WAITED_FROM_S", 1.0)
     take(found, 1)
     assert 3 <= len(told) <= found.wait_s / 0.5 + 1
     assert told[0] == "waiting for data: 3 shards are written, and the next batch needs more"
-    (news,) = found.news()
-    assert news["waited_s"] == found.wait_s >= 2.0
+    (news,) = incidents(found)
+    assert news["waited_s"] == found.wait_s >= 1.5
     assert re.fullmatch(r"waited \d+.* for data that was still being prepared", news["what"])
-    assert found.news() == []
+    assert incidents(found) == []
     found.close()
 
 
@@ -143,13 +150,12 @@ def test_a_resume_knows_the_shards_again_in_a_growing_set_and_a_finished_one(fin
     first = loader(growing(grown.directory), micro_batch=5)
     whole = stream(finished, 100)
     head = [sample for step in take(first, 4) for sample in step]
-    state = first.read_from
+    state = first.state()["read_from"]
     first.close()
     assert state == {"num_shards": 6, "shards": chain(growing(grown.directory).shards[:6])}
-    past = Past(state["num_shards"], state["shards"], UserError("other", "rule", "change"))
     grown.write(SHARDS - 2 * WINDOW).end()
     for source, ranks in ((growing(grown.directory), 1), (Folder(finished / "train"), 2)):
-        rest = [closed(loader(source, ranks, rank, 2, consumed=20, past=past), 5) for rank in range(ranks)]
+        rest = [closed(loader(source, ranks, rank, 2, consumed=20, read_from=state), 5) for rank in range(ranks)]
         joined = [sample for step in range(5) for rank in range(ranks) for sample in rest[rank][step]]
         assert head == whole[:20] and joined == whole[20 : 20 + len(joined)]
 
@@ -159,36 +165,35 @@ def test_what_has_been_read_does_not_depend_on_what_was_known_meanwhile(finished
     slow, fast = loader(growing(grown.directory), micro_batch=7), loader(Folder(finished / "train"), micro_batch=7)
     for each in (slow, fast):
         take(each, 1)
-    assert slow.read_from == fast.read_from and slow.read_from["num_shards"] == 3
+    assert slow.state() == fast.state() and slow.state()["read_from"]["num_shards"] == 3
     for each in (slow, fast):
         each.close()
 
 
 def test_other_shards_than_the_checkpoints_are_refused_at_once_or_when_they_come(finished, tmp_path, monkeypatch):
-    refused = UserError("other", "rule", "change")
-    past = Past(6, chain(Folder(finished / "train").shards[:6]), refused)
+    past = {"num_shards": 6, "shards": chain(Folder(finished / "train").shards[:6])}
     monkeypatch.setattr("tests.data.grown.samples_of", lambda shard: samples_of(shard) + (shard == 5))
     grown = Grown(tmp_path / "data").write(WINDOW)
-    late = loader(growing(grown.directory), consumed=3, past=past)
+    late = loader(growing(grown.directory), consumed=3, read_from=past)
     grown.write(WINDOW)
-    with pytest.raises(UserError, match="other"):
+    with pytest.raises(UserError, match="not those that the run's checkpoint has read"):
         take(late, 1)
-    with pytest.raises(UserError, match="other"):
-        loader(growing(grown.directory), consumed=3, past=past)
+    with pytest.raises(UserError, match="not those that the run's checkpoint has read"):
+        loader(growing(grown.directory), consumed=3, read_from=past)
     grown.end()
-    too_short = Past(7, past.shards, refused)
-    with pytest.raises(UserError, match="other"):
-        loader(growing(grown.directory), consumed=3, past=too_short)
+    too_short = {**past, "num_shards": 7}
+    with pytest.raises(UserError, match="not those that the run's checkpoint has read"):
+        loader(growing(grown.directory), consumed=3, read_from=too_short)
     late.close()
 
 
 def test_nothing_is_read_before_the_past_is_known_to_be_the_same(finished, tmp_path):
     """A preparation that was deleted and begun again: the next window is there, the shards behind are not yet."""
-    past = Past(9, chain(Folder(finished / "train").shards[:9]), UserError("other", "rule", "change"))
+    past = {"num_shards": 9, "shards": chain(Folder(finished / "train").shards[:9])}
     grown = Grown(tmp_path / "data").write(2 * WINDOW)
-    found = loader(growing(grown.directory), consumed=15, micro_batch=1, past=past)
+    found = loader(growing(grown.directory), consumed=15, micro_batch=1, read_from=past)
     time.sleep(0.2)
-    assert not found._ahead[0].done()
+    assert not found._loader.is_ready(0)
     grown.write(WINDOW)
     assert take(found, 1)[0][0] == stream(finished, 16)[15]
     found.close()
@@ -197,10 +202,12 @@ def test_nothing_is_read_before_the_past_is_known_to_be_the_same(finished, tmp_p
 def test_room_for_documents_is_of_the_place_alone(finished, tmp_path):
     """The most of a sample is 2 from the first shard on."""
     grown = Grown(tmp_path / "data").write(WINDOW)
-    arrivals = [Arrival(Reader(growing(directory)), SEED, WINDOW) for directory in (grown.directory, finished)]
-    assert [found.borders(Borders(0, 99), 10) for found in arrivals] == [Borders(0, 2)] * 2
-    plain = Arrival(Reader(Folder(finished / "train")), SEED, WINDOW)
-    assert plain.borders(Borders(0, 99), 10) == Borders(0, 99)
+    for directory in (grown.directory, finished):
+        order = WrittenOrder(Reader(growing(directory)), SEED, WINDOW, None, UserError("other", "rule", "change"))
+        order.take(0, 10)
+        assert order.borders(Borders(0, 99)) == Borders(0, 2)
+    whole = WrittenOrder(Reader(Folder(finished / "train")), SEED, WINDOW, None, UserError("other", "rule", "change"))
+    assert whole.borders(Borders(0, 99)) == Borders(0, 99)
     rows = {}
     for name, source in (("growing", growing(grown.directory)), ("finished", Folder(finished / "train"))):
         found = loader(source, micro_batch=8, borders=Borders(0, 3))
@@ -212,14 +219,24 @@ def test_room_for_documents_is_of_the_place_alone(finished, tmp_path):
     assert (rows["growing"]["targets"] == rows["finished"]["targets"]).all()
 
 
-def test_shards_are_news_once(finished, tmp_path):
+def test_new_shards_are_an_event_once_and_on_logging_steps_only(finished, tmp_path):
     grown = Grown(tmp_path / "data").write(WINDOW)
     found = loader(growing(grown.directory), micro_batch=14)
     shards = Folder(finished / "train").shards
-    assert found.new_shards() == {"num_shards": 3, "shards": chain(shards[:3]), "is_complete": False}
+    known = {"num_shards": 3, "shards": chain(shards[:3]), "is_complete": False}
+    entry = {
+        "seed": SEED,
+        "shuffle_window": WINDOW,
+        "first_epoch": "written",
+        "samples_consumed": 0,
+        "samples_per_step": 14,
+    }
+    assert found.entry() == {**entry, **known}
     take(found, 1)
-    assert found.new_shards() is None
+    assert found.drain_events(is_log_step=True) == []
     grown.write(SHARDS - WINDOW).end()
     take(found, 4)
-    assert found.new_shards() == {"num_shards": SHARDS, "shards": chain(shards), "is_complete": True}
+    assert all(event.kind != "data" for event in found.drain_events(is_log_step=False))
+    (event,) = found.drain_events(is_log_step=True)
+    assert event == ("data", {"num_shards": SHARDS, "shards": chain(shards), "is_complete": True})
     found.close()

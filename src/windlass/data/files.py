@@ -1,0 +1,33 @@
+"""Two things that every room of data needs: files that a crash cannot tear, and URLs that may be printed."""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+EXTRAS: Final = {"s3": "s3", "s3a": "s3"}  # protocol -> extra of windlass that reads it; fsspec names any other package
+
+
+def write_durably(path: Path, *chunks: bytes | memoryview) -> None:
+    """The file exists whole under its name, or not at all, whatever kills the machine."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def shown(text: str) -> str:
+    """Text with what may be secret in its URLs left out: user and password, and the query."""
+    return re.sub(r"\?[^\s'\"<>]*", "?...", re.sub(r"://[^/@\s]*@", "://", text))

@@ -1,0 +1,158 @@
+"""The files of a source: what is known of each, and the documents in those on this host.
+
+scan lists files; fetch copies those that are not on this host. `documents` reads local files and compares each hash, so a file
+that changes in between is an error, not a mixture.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import xxhash
+
+from windlass.data.files import shown
+from windlass.data.sources import formats
+from windlass.data.sources.config import Format, SourceConfig
+from windlass.errors import UserError
+
+BINARY_PROBE_BYTES = 8000
+READ_BYTES = 1 << 20
+
+
+class SourceFile(NamedTuple):
+    """A file as `scan` found it. `name` is relative to the source; `xxh3` its hash, or what else it is known by; `text_key`
+    is the key or column that holds the text. `path` is a string for what is not on this host's disk."""
+
+    path: Path | str
+    name: str
+    num_bytes: int
+    xxh3: str
+    text_key: str
+
+
+class Source(NamedTuple):
+    """What `scan` found, and the part of it that is wanted: `rows` first..last, then the first `documents` that hold text.
+    `tokens` is known only to those who encode."""
+
+    files: list[SourceFile]
+    rows: tuple[int, int | None] = (0, None)
+    num_documents: int | None = None
+    num_tokens: int | None = None
+    format: Format = "text"
+    too_long: Literal["drop"] | None = None
+    stream: Callable[[], Iterator[str]] | None = None
+    """Gives the documents, in place of `files`, where they come as they are read."""
+    first_documents: int | None = None
+    """At most so many of all these."""
+
+    def documents(self) -> Iterator[str]:
+        """Every document that is not empty, in order. Raises UserError naming the file and row that is wrong."""
+        if self.stream is not None:
+            return islice(self.stream(), self.first_documents)
+        rows = islice(all_rows(self.files), *self.rows)
+        texts = islice((text for text in rows if text), self.num_documents)
+        return islice(texts, self.first_documents)
+
+
+def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
+    return Source(files, config.slice, config.documents, config.tokens, config.format, config.too_long)
+
+
+def is_remote(file: SourceFile) -> bool:
+    return isinstance(file.path, str)
+
+
+def files_below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
+    """Every file files_below, but for hidden ones and those in folders named in `skipped`; without any, linked folders too."""
+    paths = []
+    for folder, subfolders, names in os.walk(directory, followlinks=not skipped):
+        links = [name for name in subfolders if Path(folder, name).is_symlink()]
+        loops = {name for name in links if Path(folder).resolve().is_relative_to(Path(folder, name).resolve())}
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skipped | loops]
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    return paths
+
+
+def names_below(directory: Path) -> list[str]:
+    """Every file files_below, but for hidden ones, by its name from there, sorted."""
+    return sorted(path.relative_to(directory).as_posix() for path in files_below(directory))
+
+
+def file_at(path: Path, name: str, text_key: str) -> SourceFile:
+    """A text file of any format, hashed. Raises UserError."""
+    if is_binary(path):
+        raise formats.binary_file(path)
+    if formats.holds_rows(name):
+        raise formats.of_rows([str(path)], 1)
+    return hash_file(path, name, text_key)
+
+
+def is_binary(path: Path) -> bool:
+    """What is compressed is judged by what it holds. Raises UserError where it is damaged."""
+    if formats.kind_of(path.name) == "parquet":
+        return False
+    with _open(path) as file:
+        try:
+            return b"\0" in formats.unpacked(file, path.name).read(BINARY_PROBE_BYTES)
+        except formats.broken() as error:
+            raise formats.damaged(str(path), error) from None
+
+
+def _open(path: Path) -> Any:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}", "sources are read", "mend its rights") from None
+
+
+def hash_file(path: Path, name: str, text_key: str) -> SourceFile:
+    digest, num_bytes = xxhash.xxh3_128(), 0
+    with _open(path) as file:
+        while chunk := file.read(READ_BYTES):
+            digest.update(chunk)
+            num_bytes += len(chunk)
+    return SourceFile(path, name, num_bytes, digest.hexdigest(), text_key)
+
+
+class _Hashed(io.RawIOBase):
+    """A file that hashes what is read of it, from its begin to its end."""
+
+    def __init__(self, file: Any):
+        self._file, self.digest = file, xxhash.xxh3_128()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._file.readinto(buffer)
+        self.digest.update(memoryview(buffer)[:count])
+        return count
+
+
+def all_rows(files: list[SourceFile]) -> Iterator[str]:
+    """Every row, empty ones too. Raises UserError naming what is wrong."""
+    for file in files:
+        path = Path(file.path)
+        if formats.kind_of(path.name) == "parquet":  # which is not read from its begin to its end
+            check_unchanged(file, hash_file(path, "", "").xxh3)
+            with _open(path) as stream:
+                yield from formats.read_rows(stream, str(path), file.text_key)
+            continue
+        with _open(path) as stream:
+            hashed = _Hashed(stream)
+            buffered = io.BufferedReader(hashed, READ_BYTES)
+            yield from formats.read_rows(buffered, str(path), file.text_key)
+            while buffered.read(READ_BYTES):  # what stands behind the last compressed byte
+                pass
+            check_unchanged(file, hashed.digest.hexdigest())
+
+
+def check_unchanged(file: SourceFile, found: str) -> None:
+    """Raises UserError where the file is known by another hash or mark now."""
+    if found != file.xxh3:
+        rule = "a source stays as it is while it is read"
+        where = shown(file.path) if isinstance(file.path, str) else file.path
+        raise UserError(f"{where} changed while it was being prepared", rule, "prepare again when it is complete")

@@ -1,0 +1,109 @@
+"""Samples -> tensors of one micro-batch: the shift from ids to targets, isolated documents, and a key per sample.
+
+The shift happens here, once: a sample stores T+1 ids; input_ids = ids[:-1], targets = labels[1:].
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from windlass.data.packing import NOT_COUNTED, Borders, isolate
+from windlass.data.shards.index import REPAIR
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.batch_source import Batch
+from windlass.errors import BadShard, UserError
+
+MakeBatch = Callable[[np.ndarray, int], Batch]
+"""(samples as [N, 2] pairs of shard and row, stream position of the first) -> their batch."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
+
+
+class SampleReader(Protocol):
+    """What `collate` needs of a `Reader`."""
+
+    def name(self, number: int) -> str:
+        """The file of shard `number`, for messages."""
+
+    def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sample `row` of shard `number` -> (input_ids [T+1], labels [T+1]). Raises BadShard."""
+
+
+def check_length(reader: Reader, sequence_length: int, may_lack: int = 0) -> None:
+    """Raises UserError when the samples on disk are not `sequence_length` + 1 ids long.
+
+    The first readable shard of the first 1 + `may_lack` is looked at; if none is readable, reading them in turn reports it.
+    """
+    for number in range(min(1 + may_lack, len(reader.shards))):
+        try:
+            stored = len(reader.read(number, 0)[0]) - 1
+            break
+        except BadShard:
+            if may_lack == 0:
+                raise
+    else:
+        return
+    if stored != sequence_length:
+        raise UserError(
+            f"sequence_length {sequence_length}, but the samples in {reader.source.where} hold {stored} targets each",
+            "samples are cut to length when data is prepared",
+            f"prepare again with sequence_length {sequence_length}, or train with {stored}",
+        )
+
+
+def collate(
+    reader: SampleReader, places_N2: np.ndarray, rows: int, sequence_length: int, borders: Borders | None = None
+) -> Batch:
+    """The samples at `places_N2` as one batch of `rows` rows; rows without a sample hold id 0 and count no target.
+
+    Returns input_ids and targets, [rows, T] int64. `borders` isolates documents and adds `documents`, [rows, M] int64.
+    """
+    input_ids_BL = np.zeros((rows, sequence_length + 1), np.int64)
+    labels_BL = np.full((rows, sequence_length + 1), NOT_COUNTED, np.int64)
+    for row, (shard, sample) in enumerate(places_N2.tolist()):
+        ids, labels = reader.read(shard, sample)
+        if len(ids) != sequence_length + 1:
+            given = f"sample {sample} of {reader.name(shard)} holds {len(ids)} ids"
+            raise BadShard(given, f"every sample of this set holds {sequence_length + 1}", REPAIR)
+        input_ids_BL[row], labels_BL[row] = ids, labels
+    parts = {"input_ids": input_ids_BL[:, :-1], "targets": labels_BL[:, 1:]}
+    if borders is not None:
+        parts["documents"], parts["targets"] = isolate(input_ids_BL, labels_BL, borders)
+    return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
+
+
+def batches_of(reader: SampleReader, sequence_length: int, borders: Callable[[], Borders] | None = None) -> MakeBatch:
+    """Batches of whole samples. `borders` is called once per batch and isolates its documents."""
+
+    def make(places_N2: np.ndarray, _position: int) -> Batch:
+        return collate(reader, places_N2, len(places_N2), sequence_length, borders() if borders else None)
+
+    return make
+
+
+def add_keys(make: MakeBatch, seed: int) -> MakeBatch:
+    """The same batches with `keys`, [N] int64."""
+
+    def make_with_keys(places_N2: np.ndarray, position: int) -> Batch:
+        return {**make(places_N2, position), "keys": sample_keys(seed, position, len(places_N2))}
+
+    return make_with_keys
+
+
+def sample_keys(seed: int, start: int, count: int) -> torch.Tensor:
+    """[count] int64: a key for each of the positions start..start+count of the stream, for what is random per sample (dropout).
+
+    Two rounds of SplitMix64 (Steele et al. 2014). The position determines epoch and step, so a sample gets a new key each time
+    it comes. Ranks, batch sizes and the world do not enter.
+    """
+    with np.errstate(over="ignore"):  # integers that wrap, on purpose
+        positions = np.uint64(start) + np.arange(count, dtype=np.uint64)
+        return torch.from_numpy(_splitmix(_splitmix(np.uint64(seed)) + positions * _GOLDEN).view(np.int64))
+
+
+def _splitmix(x: Any) -> Any:
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,100 @@
+"""The door: prepared data and a recipe -> the stream of global batches that a run trains on, with what the recipe asks for.
+
+    order     Order; Mixture where sources have weights; WrittenOrder where training begins while data is prepared
+    reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
+    batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample
+    source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
+
+A feature is one object that the others do not know. A new one goes into the layer that it changes, and is named here.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from windlass.data.config import DataConfig
+from windlass.data.packing import Borders
+from windlass.data.prepare.manifest import Prepared
+from windlass.data.prepare.prepare import other_stream
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.batch_source import BatchSource
+from windlass.data.stream.collate import add_keys, batches_of, check_length
+from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
+from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
+from windlass.data.stream.mixture import Mixture, shares_of
+from windlass.data.stream.order import Order
+from windlass.data.stream.skipping_stream import (
+    OneRank,
+    Ranks,
+    SkippingReader,
+    SkippingStream,
+    check_limit_on_resume,
+)
+
+
+def open_stream(
+    prepared: Prepared,
+    config: DataConfig,
+    cut: BatchCut,
+    *,
+    seed: int,
+    with_keys: bool = False,
+    state: Mapping[str, Any] | None = None,
+    ranks: Ranks | None = None,
+    log: Callable[[str], None] = print,
+    device: torch.device | str = "cpu",
+) -> BatchSource:
+    """The training set as this rank's batches, from where `state` ended (`BatchSource.state` of a checkpoint of this stream).
+
+    with_keys: each sample has a key, for dropout. log: is called while a batch waits for data that is not prepared yet.
+    Raises UserError, BadShard.
+    """
+    state = state or {}
+    reader = _open_reader(prepared, config)
+    order, written = _order(prepared, config, reader, seed, state.get("read_from"))
+    skipping = None
+    if config.max_bad_shards or state.get("skipped"):
+        since = dict(state.get("skipped", ()))
+        check_limit_on_resume(since, config.max_bad_shards, reader)
+        skipping = SkippingReader(order, reader, config.sequence_length, since)
+    make = batches_of(
+        skipping or reader, config.sequence_length, _borders(prepared, written) if config.isolate else None
+    )
+    if with_keys:
+        make = add_keys(make, seed)
+    loader = Loader(skipping or order, reader.shards, make, cut, state.get("samples_consumed", 0), device)
+    source: BatchSource = loader
+    if written is not None:
+        source = GrowingStream(loader, written, state.get("read_from"), log)
+    if skipping is not None:
+        source = SkippingStream(source, skipping, cut, config.max_bad_shards, ranks or OneRank())
+    return source
+
+
+def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
+    windows = len(config.weights or [1])  # each source of a mixture has a window open
+    source = wait_for_first_shard(prepared.shards("train", may_lack=config.max_bad_shards))
+    reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
+    check_length(reader, config.sequence_length, config.max_bad_shards)
+    return reader
+
+
+def _order(
+    prepared: Prepared, config: DataConfig, reader: Reader, seed: int, read_from: Mapping[str, Any] | None
+) -> tuple[StreamOrder, WrittenOrder | None]:
+    """The order; a second time, where it may still grow."""
+    samples, window = reader.shard_samples, config.shuffle_window
+    is_written = config.order.first_epoch == "written"
+    shares = shares_of(prepared.sets["train"].source_shards, config.weights)
+    if shares is not None:
+        return Mixture(samples, shares.shard_sources, shares.weights, seed, window, written=is_written), None
+    if is_written:
+        written = WrittenOrder(reader, seed, window, read_from, refused=other_stream(prepared.place))
+        return written, written
+    return Order(samples, seed, window), None
+
+
+def _borders(prepared: Prepared, written: WrittenOrder | None) -> Callable[[], Borders]:
+    borders = prepared.borders("train")
+    return lambda: borders if written is None else written.borders(borders)

@@ -1,0 +1,186 @@
+"""Other tools' names for our settings. A recipe that uses one is refused with the setting to write instead. No torch.
+
+Nothing is translated silently: two names for one setting would be two places to look. TABLE has a row for each key that another
+tool has; WORDS has the values. A later section of the recipe adds rows.
+
+Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's sections, Lightning's
+Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from windlass.errors import UserError
+
+_NODE: Final = "parallel.replicate=-1 parallel.shard=8 (the ranks of a node, here 8)"
+SHARDINGS: Final = {  # in the order of torch's enumeration: FULL_SHARD is 1
+    "FULL_SHARD": "parallel.zero=3 parallel.shard=-1",
+    "SHARD_GRAD_OP": "parallel.zero=2 parallel.shard=-1",
+    "NO_SHARD": "parallel.zero=0",
+    "HYBRID_SHARD": f"parallel.zero=3 {_NODE}",
+    "_HYBRID_SHARD_ZERO2": f"parallel.zero=2 {_NODE}",
+}
+_ALIASES: Final = {
+    "HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2",
+    "HSDP": "HYBRID_SHARD",
+    "FSDP": "FULL_SHARD",
+    "FSDP2": "FULL_SHARD",
+    "DDP": "NO_SHARD",
+}
+_SPELLINGS: Final = {
+    "bf16": "bf16 bfloat16 bf16-mixed mixed-bf16 bfloat16-mixed mixed-bfloat16 amp-bf16 amp-bfloat16",
+    "fp16": "fp16 16 float16 half 16-mixed fp16-mixed mixed-fp16 float16-mixed mixed-float16 amp-fp16 amp-float16 amp",
+    "fp32": "fp32 32 float32 float single full no none false 32-true fp32-true",  # YAML 1.1 reads `no` as false
+    "fp64": "fp64 64 float64 double 64-true fp64-true",
+    "bf16-pure": "bf16-pure bf16-true bfloat16-true pure-bf16 true-bf16",
+    "fp32 (whether its products run in TF32 is torch's setting)": "tf32 tensorfloat32",
+    "fp16 (weights stay in fp32: fp16 ones lose most updates)": "16-true fp16-true pure-fp16",
+    "bf16 (there is no fp8 here)": "fp8 fp8-mixed transformer-engine fp8-e4m3 mixed-fp8 amp-fp8",
+}
+WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in words.split()}
+
+
+def sharding_of(value: Any, is_numbered: bool = False) -> str | None:
+    """Our settings for a sharding in any common spelling: FULL_SHARD, zero-3, stage3, "3"; a number of torch's enumeration where
+    it `is_numbered`. None for words that no tool has."""
+    if is_numbered and isinstance(value, int) and 1 <= value <= len(SHARDINGS):
+        return list(SHARDINGS.values())[value - 1]
+    name = str(value).rpartition(".")[2].strip().upper().replace("-", "_").replace(" ", "_")
+    stage = re.fullmatch(r"(?:ZERO|STAGE|DEEPSPEED_STAGE|ZERO_STAGE)?_*([0-3])", name)
+    return f"parallel.zero={stage[1]}" if stage else SHARDINGS.get(_ALIASES.get(name, name))
+
+
+def policy_of(value: Any) -> str | None:
+    """`precision.policy=...` for a precision in any common spelling; None for words that no tool has."""
+    policy = WORDS.get(str(value).rpartition(".")[2].strip().lower().replace("_", "-").replace(" ", "-"))
+    return None if policy is None else f"precision.policy={policy}"
+
+
+def _dtype(setting: str) -> Callable[[Any], str]:
+    return lambda value: f"precision.{setting}={(policy_of(value) or 'precision.policy=fp32').partition('=')[2]}"
+
+
+def _switch(policy: str) -> Callable[[Any], str | None]:
+    def answer(value: Any) -> str | None:
+        is_on = value.get("enabled", True) if isinstance(value, Mapping) else value
+        return policy_of(policy) if is_on else "nothing (precision.policy alone says it)"
+
+    return answer
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """`words`: keys of `tool` in our `section`. `ours`: what to write instead; a pair: for true and for false; a function: of the
+    value, None where the key is not refused."""
+
+    section: str
+    words: str
+    tool: str
+    ours: str | tuple[str, str] | Callable[[Any], str | None]
+
+
+_FSDP: Final = "FSDP1, accelerate"
+_ANY: Final = " or ".join(list(SHARDINGS.values())[:3])
+_OWN_NAMES: Final = "nothing (FSDP2 keeps every parameter by its own name)"
+_UNIT: Final = "nothing, or parallel.blocks_per_unit (a unit is a block)"
+_AHEAD: Final = "nothing, or parallel.prefetch for more than one unit ahead (one is FSDP2's own order in backward)"
+_ZERO, _OFFLOAD = ("parallel.zero=3", "parallel.zero=2"), ("parallel.offload=true", "parallel.offload=false")
+_RECOMPUTE, _PREFETCH = (
+    ("parallel.recompute=full", "parallel.recompute=none"),
+    ("parallel.prefetch=1", "parallel.prefetch=0"),
+)
+# fmt: off
+TABLE: Final = (
+    OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY),
+    OtherName("parallel", "zero_stage stage zero_optimization", "DeepSpeed", lambda v: sharding_of(v) or _ANY),
+    OtherName("parallel", "zero", "FSDP1, DeepSpeed", lambda v: sharding_of(v) if isinstance(v, str) else None),
+    OtherName("parallel", "fsdp", "transformers", lambda v: sharding_of(v) or SHARDINGS["FULL_SHARD"]),
+    OtherName("parallel", "ddp", "torch", lambda v: sharding_of(v) or SHARDINGS["NO_SHARD"]),
+    OtherName("parallel", "reshard_after_forward fsdp_reshard_after_forward", "FSDP2, accelerate", _ZERO),
+    OtherName("parallel", "cpu_offload fsdp_cpu_offload fsdp_offload_params", _FSDP, _OFFLOAD),
+    OtherName("parallel", "gradient_checkpointing activation_checkpointing", "transformers, Lightning", _RECOMPUTE),
+    OtherName("parallel", "fsdp_activation_checkpointing", "accelerate", _RECOMPUTE),
+    OtherName("parallel", "forward_prefetch fsdp_forward_prefetch", _FSDP, _PREFETCH),
+    OtherName("parallel", "backward_prefetch fsdp_backward_prefetch", _FSDP, _AHEAD),
+    OtherName("parallel", "use_orig_params fsdp_use_orig_params", _FSDP, _OWN_NAMES),
+    OtherName("parallel", "sync_module_states fsdp_sync_module_states", _FSDP, "nothing (every rank fills its own shard)"),
+    OtherName("parallel", "limit_all_gathers", "FSDP1", "nothing (FSDP2 needs no such limit)"),
+    OtherName("parallel", "min_num_params auto_wrap_policy fsdp_auto_wrap_policy", _FSDP, _UNIT),
+    OtherName("parallel", "fsdp_transformer_layer_cls_to_wrap", "accelerate", _UNIT),
+    OtherName("parallel", "find_unused_parameters", "DDP", "nothing (a parameter without a gradient stops the run)"),
+    OtherName("parallel", "bucket_cap_mb ddp_bucket_cap_mb", "DDP", lambda v: f"parallel.zero=0 parallel.bucket_mib={v}"),
+    OtherName("parallel", "mixed_precision", _FSDP, lambda v: policy_of(v) or "precision.policy=bf16"),
+    OtherName("precision", "mixed_precision", "accelerate", lambda v: policy_of(v) or "precision.policy=bf16"),
+    OtherName("precision", "bf16 bf16_full_eval", "transformers, DeepSpeed", _switch("bf16")),
+    OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _switch("fp16")),
+    OtherName("precision", "tf32", "transformers", _switch("tf32")),
+    OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
+    OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),
+    OtherName("precision", "mixed_precision_output", "torchtitan", _dtype("output")),
+    OtherName("precision", "mixed_precision_buffer", "torchtitan", "nothing (buffers stay as they are)"),
+)
+# fmt: on
+_RULES: Final = {
+    "parallel": "here zero says what is cut, shard and replicate over how many ranks",
+    "precision": "here precision.policy is one of {policies}",
+}
+
+
+def refuse_other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> None:
+    """Raises UserError where `recipe` has another tool's key, section or value. `policies`: our values of precision.policy."""
+    for section in ("fsdp", "fsdp_config", "ddp"):
+        if section in recipe:
+            content, rule = recipe[section], "the layout is the section `parallel`"
+            if isinstance(content, Mapping):
+                _refuse(_found("parallel", section, content), "parallel", policies)
+            elif isinstance(content, str) and (ours := sharding_of(content)):
+                raise UserError(f"{section}={content}", rule, f"use {ours}")
+            raise UserError(f"a section `{section}`", rule, "see parallel in docs/recipe.md")
+    parallel, precision = recipe.get("parallel"), recipe.get("precision")
+    found = list(_found("precision", "", recipe))
+    if isinstance(precision, Mapping):
+        policy = precision.get("policy")
+        if policy is not None and policy not in policies and (ours := policy_of(policy)):
+            found.append(("precision.policy", policy, ours, "other tools"))
+        found += _found("precision", "precision", precision)
+    elif precision is not None and (ours := policy_of(precision)):
+        found.append(("precision", precision, ours, "Lightning"))
+    _refuse(found, "precision", policies)
+    if isinstance(parallel, Mapping):
+        _refuse(_found("parallel", "parallel", parallel), "parallel", policies)
+
+
+Found = tuple[str, Any, str, str]  # key as the recipe has it, value, what to write instead, tool
+
+
+def _found(section: str, where: str, given: Mapping[str, Any]) -> Iterator[Found]:
+    for key, value in given.items():
+        for row in TABLE:
+            if row.section == section and key in row.words.split():
+                ours = row.ours if isinstance(row.ours, str) else None
+                if isinstance(row.ours, tuple) and isinstance(value, bool):
+                    ours = row.ours[0 if value else 1]
+                elif callable(row.ours):
+                    ours = row.ours(value)
+                if ours is not None:
+                    yield f"{where}.{key}".removeprefix("."), value, ours, row.tool
+
+
+def _refuse(rows: Iterator[Found] | list[Found], section: str, policies: Sequence[str]) -> None:
+    if found := list(rows):
+        tools = ", ".join(dict.fromkeys(tool for *_, tool in found))
+        raise UserError(
+            "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in found),
+            f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
+            "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in found)),
+        )
+
+
+def as_yaml(value: Any) -> str:
+    """A value as a recipe would have it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f'"{text}"' if isinstance(value, str) and text.isdigit() else text  # a number in quotes is text

@@ -1,0 +1,106 @@
+"""Every rule on a layout, in one list: what `parallel` asks for, against itself, the rest of the recipe, the model and the ranks.
+
+    degrees    tp and context: heads, channels, positions      effects   settings that change nothing, and contradictions
+    expert     experts over ranks, and what they rule out       pipeline  schedules, stages, micro-batches
+    batch      the global batch in micro-batches
+
+Each rule is a function that yields a UserError for every violation. `check_layout` runs all rules whose inputs are known and
+raises one error that lists everything they yield. It runs twice in a run: when a recipe is loaded (config.check_recipe: no
+world, and no model that a file describes), and before anything slow starts (training/preflight: all is known). No torch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from windlass.errors import SeveralErrors, UserError
+from windlass.model.architecture import Architecture
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.batch import batch_errors
+from windlass.parallel.rules.degrees import (
+    context_errors,
+    degree_errors,
+    head_errors,
+    length_errors,
+    position_errors,
+    tensor_errors,
+)
+from windlass.parallel.rules.effects import axis_errors, effect_errors, unit_errors
+from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
+from windlass.parallel.rules.pipeline import pipeline_errors, split_errors, stage_errors
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Settings of other sections that layout rules read. None: not known, and the rules that need it are left out."""
+
+    policy: str | None = None
+    optimizer: str | None = None
+    sequence_length: int | None = None
+    is_length_fixed: bool = False
+    """No message proposes another sequence length: the checkpoint at hand was trained with this one."""
+    tokens_per_step: int | None = None
+    micro_batch: int = 1
+
+
+def check_layout(
+    parallel: ParallelConfig,
+    architecture: Architecture | None = None,
+    world: int | None = None,
+    beside: Beside = Beside(),
+) -> None:
+    """Raises one UserError that lists every violation, in the order of the rules below."""
+    errors = list(layout_errors(parallel, architecture, world, beside))
+    if errors:
+        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+
+
+def layout_errors(
+    parallel: ParallelConfig, architecture: Architecture | None, world: int | None, beside: Beside
+) -> Iterator[UserError]:
+    """All violations."""
+    contradictions = list(axis_errors(parallel))
+    yield from contradictions
+    yield from effect_errors(parallel)
+    yield from tensor_errors(parallel.tp, parallel.activation_gib)
+    yield from context_errors(parallel.context, parallel.context_kind, parallel.activation_gib)
+    yield from expert_errors(parallel.expert, parallel.zero, parallel.compile, parallel.recompute)
+    yield from pipeline_errors(parallel)
+    if beside.policy is not None:
+        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero, beside.policy)
+    sizes = list(_model_errors(parallel, architecture, beside)) if architecture is not None else []
+    yield from sizes
+    if beside.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
+        yield from _length_errors(parallel, architecture, beside.sequence_length, beside.is_length_fixed)
+    if world is not None and not contradictions:
+        yield from _world_errors(parallel, world, beside)
+    elif parallel.shard > 0 and parallel.zero:
+        yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
+
+
+def _model_errors(parallel: ParallelConfig, architecture: Architecture, beside: Beside) -> Iterator[UserError]:
+    degrees = list(degree_errors(parallel.tp, architecture))
+    yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
+    yield from stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
+    yield from unit_errors(parallel, architecture.num_layers)
+    yield from model_expert_errors(architecture, parallel, beside.policy, beside.optimizer)
+
+
+def _length_errors(
+    parallel: ParallelConfig, architecture: Architecture | None, length: int, is_fixed: bool
+) -> Iterator[UserError]:
+    if architecture is not None:
+        yield from length_errors(length, architecture)
+    yield from position_errors(parallel.tp, length, parallel.context, parallel.context_kind, architecture, is_fixed)
+
+
+def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Iterator[UserError]:
+    try:
+        layout = parallel.layout(world)
+    except UserError as error:
+        yield error
+        return
+    if parallel.zero:  # zero 0 has no experts over ranks at all
+        yield from expert_rank_errors(layout.expert, layout.shard, layout.context)
+    if beside.tokens_per_step is not None and beside.sequence_length is not None:
+        batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
+        yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp)

@@ -1,0 +1,87 @@
+"""Settings of `parallel` that contradict each other, or change nothing beside the others. No torch.
+
+What depends on the number of ranks alone (`shard: -1` on one rank) is not refused: one recipe runs on one rank and on many.
+"""
+
+from collections.abc import Iterator
+
+from windlass.errors import UserError
+from windlass.other_names import as_yaml
+from windlass.parallel.config import ParallelConfig
+
+
+def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
+    """Sizes of replicate and shard that no number of ranks fits."""
+    for axis, size in (("replicate", parallel.replicate), ("shard", parallel.shard)):
+        if size == 0:
+            yield UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
+    if parallel.replicate == -1 and parallel.shard == -1 and parallel.zero != 0:
+        yield UserError(
+            "parallel.replicate=-1 and parallel.shard=-1",
+            "only one axis can take what is left",
+            "give one of them a number: shard = ranks per node is the usual choice (HSDP)",
+        )
+    if parallel.zero == 0 and parallel.shard not in (-1, 0, 1):
+        yield UserError(
+            f"parallel.zero=0 with parallel.shard={parallel.shard}",
+            "zero 0 is DDP: every rank keeps the whole model, nothing is cut along shard",
+            f"use parallel.replicate={parallel.shard}, or parallel.zero=2 or 3",
+        )
+
+
+def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
+    """Settings that would do nothing beside the others."""
+    if parallel.zero == 0:
+        for name in ("offload", "blocks_per_unit", "prefetch"):
+            if not _is_default(parallel, name):
+                yield UserError(
+                    f"parallel.{name}={as_yaml(getattr(parallel, name))} with parallel.zero=0",
+                    f"zero 0 is DDP, which has no FSDP units; {name} is a property of those",
+                    f"remove parallel.{name}, or use parallel.zero=2 or 3",
+                )
+    elif not _is_default(parallel, "bucket_mib"):
+        yield UserError(
+            f"parallel.bucket_mib={parallel.bucket_mib:g} with parallel.zero={parallel.zero}",
+            "buckets are DDP's (zero 0); FSDP sends one message per unit",
+            "remove parallel.bucket_mib, or use parallel.blocks_per_unit for larger messages",
+        )
+    if parallel.zero != 0 and parallel.prefetch and parallel.shard == parallel.context == 1:
+        yield UserError(
+            f"parallel.prefetch={parallel.prefetch} with parallel.shard=1",
+            "nothing is gathered where nothing is cut",
+            "remove parallel.prefetch, or use parallel.shard=-1",
+        )
+    if not _is_default(parallel, "check_every") and not parallel.check:
+        yield UserError(
+            f"parallel.check_every={parallel.check_every} with parallel.check=false",
+            "check_every says how often weights and states are compared; here nothing is",
+            "set parallel.check=true, or remove parallel.check_every",
+        )
+    if parallel.activation_gib is not None and parallel.recompute != "selective":
+        yield UserError(
+            f"parallel.activation_gib={parallel.activation_gib} with parallel.recompute={parallel.recompute}",
+            "activation_gib is the budget within which selective chooses; none and full leave nothing to choose",
+            "use parallel.recompute=selective, or remove parallel.activation_gib",
+        )
+
+
+def unit_errors(parallel: ParallelConfig, num_blocks: int) -> Iterator[UserError]:
+    """Units and prefetches that reach past a model of `num_blocks` blocks."""
+    if parallel.blocks_per_unit > num_blocks:
+        yield UserError(
+            f"parallel.blocks_per_unit={parallel.blocks_per_unit} for a model of {num_blocks} blocks",
+            "a unit is some of the model's blocks",
+            f"use parallel.blocks_per_unit={num_blocks} or less",
+        )
+        return
+    num_units = -(-num_blocks // parallel.blocks_per_unit)
+    if parallel.prefetch > num_units:
+        yield UserError(
+            f"parallel.prefetch={parallel.prefetch} for {num_units} units of {parallel.blocks_per_unit} blocks",
+            "no more units can be gathered ahead than there are",
+            f"use parallel.prefetch={num_units} or less",
+        )
+
+
+def _is_default(parallel: ParallelConfig, name: str) -> bool:
+    return bool(getattr(parallel, name) == type(parallel).model_fields[name].default)

@@ -1,0 +1,41 @@
+"""status.json: what became of a run, one small file in its run directory. No torch.
+
+Rank 0 replaces it when the loop begins, on logging steps, and when the run ends; the launcher corrects it where the ranks died
+before they could. A run that still says "running" while nobody holds the lock of its directory was killed.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+FILE: Final = "status.json"
+State = Literal["running", "stopped", "finished", "failed"]
+
+
+@dataclass(frozen=True)
+class Status:
+    state: State
+    step: int
+    """Completed optimizer steps."""
+    exit_code: int | None
+    """Of the run's process; None while it runs."""
+    time: float
+    """When this was written, in Unix seconds."""
+
+
+def write_status(run_directory: Path, state: State, step: int, exit_code: int | None) -> None:
+    """Replaces status.json: a reader sees the old one or the new one, whole."""
+    draft = run_directory / f"{FILE}.draft"
+    draft.write_text(json.dumps(asdict(Status(state, step, exit_code, time.time()))) + "\n", "utf-8")
+    os.replace(draft, run_directory / FILE)
+
+
+def read_status(run_directory: Path) -> Status | None:
+    """None where no run has written one, or where the file is not one of ours."""
+    try:
+        return Status(**json.loads((run_directory / FILE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

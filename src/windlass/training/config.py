@@ -1,0 +1,50 @@
+"""The recipe's `run:` section: how long a run trains, on what global batch, and where it starts. No torch."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from windlass.errors import UserError
+from windlass.settings import Settings
+
+
+class RunSettings(Settings):
+    directory: Path
+    """Directory for everything that the run writes. A run that is started on it again resumes."""
+    steps: int | None = Field(None, ge=1)
+    """Optimizer steps. Exactly one of steps, tokens, epochs."""
+    tokens: int | None = Field(None, ge=1)
+    """Training length in tokens, rounded up to whole steps."""
+    epochs: float | None = Field(None, gt=0)
+    """Training length in passes over the training set, rounded up to whole steps."""
+    tokens_per_step: int = Field(ge=1)
+    """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
+    micro_batch: int = Field(1, ge=1)
+    """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result."""
+    seed: int = Field(0, ge=0)
+    """Seed of the initial weights and of the data order."""
+    start_from: str | None = None
+    """A run or checkpoint directory whose state a *new* run begins with."""
+    start_what: Literal["weights", "all"] = "weights"
+    """With start_from. weights: take the model only. all: take optimizer, step and data position too."""
+    accept_drift: list[str] = []
+    """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
+    recipe. The model's own settings never may."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise UserError(
+                f"run has {' and '.join(given) if given else 'none of steps, tokens, epochs'}",
+                "the length of a run is given exactly once",
+                "set one of run.steps, run.tokens, run.epochs",
+            )
+        if self.start_from is None and self.start_what != "weights":
+            raise UserError(
+                f"run.start_what={self.start_what} without run.start_from",
+                "start_what says what is taken from the checkpoint that start_from names",
+                "set run.start_from, or remove run.start_what",
+            )
+        return self

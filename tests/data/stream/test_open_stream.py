@@ -1,0 +1,88 @@
+"""The door wraps the loader only in what the recipe asks for."""
+
+import pytest
+
+from tests.data.shards.test_mds import write
+from tests.data.streams import open_bare
+from windlass.data.packing import Borders
+from windlass.data.shards.mds import Folder
+from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
+from windlass.data.stream.loader import Loader
+from windlass.data.stream.mixture import Mixture, Shares
+from windlass.data.stream.order import Order
+from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
+
+WRITTEN = {"first_epoch": "written"}
+HALVES = Shares([0] * 4 + [1] * 4, [1.0, 1.0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Eight shards."""
+    directory = tmp_path_factory.mktemp("door") / "train"
+    write(directory, num_samples=100, num_ids=9, shard_bytes=1500)
+    return Folder(directory)
+
+
+@pytest.mark.parametrize(
+    ("features", "sources", "orders"),
+    [
+        ({}, [Loader], [Order]),
+        ({"shares": HALVES}, [Loader], [Mixture]),
+        (WRITTEN, [GrowingStream, Loader], [WrittenOrder]),
+        (
+            {**WRITTEN, "shares": HALVES},
+            [Loader],
+            [Mixture],
+        ),  # sources are written one after another: all must be there
+        ({"limit": 1}, [SkippingStream, Loader], [SkippingReader, Order]),
+        ({"limit": 1, **WRITTEN}, [SkippingStream, GrowingStream, Loader], [SkippingReader, WrittenOrder]),
+        ({"limit": 1, "skipped": [[2, 6]]}, [SkippingStream, Loader], [SkippingReader, Order]),
+    ],
+)
+def test_each_feature_is_one_layer(folder, features, sources, orders):
+    source = open_bare(folder, 8, 2, 7, **features)
+    source.close()
+    layers = [source]
+    while not isinstance(layers[-1], Loader):
+        layers.append(getattr(layers[-1], "_source", None) or layers[-1]._loader)
+    assert [type(layer) for layer in layers] == sources
+    found = [layers[-1]._order]
+    if isinstance(found[0], SkippingReader):
+        found.append(found[0]._order)
+    assert [type(order) for order in found] == orders
+
+
+def test_what_a_checkpoint_keeps_is_what_each_layer_adds(folder):
+    source = open_bare(folder, 8, 2, 7, consumed=6, limit=1, skipped=[[2, 4]], **WRITTEN)
+    source.next()
+    state = source.state()
+    source.close()
+    assert list(state) == ["samples_consumed", "read_from", "skipped"]
+    assert state["samples_consumed"] == 8 and state["skipped"] == [[2, 4]] and state["read_from"]["num_shards"] == 2
+
+
+def test_tensors_are_what_is_asked_for(folder):
+    names = []
+    for more in ({}, {"with_keys": True}, {"with_keys": True, "borders": Borders(0, 9)}):
+        source = open_bare(folder, 8, 2, 7, **more)
+        names.append(list(source.next()[0]))
+        source.close()
+    assert names == [
+        ["input_ids", "targets"],
+        ["input_ids", "targets", "keys"],
+        ["input_ids", "targets", "documents", "keys"],
+    ]
+
+
+def test_all_features_at_once_give_the_samples_of_the_plain_stream(folder):
+    """One loader reads all; four ranks of two micro-batches read their parts through all layers."""
+    plain = open_bare(folder, 8, 2, 7, micro_batch=16, first_epoch="written")
+    wanted = [plain.next()[0]["input_ids"].tolist() for _ in range(8)]
+    plain.close()
+    more = {"limit": 2, "borders": Borders(0, 9), "with_keys": True, **WRITTEN}
+    ranks = [open_bare(folder, 8, 2, 7, 2, 2, rank, 4, **more) for rank in range(4)]
+    found = [[row for rank in ranks for batch in rank.next() for row in batch["input_ids"].tolist()] for _ in range(8)]
+    for rank in ranks:
+        rank.close()
+    assert found == wanted

@@ -1,0 +1,43 @@
+"""Streams over a bare folder of samples, opened by the door that a run uses."""
+
+from types import SimpleNamespace
+
+from windlass.data.shards.mds import Folder
+from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.open_stream import open_stream
+
+
+class Bare:
+    """What `open_stream` asks of a `Prepared`."""
+
+    place = "here"
+
+    def __init__(self, source, borders=None, shares=None):
+        self._source, self._borders, self._shares = source, borders, shares
+
+    def shards(self, name, may_lack=0):
+        return Folder(self._source, may_lack) if hasattr(self._source, "is_dir") else self._source
+
+    def borders(self, name):
+        return self._borders
+
+    def shares(self, weights):
+        return self._shares
+
+
+def open_bare(
+    source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
+    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, **more,
+):  # fmt: skip
+    """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from`: of the checkpoint."""
+    config = SimpleNamespace(
+        sequence_length=sequence_length,
+        shuffle_window=shuffle_window,
+        isolate=borders is not None,
+        weights=None if shares is None else shares.weights,
+        max_bad_shards=limit,
+        order=SimpleNamespace(first_epoch=first_epoch),
+    )
+    cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)
+    state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}
+    return open_stream(Bare(source, borders, shares), config, cut, seed=seed, state=state, **more)

@@ -1,0 +1,57 @@
+"""The pages that a newcomer reads: short paragraphs, the field's words, and no file that is not in the tree."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+DESIGN = DOCS / "design.md"
+NAMING = [ROOT / "README.md", DESIGN, *(DOCS / name for name in ("walkthrough.md", "recipe.md", "support.md", "questions.md")),
+          *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("techniques/*.md"))]  # fmt: skip
+WRITTEN = [
+    page for page in NAMING if page.name not in ("recipe.md", "support.md")
+]  # the others are made from docstrings
+PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.\w+)?|[\w-]+\.py)`")
+ELSEWHERE = ("base/", "checkpoints/", "models/", "configuration_", "modeling_")  # of a run, and of transformers
+COINED = re.compile(
+    r"\b(told|tells?|lies|capsules?|twins?|census|lease|is said|are said|so many|what is none|stands (in|at|for|beside))\b"
+)
+
+
+def prose(page):
+    """The page without what is filled in from the source."""
+    return re.sub(r"^```.*?^```|^    .*?$", "", page.read_text("utf-8"), flags=re.S | re.M)
+
+
+def is_there(path, page):
+    """From the repository, the source or the page's own folder; a room inside a room by its own name too."""
+    source = ROOT / "src" / "windlass"
+    rooms = [folder for folder in source.iterdir() if path.endswith("/")]  # `sources/` in the row of `data/`
+    return any((folder / path).exists() for folder in (ROOT, source, page.parent, *rooms))
+
+
+def test_design_is_narrow_and_its_paragraphs_are_short():
+    text = DESIGN.read_text("utf-8")
+    assert [line for line in text.splitlines() if len(line) > 160] == []
+    paragraphs = text.split("\n\n")
+    assert len(paragraphs) > 100
+    assert [paragraph for paragraph in paragraphs if len(paragraph.split()) > 120 and paragraph[0] != "|"] == []
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_pages_name_only_files_that_exist(page):
+    named = [path for path in PATH.findall(page.read_text("utf-8")) if not path.startswith(ELSEWHERE)]
+    assert sorted({path for path in named if not is_there(path, page)}) == []
+
+
+def test_a_name_of_a_file_is_seen_where_it_is_one():
+    text = "`data/order.py`, `loss.py`, `stream/`, `data.order.first_epoch`, `org/name`, `a / b`, `prepared.json`"
+    assert PATH.findall(text) == ["data/order.py", "loss.py", "stream/"]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page):
+    found = [f"{match[0]}: {line}" for line in prose(page).splitlines() if (match := COINED.search(line))]
+    assert not found, "\n" + "\n".join(found)

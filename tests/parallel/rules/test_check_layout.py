@@ -1,0 +1,101 @@
+"""One call checks every rule on a layout, lists all violations, and runs once per recipe and once per start."""
+
+import sys
+from collections import Counter
+
+import pytest
+
+from tests import tiny
+from windlass.errors import SeveralErrors, UserError
+from windlass.model.config import ModelConfig
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.training.loop import train
+
+SIZES = {"vocab_size": 150, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+MODEL = ModelConfig(family="qwen3", **HEADS, **SIZES).architecture()
+
+
+def refused(parallel, *args, **kwargs):
+    with pytest.raises(UserError) as caught:
+        check_layout(ParallelConfig(**parallel), *args, **kwargs)
+    return caught.value
+
+
+def test_every_violation_is_listed_with_its_rule_and_its_change():
+    error = refused({"tp": 8, "prefetch": 3, "context_kind": "ulysses"}, MODEL, 3)
+    assert isinstance(error, SeveralErrors)
+    assert [one.given for one in error.errors] == [
+        "parallel.context_kind=ulysses with parallel.context=1",
+        "parallel.tp=8 for a model of 4 key/value heads",
+        "parallel.prefetch=3 for 2 units of 1 blocks",
+        "parallel.tp=8, parallel.replicate=1, parallel.shard=-1 on 3 ranks",
+    ]
+    assert error.given == "; ".join(one.given for one in error.errors)
+    assert str(error).splitlines()[3:6] == str(error.errors[1]).splitlines()
+
+
+def test_one_violation_is_raised_as_itself():
+    error = refused({"tp": 8}, MODEL)
+    assert type(error) is UserError and error.change == "use parallel.tp=1 or 2 or 4"
+
+
+def test_a_length_waits_for_a_model_that_can_be_cut():
+    beside = Beside(sequence_length=30)
+    assert refused({"tp": 8}, MODEL, beside=beside).given == "parallel.tp=8 for a model of 4 key/value heads"
+    assert refused({"tp": 4}, MODEL, beside=beside).given == "data.sequence_length=30 with parallel.tp=4"
+    short = ModelConfig(family="qwen3", max_position_embeddings=20, **HEADS, **SIZES).architecture()
+    error = refused({"tp": 4}, short, beside=beside)
+    assert [one.given.partition(" with ")[0] for one in error.errors] == [
+        "data.sequence_length=30 for a model of 20 positions",
+        "data.sequence_length=30",
+    ]
+
+
+def test_a_world_brings_the_ranks_of_experts_and_the_batch():
+    beside = Beside(sequence_length=8, tokens_per_step=24)
+    check_layout(ParallelConfig(), MODEL, 3, beside)
+    assert refused({}, MODEL, 2, beside=beside).given.startswith("run.tokens_per_step=24 (3 sequences) on 2 ranks")
+    assert refused({"expert": 2}, None, 3).given == "parallel.expert=2 with parallel.shard=3"
+    check_layout(ParallelConfig(expert=2))  # which may run on 2
+
+
+def test_a_contradiction_of_axes_hides_the_world_only():
+    assert refused({"replicate": 0, "tp": 3}, MODEL, 5).given.count(";") == 1
+
+
+COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_settings", "rules_of")
+
+
+def calls_of(function):
+    """How often each of COUNTED is called in this process while `function` runs. A generator's frame is one call."""
+    frames = set()
+
+    def profile(frame, event, _argument):
+        code = frame.f_code
+        if event == "call" and code.co_name in COUNTED and "/windlass/" in code.co_filename:
+            frames.add(frame)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return Counter(frame.f_code.co_name for frame in frames)
+
+
+def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known(tmp_path):
+    train(tiny.recipe(tmp_path, run={"steps": 3}))
+
+    def resume():
+        train(tiny.recipe(tmp_path, run={"steps": 5}))
+
+    counts = calls_of(resume)
+    assert {name: counts[name] for name in ("layout_errors", "degree_errors", "head_errors")} == {
+        "layout_errors": 2,
+        "degree_errors": 2,
+        "head_errors": 2,
+    }
+    assert counts["check_settings"] == 2, "before anything is made, and of the checkpoint that is read"
+    assert counts["rules_of"] == 2, "once to refuse, once to train"

@@ -1,0 +1,78 @@
+"""Settings of a layout that contradict each other, or have no effect, are refused with remedies that work."""
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.check_layout import check_layout
+from windlass.parallel.rules.effects import unit_errors
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "remedy"),
+    [
+        ({"zero": 0, "shard": 2}, "nothing is cut along shard", {"replicate": 2, "zero": 0}),
+        ({"replicate": -1, "shard": -1}, "only one axis can take what is left", {"replicate": -1, "shard": 2}),
+        ({"shard": 0}, "at least 1 rank", {"shard": -1}),
+        ({"replicate": 0}, "at least 1 rank", {"replicate": 1}),
+    ],
+)
+def test_contradictions_are_refused_and_the_remedy_works(given, said, remedy):
+    with pytest.raises(UserError, match=said):
+        check_layout(ParallelConfig(**given))
+    check_layout(ParallelConfig(**remedy), world=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "said", "remedies"),
+    [
+        (
+            {"zero": 0, "offload": True},
+            "parallel.offload=true",
+            "no FSDP units",
+            [{"zero": 0}, {"zero": 3, "offload": True}],
+        ),
+        ({"zero": 0, "blocks_per_unit": 2}, "blocks_per_unit=2", "no FSDP units", [{"zero": 2, "blocks_per_unit": 2}]),
+        ({"zero": 0, "prefetch": 1}, "prefetch=1", "no FSDP units", [{"zero": 3, "prefetch": 1}]),
+        ({"zero": 2, "bucket_mib": 50}, "bucket_mib=50", "buckets are DDP's", [{"zero": 2, "blocks_per_unit": 2}]),
+        (
+            {"shard": 1, "replicate": 2, "prefetch": 2},
+            "prefetch=2",
+            "nothing is gathered",
+            [{"shard": -1, "prefetch": 2}],
+        ),
+        (
+            {"activation_gib": 2},
+            "activation_gib=2.0",
+            "leave nothing to choose",
+            [{"recompute": "selective", "activation_gib": 2}],
+        ),
+        (
+            {"activation_gib": 2, "recompute": "full"},
+            "recompute=full",
+            "leave nothing to choose",
+            [{"recompute": "full"}],
+        ),
+    ],
+)
+def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, named, said, remedies):
+    with pytest.raises(UserError) as caught:
+        check_layout(ParallelConfig(**given))
+    assert named in caught.value.given and said in caught.value.rule
+    for remedy in remedies:
+        check_layout(ParallelConfig(**remedy))
+        assert "parallel." in caught.value.change
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks", "said", "remedy"),
+    [
+        ({"blocks_per_unit": 4}, 3, "for a model of 3 blocks", {"blocks_per_unit": 3}),
+        ({"prefetch": 4}, 3, "parallel.prefetch=4 for 3 units of 1 blocks", {"prefetch": 3}),
+        ({"prefetch": 3, "blocks_per_unit": 2}, 3, "for 2 units of 2 blocks", {"prefetch": 2, "blocks_per_unit": 2}),
+    ],
+)
+def test_units_and_prefetch_stay_within_the_model(given, blocks, said, remedy):
+    (error,) = unit_errors(ParallelConfig(**given), blocks)
+    assert said in error.given and f"={next(iter(remedy.values()))} or less" in error.change
+    assert not list(unit_errors(ParallelConfig(**remedy), blocks))

@@ -1,0 +1,40 @@
+"""`make test-all`: parts that were green on this commit are not run again."""
+
+import pytest
+
+from scripts import test_all
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """parts(red): runs three parts, of which those in `red` fail -> (parts that ran, parts that failed)."""
+
+    def run(red=()):
+        ran = []
+
+        def fake(command, **_):
+            ran.append(command[-1])
+            return test_all.subprocess.CompletedProcess(command, int(command[-1] in red))
+
+        monkeypatch.setattr(test_all.subprocess, "run", fake)
+        return ran, test_all.run_parts(["quick", "tests/a.py", "tests/x/a.py"], tmp_path, tmp_path / "seconds.json")
+
+    return run
+
+
+def test_a_red_part_stops_no_other_and_alone_runs_again(parts):
+    assert parts(red=["tests/a.py"]) == (["loadfile", "tests/a.py", "tests/x/a.py"], ["tests/a.py"])
+    assert parts() == (["tests/a.py"], [])
+    assert parts() == ([], [])
+
+
+def test_a_part_of_a_file_runs_its_long_tests_and_records_their_seconds(tmp_path):
+    command = " ".join(test_all.command_of("tests/a.py", tmp_path / "seconds.json"))
+    assert f"--long -m long --record-seconds {tmp_path}/seconds.json tests/a.py" in command
+    assert "--long" not in test_all.command_of("quick", tmp_path)
+
+
+def test_a_working_tree_with_changes_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(test_all, "git", lambda *arguments: " M Makefile" if "status" in arguments else "c0ffee")
+    assert test_all.main() == 2
+    assert "the working tree has changes" in capsys.readouterr().err

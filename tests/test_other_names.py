@@ -1,0 +1,210 @@
+"""Other tools' names are refused with our settings, and those are settings that a recipe takes."""
+
+import re
+
+import pytest
+
+from windlass.config import check_recipe
+from windlass.errors import UserError
+from windlass.other_names import TABLE, WORDS, policy_of, refuse_other_names
+from windlass.parallel.config import ParallelConfig
+from windlass.precision.config import POLICIES, PrecisionConfig
+from windlass.recipe import apply_override
+
+EIGHT_PER_NODE = "parallel.replicate=-1 parallel.shard=8"
+STRATEGIES = {
+    "FULL_SHARD": "parallel.zero=3 parallel.shard=-1",
+    "SHARD_GRAD_OP": "parallel.zero=2 parallel.shard=-1",
+    "HYBRID_SHARD": f"parallel.zero=3 {EIGHT_PER_NODE}",
+    "_HYBRID_SHARD_ZERO2": f"parallel.zero=2 {EIGHT_PER_NODE}",
+    "NO_SHARD": "parallel.zero=0",
+}
+
+
+def refused_layout(given, section="parallel"):
+    """What is said of `given`; the settings it names are put in, and must be a config that is taken."""
+    with pytest.raises(UserError) as caught:
+        check_recipe({section: given})
+    tree = {"parallel": {}}
+    for override in re.findall(r"parallel\.\w+=[\w-]+", caught.value.change):
+        apply_override(tree, override)
+    ParallelConfig(**tree["parallel"])
+    return caught.value
+
+
+@pytest.mark.parametrize("key", ["zero", "strategy", "sharding_strategy", "fsdp_sharding_strategy", "fsdp"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_sharding_by_name_is_answered_with_ours(key, name):
+    error = refused_layout({key: name})
+    assert error.given == f"parallel.{key}={name}"
+    assert error.change.startswith(f"use {STRATEGIES[name]}"), error.change
+    assert "another tool's name" in error.rule
+
+
+@pytest.mark.parametrize(
+    ("word", "zero"),
+    [
+        ("stage-3", 3),
+        ("ZeRO-2", 2),
+        ("zero1", 1),
+        ("stage 0", 0),
+        ("deepspeed_stage_3", 3),
+        ("3", 3),
+        ("fsdp", 3),
+        ("ddp", 0),
+    ]
+    + [("ShardingStrategy.SHARD_GRAD_OP", 2), ("full_shard", 3), ("hybrid-shard-zero2", 2), ("HSDP", 3)],
+)
+def test_common_spellings_are_known(word, zero):
+    assert f"parallel.zero={zero}" in refused_layout({"zero": word}).change
+
+
+def test_a_number_in_quotes_is_shown_with_them():
+    assert refused_layout({"zero": "3"}).given == 'parallel.zero="3"'
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_numbers_are_those_of_torchs_enumeration(number):
+    from torch.distributed.fsdp import ShardingStrategy
+
+    assert STRATEGIES[ShardingStrategy(number).name] in refused_layout({"fsdp_sharding_strategy": number}).change
+
+
+@pytest.mark.parametrize(
+    ("given", "change"),
+    [
+        ({"reshard_after_forward": True}, "use parallel.zero=3"),
+        ({"fsdp_reshard_after_forward": False}, "use parallel.zero=2"),
+        ({"cpu_offload": True}, "use parallel.offload=true"),
+        ({"fsdp_offload_params": False}, "use parallel.offload=false"),
+        ({"zero_stage": 2}, "use parallel.zero=2"),
+        ({"bucket_cap_mb": 50}, "use parallel.zero=0 parallel.bucket_mib=50"),
+        ({"gradient_checkpointing": True}, "use parallel.recompute=full"),
+        ({"mixed_precision": "bf16"}, "use precision.policy=bf16"),
+        ({"min_num_params": 1_000_000}, "use nothing, or parallel.blocks_per_unit (a unit is a block)"),
+        ({"use_orig_params": True}, "use nothing (FSDP2 keeps every parameter by its own name)"),
+        (
+            {"zero": "SHARD_GRAD_OP", "cpu_offload": True},
+            "use parallel.zero=2 parallel.shard=-1; parallel.offload=true",
+        ),
+    ],
+)
+def test_other_settings_have_ours(given, change):
+    assert refused_layout(given).change == change
+
+
+def test_a_whole_section_of_another_tool():
+    section = {
+        "sharding_strategy": "FULL_SHARD",
+        "cpu_offload": False,
+        "mixed_precision": "bf16",
+        "use_orig_params": True,
+    }
+    error = refused_layout(section, "fsdp")
+    assert error.given.startswith("fsdp.sharding_strategy=FULL_SHARD; fsdp.cpu_offload=false")
+    assert error.change.startswith(
+        "use parallel.zero=3 parallel.shard=-1; parallel.offload=false; precision.policy=bf16"
+    )
+    assert refused_layout("full_shard", "fsdp").change == "use parallel.zero=3 parallel.shard=-1"
+    assert "see parallel in docs/recipe.md" in refused_layout({"mystery": 1}, "fsdp").change
+
+
+def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():
+    with pytest.raises(ValueError, match="Extra inputs"):
+        ParallelConfig(shards=3)
+    with pytest.raises(ValueError, match="zero"):
+        ParallelConfig(zero="most")
+
+
+# ---- precision
+
+
+def refused_precision(recipe):
+    """What is said of a recipe with that much in it; the settings it names must be taken."""
+    with pytest.raises(UserError) as caught:
+        check_recipe(recipe)
+    for key, value in re.findall(r"precision\.(\w+)=([\w-]+)", caught.value.change):
+        PrecisionConfig(**{"policy": "bf16"} | {key: value})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("word", "policy"),
+    [
+        ("bf16-mixed", "bf16"),
+        ("16-mixed", "fp16"),
+        ("32-true", "fp32"),
+        ("bf16-true", "bf16-pure"),
+        ("64-true", "fp64"),
+        ("tf32", "fp32 (whether"),
+        ("mixed_bf16", "bf16"),
+        ("amp_bf16", "bf16"),
+        ("BF16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("float16", "fp16"),
+        ("float32", "fp32"),
+        (16, "fp16"),
+        (32, "fp32"),
+        ("16-true", "fp16 (weights stay in fp32"),
+        ("fp8", "bf16 (there is no fp8 here)"),
+        (False, "fp32"),
+    ],
+)
+def test_a_precision_by_another_tools_name_is_answered_with_ours(word, policy):
+    error = refused_precision({"precision": {"policy": word}})
+    assert error.given == f"precision.policy={str(word).lower() if word is False else word}"
+    assert f"{error.change} ".startswith(f"use precision.policy={policy}"), error.change
+    assert "fp64, fp32, bf16, fp16, bf16-pure" in error.rule
+    assert refused_precision({"precision": word}).change == error.change
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "change"),
+    [
+        ({"bf16": True}, "bf16=true", "use precision.policy=bf16"),
+        ({"fp16": True}, "fp16=true", "use precision.policy=fp16"),
+        (
+            {"fp16": False, "bf16": True},
+            "fp16=false; bf16=true",
+            "use nothing (precision.policy alone says it); precision.p",
+        ),
+        ({"bf16": {"enabled": True}}, "bf16={enabled: true}", "use precision.policy=bf16"),
+        ({"precision": {"mixed_precision": "fp16"}}, "precision.mixed_precision=fp16", "use precision.policy=fp16"),
+        ({"mixed_precision": "no"}, "mixed_precision=no", "use precision.policy=fp32"),
+        ({"precision": {"bf16": True}}, "precision.bf16=true", "use precision.policy=bf16"),
+        ({"precision": {"mixed_precision_param": "bfloat16"}}, "precision.mixed_p", "use precision.parameters=bf16"),
+        ({"precision": {"mixed_precision_reduce": "float32"}}, "precision.mixed_p", "use precision.reduce=fp32"),
+        ({"parallel": {"mixed_precision": "fp16"}}, "parallel.mixed_precision=fp16", "use precision.policy=fp16"),
+    ],
+)
+def test_keys_of_other_tools_have_ours(recipe, given, change):
+    error = refused_precision(
+        {"run": {}, "model": {"preset": "gpt2-124m"}, "data": {"sources": [{"path": "x"}]}, **recipe}
+    )
+    assert error.given.startswith(given) and error.change.startswith(change), error
+
+
+def test_our_own_names_and_words_that_are_nobodys_are_left_to_the_check_of_keys():
+    for policy in ("fp64", "fp32", "bf16", "fp16", "bf16-pure", "best"):
+        refuse_other_names({"precision": {"policy": policy, "reduce": "bf16"}}, tuple(POLICIES))
+    assert policy_of("best") is None
+    assert {policy.split()[0] for policy in WORDS.values()} == {"fp64", "fp32", "bf16", "fp16", "bf16-pure"}
+    with pytest.raises(UserError, match=r"precision\.policy='best'"):
+        check_recipe({"precision": {"policy": "best"}})
+
+
+def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
+    assert len({(row.section, word) for row in TABLE for word in row.words.split()}) == sum(
+        len(row.words.split()) for row in TABLE
+    )
+    for row in TABLE:
+        value = "bf16" if "precision" in row.words else True
+        for word in row.words.split():
+            if word == "zero":  # ours, with words of other tools
+                continue
+            with pytest.raises(UserError) as caught:
+                refuse_other_names({row.section: {word: value}}, tuple(POLICIES))
+            assert f"{row.section}.{word}=" in caught.value.given and f"({row.tool})" in caught.value.rule
+            assert re.match(r"use (parallel\.|precision\.|nothing)", caught.value.change)
+    ours = {"parallel": ParallelConfig().model_dump(), "precision": {"policy": "bf16", "states": "bf16"}}
+    refuse_other_names(ours, tuple(POLICIES))
