@@ -68,6 +68,8 @@ BASE = {
               "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     "data": {"sources": [{"path": "text"}], "tokenizer": {"train": 300}, "directory": "runs/mine/data", "sequence_length": 64},
 }  # fmt: skip
+NOT_IN_VERIFY = ("bf16", "fp16", "bf16-pure", "compile", "activation_gib")
+"""Features that the proxy model of `windlass verify` leaves out: it runs in fp64, uncompiled, without a budget (proof/proxy)."""
 AXES = ("pp", "replicate", "shard", "context", "tp", "expert")
 NO_PROOF = ("turns_red", "mistake", "mutation", "garbage", "dropped_at_all")
 """In the names of tests that show that a comparison can fail."""
@@ -225,9 +227,15 @@ def refusal(first: str, second: str) -> str | None:
     return None
 
 
+def word_of_unproved(*features: str) -> str:
+    """What a pair is that the config takes and no test trains."""
+    return "unproved" if any(feature in NOT_IN_VERIFY for feature in features) else "open"
+
+
 def support_page(cells: list[dict[str, Any]]) -> str:
     names = list(FEATURES)
-    rows, reasons, open_pairs = [], [], []
+    rows, reasons = [], []
+    pairs_left: dict[str, list[str]] = {"open": [], "unproved": []}
     for at, first in enumerate(names):
         marks = []
         for second in names[: at + 1]:
@@ -244,9 +252,9 @@ def support_page(cells: list[dict[str, Any]]) -> str:
                 if refusal(first, first) is None and refusal(second, second) is None:
                     reasons.append(f"| {second} | {first} | {why} |")
             else:
-                marks.append("yes" if proved else "open")
-                if not proved:
-                    open_pairs.append(f"{second} with {first}")
+                marks.append("yes" if proved else word_of_unproved(first, second))
+                if marks[-1] in pairs_left:
+                    pairs_left[marks[-1]].append(f"{second} with {first}")
         rows.append(f"| {first} | {' | '.join(marks + [''] * (len(names) - at - 1))} |")
     pairs = "\n".join([f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows])
     refused = "\n".join(["| setting | with | because |", "|---|---|---|", *reasons])
@@ -256,12 +264,14 @@ def support_page(cells: list[dict[str, Any]]) -> str:
             "## Two settings together\n",
             "yes: in a cell that a test proves. refused: by the config, for the reason below. partly: proved in a cell, and "
             "refused beside the defaults of other settings, for the reason below. open: accepted, and in no test's cell; "
-            "`windlass verify` proves it. Empty: two values of one setting. 16-bit policies are held to their own "
-            "tolerances.\n",
+            "`windlass verify` proves it. unproved: accepted, in no test's cell, and `windlass verify` cannot prove it, since "
+            "its proxy model runs in fp64, uncompiled, without a budget. Empty: two values of one setting. 16-bit policies "
+            "are held to their own tolerances.\n",
             pairs,
             f"\n## Refused\n\n{refused}\n",
             "Besides, a model's numbers limit `tp` and `context` (heads, channels, positions): the message names what fits.\n",
-            f"## Open\n\n{'; '.join(open_pairs) or 'None'}.\n",
+            f"## Unproved\n\n{'; '.join(pairs_left['unproved']) or 'None'}.\n",
+            f"## Open\n\n{'; '.join(pairs_left['open']) or 'None'}.\n",
             "## Cells\n",
             _cells(cells),
         ]

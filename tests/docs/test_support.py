@@ -38,6 +38,18 @@ def test_a_pair_is_proved_refused_or_open(support):
     assert support.refusal("pp 1f1b", "pp zbv") == "" and "DDP" in support.refusal("zero 0 (DDP)", "offload")
 
 
+def test_a_pair_that_verify_cannot_prove_is_unproved(support, tmp_path):
+    page = support.support_page(support.kept())
+    heads = [one.strip() for one in next(line for line in page.splitlines() if line.startswith("| |")).split("|")]
+    rows = {cells[1].strip(): cells for line in page.splitlines() if len(cells := line.split("|")) == len(heads)}
+    words = {(one, two): rows[one][heads.index(two)].strip() for one in support.FEATURES for two in support.FEATURES}
+    for (one, two), word in words.items():
+        left_out = {one, two} & {"bf16", "fp16", "bf16-pure", "compile", "activation_gib"}
+        assert word != ("open" if left_out else "unproved"), (one, two)
+    assert list(words.values()).count("unproved") > 20 and list(words.values()).count("open") > 20
+    assert words["bf16", "dropout"] == "unproved" and words["muon", "dropout"] == "open"
+
+
 def test_cells_are_told_by_layout(support):
     cell = {"parallel.zero": 1, "parallel.pp": 2, "parallel.schedule": "zbv", "parallel.tp": 2, "precision.policy": "fp64",
             "data.isolate": True, "optim.kind": "adamw", "frozen": False, "dropout": True, "family": "gpt2", "tied": True,

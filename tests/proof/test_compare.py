@@ -9,7 +9,7 @@ import torch
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.proof.compare import TOLERANCE, as_json, figures, numbers, reported, same_rows, tensors
-from windlass.proof.reference_run import Truth
+from windlass.proof.reference_run import ReferenceRun
 from windlass.proof.watch import Seen
 
 ARCHITECTURE = ModelConfig(
@@ -174,7 +174,7 @@ LINES = [
     (4, {"kind": "other"}, "reported validation", "rank 0 has 1 number"),
 ])  # fmt: skip
 def test_what_is_told_is_the_average_over_counted_targets(line, change, what, where):
-    truth = Truth([3.0, 2.0], [0.5, 0.25], {}, {}, {}, [40.0, 32.0], [], [20, 10], 8)
-    assert all(row.agrees for row in reported(LINES, truth)) and len(list(reported(LINES, truth))) == 4
+    one_process = ReferenceRun([3.0, 2.0], [0.5, 0.25], {}, {}, {}, [40.0, 32.0], [], {}, [20, 10], 8)
+    assert all(row.agrees for row in reported(LINES, one_process)) and len(list(reported(LINES, one_process))) == 4
     changed = [one | change if number == line else one for number, one in enumerate(LINES)]
-    assert [(row.what, row.where) for row in reported(changed, truth) if not row.agrees] == [(what, where)]
+    assert [(row.what, row.where) for row in reported(changed, one_process) if not row.agrees] == [(what, where)]

@@ -1,4 +1,4 @@
-"""The twin has what makes a layout wrong or right, and is small."""
+"""The proxy model has what makes a layout wrong or right, and is small."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.ddp import num_buckets
 from windlass.proof.fold_layout import fold
-from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, make_twin, shrink, write_text
+from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, make_proxy, shrink, write_text
 
 SMALL = {
     "run": {"directory": "run", "steps": 9, "tokens_per_step": 4096, "micro_batch": 4},
@@ -37,17 +37,17 @@ def recipe(model=QWEN2, **sections):
     return check_recipe({**SMALL, "model": model, **sections})
 
 
-def twin_of(tmp_path, config, **parallel):
-    return make_twin(config, config.model.architecture(500), cell_of(**parallel), tmp_path)
+def proxy_of(tmp_path, config, **parallel):
+    return make_proxy(config, config.model.architecture(500), cell_of(**parallel), tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "demo"])
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"pp": 2, "tp": 2, "shard": 2}], ids=str)
-def test_shipped_recipes_have_a_small_twin_with_their_features(tmp_path, name, parallel):
+def test_shipped_recipes_have_a_small_proxy_model_with_their_features(tmp_path, name, parallel):
     config = load_recipe(name)
     full = config.model.architecture(300)
-    twin = make_twin(config, full, cell_of(**parallel), tmp_path)
-    small = twin.architecture
+    proxy = make_proxy(config, full, cell_of(**parallel), tmp_path)
+    small = proxy.architecture
     assert count_parameters(small) < 200_000
     kept = (
         "family",
@@ -66,8 +66,8 @@ def test_shipped_recipes_have_a_small_twin_with_their_features(tmp_path, name, p
     if full.unrotated_layers:
         assert 0 < len(small.unrotated_layers) < small.num_layers
     assert (small.num_heads == small.num_kv_heads) == (full.num_heads == full.num_kv_heads)
-    assert twin.config.data.isolate == config.data.isolate and twin.config.precision.policy == "fp64"
-    twin.config.check_layout(small)
+    assert proxy.config.data.isolate == config.data.isolate and proxy.config.precision.policy == "fp64"
+    proxy.config.check_layout(small)
 
 
 def test_sizes_are_odd_and_the_vocabulary_divides_by_nothing():
@@ -93,7 +93,7 @@ def test_heads_are_grouped_as_the_models_and_shared_by_tensor_ranks(heads, kv, t
     (4, 2, 4, 8, (4, 2), 2), (8, 2, 4, 8, (8, 2), 2), (8, 4, 4, 8, (8, 4), 1), (8, 1, 2, 8, (4, 1), 2),
     (12, 3, 2, 8, (12, 3), 2), (4, 2, 4, 2, (6, 3), 2), (8, 8, 2, 8, (2, 2), 1), (4, 2, 2, 8, (4, 2), 1),
 ])  # fmt: skip
-def test_ulysses_copies_heads_in_the_twin_where_it_does_in_the_model(heads, kv, ranks, at_hand, expected, times):
+def test_ulysses_copies_heads_in_the_proxy_model_where_it_does_in_the_model(heads, kv, ranks, at_hand, expected, times):
     model = recipe({**QWEN2, "num_attention_heads": heads, "num_key_value_heads": kv}).model.architecture(500)
     whole = ParallelConfig(context=ranks, context_kind="ulysses", shard=1)
     (cell,) = fold(whole, None, at_hand).cells
@@ -102,7 +102,7 @@ def test_ulysses_copies_heads_in_the_twin_where_it_does_in_the_model(heads, kv, 
     assert copies(*expected, cell.layout.context) == times
 
 
-def test_every_kind_of_layer_is_in_the_twin():
+def test_every_kind_of_layer_is_in_the_proxy_model():
     windowed = {**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 10}
     config = recipe(windowed)
     architecture = config.model.architecture(500)
@@ -115,20 +115,20 @@ def test_every_kind_of_layer_is_in_the_twin():
 
 def test_a_pipeline_has_more_blocks_than_stages(tmp_path):
     for schedule, blocks in (("1f1b", 3), ("zbv", 5)):
-        twin = twin_of(tmp_path / schedule, recipe(), pp=2, shard=1, ranks=2, schedule=schedule)
-        assert twin.architecture.num_layers == blocks
-        config = twin.config
+        proxy = proxy_of(tmp_path / schedule, recipe(), pp=2, shard=1, ranks=2, schedule=schedule)
+        assert proxy.architecture.num_layers == blocks
+        config = proxy.config
         assert config.accumulation(1) == (3 if schedule == "zbv" or schedule == "1f1b" else 4)
 
 
-def test_groups_by_name_follow_the_layers_that_the_twins_stand_for(tmp_path):
+def test_groups_by_name_follow_the_layers_that_the_proxy_models_stand_for(tmp_path):
     groups = [
         {"names": ["*norm*"]},
         {"names": ["model.layers.11.*"], "learning_rate_scale": 3.0},
         {"names": ["model.layers.0.*", "model.embed_tokens.weight"], "frozen": True},
     ]
-    twin = twin_of(tmp_path, recipe(optim={"groups": groups}), shard=2, ranks=2)
-    fast, frozen = twin.config.optim.groups
+    proxy = proxy_of(tmp_path, recipe(optim={"groups": groups}), shard=2, ranks=2)
+    fast, frozen = proxy.config.optim.groups
     assert fast.learning_rate_scale == 3.0 and all(name.startswith("model.layers.2.") for name in fast.names)
     assert frozen.frozen and "model.embed_tokens.weight" in frozen.names
     assert not any("norm" in name for name in [*fast.names, *frozen.names])
@@ -138,44 +138,46 @@ def test_groups_by_name_follow_the_layers_that_the_twins_stand_for(tmp_path):
 def test_what_the_layout_cuts_divides_the_sequence(tmp_path):
     for tp, length in ((1, LENGTH), (2, 14), (4, 20)):
         model = {**QWEN2, "num_key_value_heads": 4}
-        twin = twin_of(tmp_path / str(tp), recipe(model), tp=tp, shard=1, ranks=tp)
-        assert twin.config.data.sequence_length == length
+        proxy = proxy_of(tmp_path / str(tp), recipe(model), tp=tp, shard=1, ranks=tp)
+        assert proxy.config.data.sequence_length == length
 
 
 @pytest.mark.parametrize(("expert", "experts"), [(1, 6), (2, 6), (3, 6), (4, 8), (8, 8)])
-def test_expert_ranks_divide_the_twins_experts(tmp_path, expert, experts):
+def test_expert_ranks_divide_the_proxy_models_experts(tmp_path, expert, experts):
     parallel = {"shard": expert, "expert": expert}
     moe = {**QWEN2, "family": "qwen3_moe", "num_experts": 24, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
-    twin = twin_of(tmp_path, recipe(moe, parallel=parallel), ranks=expert, **parallel)
-    assert twin.architecture.num_experts == experts
-    assert any(sentence.startswith("the grouped product of experts") for sentence in twin.unproved)
+    proxy = proxy_of(tmp_path, recipe(moe, parallel=parallel), ranks=expert, **parallel)
+    assert proxy.architecture.num_experts == experts
+    assert any(sentence.startswith("the grouped product of experts") for sentence in proxy.unproved)
 
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "techniques").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_the_recipe_of_every_technique_has_twins(tmp_path, page):
+def test_the_recipe_of_every_technique_has_proxy_models(tmp_path, page):
     config = load_recipe(page)
     full = config.model.architecture(300)
     for number, cell in enumerate(fold(config.parallel, None, 8).cells):
-        twin = make_twin(config, full, cell, tmp_path / str(number))
-        twin.config.check_layout(twin.architecture)  # as each rank asks
+        proxy = make_proxy(config, full, cell, tmp_path / str(number))
+        proxy.config.check_layout(proxy.architecture)  # as each rank asks
 
 
-def test_what_the_twin_leaves_out_is_said(tmp_path):
+def test_what_the_proxy_model_leaves_out_is_said(tmp_path):
     parallel = {"compile": True, "recompute": "selective", "activation_gib": 2.0, "blocks_per_unit": 6, "prefetch": 2}
-    twin = twin_of(tmp_path, recipe(parallel=parallel), shard=2, ranks=2, **parallel)
-    assert [sentence.partition(":")[0] for sentence in twin.unproved] == [
+    proxy = proxy_of(tmp_path, recipe(parallel=parallel), shard=2, ranks=2, **parallel)
+    assert [sentence.partition(":")[0] for sentence in proxy.unproved] == [
         "parallel.compile",
         "parallel.activation_gib",
     ]
-    ddp = twin_of(tmp_path / "ddp", recipe(parallel={"zero": 0, "replicate": 2}), ranks=2, zero=0, replicate=2, shard=1)
+    ddp = proxy_of(
+        tmp_path / "ddp", recipe(parallel={"zero": 0, "replicate": 2}), ranks=2, zero=0, replicate=2, shard=1
+    )
     sizes = [8 * math.prod(shape) for shape in parameter_shapes(ddp.architecture).values()]
     assert not ddp.unproved and num_buckets(sizes, ddp.config.parallel.bucket_mib) > 3
-    other = twin_of(tmp_path / "other", recipe(run={**SMALL["run"], "start_from": "elsewhere"}), ranks=2, shard=2)
-    assert other.unproved == ("run.start_from: the twin begins with weights of its own",)
-    left = twin.config.parallel
+    other = proxy_of(tmp_path / "other", recipe(run={**SMALL["run"], "start_from": "elsewhere"}), ranks=2, shard=2)
+    assert other.unproved == ("run.start_from: the proxy model begins with weights of its own",)
+    left = proxy.config.parallel
     assert (left.recompute, left.blocks_per_unit, left.prefetch, left.compile) == ("selective", 2, 1, False)
 
 

@@ -16,6 +16,7 @@ def test_it_imports_torch_and_transformers_and_none_of_ours():
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} <= {
         "collections",
+        "contextlib",
         "dataclasses",
         "fnmatch",
         "pathlib",

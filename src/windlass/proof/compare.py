@@ -16,8 +16,8 @@ import torch
 
 from windlass.model.architecture import Architecture
 from windlass.model.names import names_of
-from windlass.proof.reference_run import Expected, Truth, trimmed
-from windlass.proof.watch import Seen
+from windlass.proof.reference_run import Expected, ReferenceRun, trimmed
+from windlass.proof.watch import EMBEDDED, Seen
 from windlass.report.events import Event
 
 TOLERANCE: Final = 1e-10
@@ -58,6 +58,25 @@ def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[floa
                 where = f"step {step} on rank {rank}: {a!r}, one process has {b!r}"
             largest = _worse(largest, apart)
     return ProofRow(what, f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+
+
+def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, torch.Tensor]) -> ProofRow:
+    """The residual stream behind each layer in the first step, as sums over all ranks. The first layer that differs is the one
+    whose forward is wrong: it stands at the beginning of time, and later layers carry its mistake on."""
+    largest, where = 0.0, ""
+    for layer in sorted({*expected, *(layer for one in ranks for layer in one)}):
+        called = f"layer {layer} (model.layers.{layer})" if layer != EMBEDDED else "the embedding"
+        held = [one[layer] for one in ranks if layer in one]
+        if not held or layer not in expected:
+            largest, where = float("inf"), where or f"{called}: {'no rank' if not held else 'one process'} runs it not"
+            continue
+        ours, theirs = torch.stack(held).sum(0), expected[layer]
+        apart = float(((ours - theirs).abs() / theirs.abs().clamp(min=1.0)).max())
+        if not apart <= TOLERANCE and not where:
+            told = [f"{float(a)!r}, one process has {float(b)!r}" for a, b in zip(ours, theirs, strict=True)]
+            where = f"{called}: its sum is {told[0]}; its sum of squares {told[1]}"
+        largest = _worse(largest, apart)
+    return ProofRow("residual stream", f"{_count([*expected], 'layer')}", largest, TOLERANCE, where)
 
 
 def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> ProofRow:
@@ -179,35 +198,38 @@ def _sorted(rows: torch.Tensor) -> torch.Tensor:
     return rows[order]
 
 
-def compare(seen: Sequence[Seen], truth: Truth, architecture: Architecture) -> Iterator[ProofRow]:
+def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Architecture) -> Iterator[ProofRow]:
     """A whole training of the layout against one process, in the order of time: the first that differs is where it begins."""
     losses, norms = [one.losses for one in seen], [one.norms for one in seen]
-    yield numbers("loss", [one[:1] for one in losses], truth.losses[:1])
-    yield tensors("gradients", [trimmed(one.gradients, architecture) for one in seen], truth.gradients, architecture)
-    yield numbers("gradient norm", [one[:1] for one in norms], truth.norms[:1])
+    yield streams([one.streams for one in seen], one_process.streams)
+    yield numbers("loss", [one[:1] for one in losses], one_process.losses[:1])
+    yield tensors(
+        "gradients", [trimmed(one.gradients, architecture) for one in seen], one_process.gradients, architecture
+    )
+    yield numbers("gradient norm", [one[:1] for one in norms], one_process.norms[:1])
     first = [trimmed(one.first_weights, architecture) for one in seen]
-    yield tensors("weights after 1 step", first, truth.first_weights, architecture)
-    yield numbers("loss of later steps", [one[1:] for one in losses], truth.losses[1:], 2)
-    yield numbers("norm of later steps", [one[1:] for one in norms], truth.norms[1:], 2)
+    yield tensors("weights after 1 step", first, one_process.first_weights, architecture)
+    yield numbers("loss of later steps", [one[1:] for one in losses], one_process.losses[1:], 2)
+    yield numbers("norm of later steps", [one[1:] for one in norms], one_process.norms[1:], 2)
     held = [trimmed(one.weights, architecture) for one in seen]
-    yield tensors(f"weights after {len(truth.losses)} steps", held, truth.weights, architecture)
+    yield tensors(f"weights after {len(one_process.losses)} steps", held, one_process.weights, architecture)
     scored = [one.evaluations for one in seen]
-    yield numbers("validation before", [one[:1] for one in scored], truth.evaluations[:1], 0)
-    yield numbers("validation after", [one[1:] for one in scored], truth.evaluations[1:], len(truth.losses))
-    if any(truth.figures):
-        yield figures([one.figures for one in seen], truth.figures)
+    yield numbers("validation before", [one[:1] for one in scored], one_process.evaluations[:1], 0)
+    yield numbers("validation after", [one[1:] for one in scored], one_process.evaluations[1:], len(one_process.losses))
+    if any(one_process.figures):
+        yield figures([one.figures for one in seen], one_process.figures)
 
 
-def reported(lines: Sequence[Event], truth: Truth) -> Iterator[ProofRow]:
+def reported(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[ProofRow]:
     """What events.jsonl says, of which console, report and page are made: averages over counted targets."""
     steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
     for what, name, expected in (
-        ("reported targets", "targets", truth.targets),
-        ("reported loss", "loss", truth.losses),
-        ("reported norm", "gradient_norm", truth.norms),
+        ("reported targets", "targets", one_process.targets),
+        ("reported loss", "loss", one_process.losses),
+        ("reported norm", "gradient_norm", one_process.norms),
     ):
         yield numbers(what, [[_number(line[name]) for line in steps]], expected)
-    expected = [nats / truth.held_out_targets for nats in truth.evaluations]
+    expected = [nats / one_process.held_out_targets for nats in one_process.evaluations]
     yield numbers("reported validation", [[_number(line["loss"]) for line in scored]], expected, 0)
 
 
@@ -217,14 +239,14 @@ def _number(value: float | None) -> float:
 
 
 def compare_resumed(
-    what: str, after: int, seen: Sequence[Seen], truth: Truth, architecture: Architecture
+    what: str, after: int, seen: Sequence[Seen], one_process: ReferenceRun, architecture: Architecture
 ) -> Iterator[ProofRow]:
     """A training that went on from the checkpoint `after` that many steps."""
-    yield numbers(f"{what}: loss", [one.losses for one in seen], truth.losses[after:], after + 1)
+    yield numbers(f"{what}: loss", [one.losses for one in seen], one_process.losses[after:], after + 1)
     held = [trimmed(one.weights, architecture) for one in seen]
-    yield tensors(f"{what}: weights", held, truth.weights, architecture)
+    yield tensors(f"{what}: weights", held, one_process.weights, architecture)
     scored = [one.evaluations[-1:] for one in seen]
-    yield numbers(f"{what}: validation", scored, truth.evaluations[-1:], len(truth.losses))
+    yield numbers(f"{what}: validation", scored, one_process.evaluations[-1:], len(one_process.losses))
 
 
 def as_json(row: ProofRow) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tiny twin of a recipe: all that makes a layout wrong or right, in a model of fifty thousand parameters.
+"""The tiny proxy model of a recipe: all that makes a layout wrong or right, in a model of fifty thousand parameters.
 
 What is kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
 dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its clip.
@@ -7,7 +7,7 @@ rows left over: a slice that is off by one, a sum over padding or a scale by the
 What is other: fp64 (which parts rounding, 1e-13, from a mistake, 1e-6), a learning rate that moves weights, a clip that bites
 in some steps and not in others (`verify` sets it between their norms), weights drawn wide enough that norms and biases matter.
 
-A layer of the twin stands for a layer of the model, and what the recipe says of parameters by name goes by that.
+A layer of the proxy model stands for a layer of the model, and what the recipe says of parameters by name goes by that.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from typing import Any, Final
 from windlass.config import RunConfig, check_recipe
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.attention.context import copies
+from windlass.model.chunks import Chunks
 from windlass.model.names import names_of
 from windlass.optim.rules import assign
 from windlass.parallel.config import ParallelConfig
@@ -41,10 +42,13 @@ LEARNING_RATE: Final = 1e-3
 EPSILON: Final = 1e-8
 BUCKET_MIB: Final = 0.05  # of 0.4 of gradients: several, and the last is not full
 DOCUMENTS: Final = 160
+PIECE_WEIGHTS: Final = (
+    200  # of attention's weights at a time, where they are materialised: one query of each head, or two
+)
 
 
 @dataclass(frozen=True)
-class Twin:
+class ProxyModel:
     """`config` trains below `directory`; `unproved`: sentences on what of the recipe is not in it."""
 
     config: RunConfig
@@ -53,10 +57,13 @@ class Twin:
     unproved: tuple[str, ...]
     is_drawn: bool
     """Whether the recipe begins with weights of its own drawing."""
+    head_tokens: int
+    """Of a whole chunk of the head: a micro-batch on a rank has two, and a rest."""
+    chunks: Chunks
 
 
-def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> Twin:
-    """Writes model and text of the twin below `directory`. `architecture`: the recipe's own."""
+def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> ProxyModel:
+    """Writes model and text of the proxy model below `directory`. `architecture`: the recipe's own."""
     layers = choose_layers(config, architecture, cell)
     small = shrink(architecture, cell, layers, config.parallel)
     unproved: list[str] = []
@@ -65,9 +72,9 @@ def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directo
     length = _length(cell)
     num_micro = _num_micro(cell, micro, length)
     if architecture.num_experts:
-        unproved.append("the grouped product of experts: the twin's experts run one by one")
+        unproved.append("the grouped product of experts: the proxy model's experts run one by one")
     if config.run.start_from is not None:
-        unproved.append("run.start_from: the twin begins with weights of its own")
+        unproved.append("run.start_from: the proxy model begins with weights of its own")
     write_text(directory / "text")
     tree = {
         "run": {
@@ -96,11 +103,21 @@ def make_twin(config: RunConfig, architecture: Architecture, cell: Cell, directo
         "report": {"every_steps": 1},
     }
     is_drawn = config.model.from_ is None and config.run.start_from is None
-    return Twin(check_recipe(tree), small, directory, tuple(unproved), is_drawn)
+    head_tokens = _head_tokens(micro * length // cell.layout.context)
+    head_logits = head_tokens * small.padded_vocab_size // cell.layout.tp
+    chunks = Chunks(head_logits, attention_weights=PIECE_WEIGHTS)
+    return ProxyModel(check_recipe(tree), small, directory, tuple(unproved), is_drawn, head_tokens, chunks)
+
+
+def _head_tokens(tokens: int) -> int:
+    """Tokens of a chunk of the head, of which `tokens` make two and a rest."""
+    chunk = tokens // 3 + 1
+    assert 2 * chunk < tokens < 3 * chunk, f"{tokens} tokens in chunks of {chunk} leave no rest"
+    return chunk
 
 
 def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:
-    """The layers of the model that the twin's stand for: one of each kind, spread over the depth. Rising."""
+    """The layers of the model that the proxy model's stand for: one of each kind, spread over the depth. Rising."""
     rules = assign(config.optim.groups, names_of(architecture))
     kinds: dict[Any, int] = {}
     for layer in range(architecture.num_layers):
@@ -119,10 +136,10 @@ def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> 
 
 
 def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -> tuple[int, int]:
-    """Query and key/value heads of the twin: as few as leave what their order could spoil. `whole`: the recipe's own layout.
+    """Query and key/value heads of the proxy model: as few as leave what their order could spoil. `whole`: the recipe's layout.
 
     A rank of tp has two key/value heads where the recipe's has more than one, else one. Where the recipe's ulysses ranks
-    copy heads, to a query head each or to some of them, the twin's do the same; where they do not, nor does it.
+    copy heads, to a query head each or to some of them, the proxy model's do the same; where they do not, nor does it.
     """
     heads, kv_heads = (max(1, n // whole.tp) for n in (architecture.num_heads, architecture.num_kv_heads))
     groups = heads // kv_heads
@@ -139,7 +156,7 @@ def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -
         own = copies(few * group, few, ranks)
         if (own > 1, own < group or ranks == 1) == alike:
             return cell.layout.tp * few * group, cell.layout.tp * few
-    raise AssertionError(f"no heads of the twin for {cell.name}")
+    raise AssertionError(f"no heads of the proxy model for {cell.name}")
 
 
 def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: ParallelConfig) -> Architecture:
@@ -192,9 +209,9 @@ def _num_micro(cell: Cell, micro: int, length: int) -> int:
 def _parallel(config: RunConfig, cell: Cell, unproved: list[str]) -> dict[str, Any]:
     given = cell.parallel.model_dump()
     if given["compile"]:
-        unproved.append("parallel.compile: the twin's blocks run uncompiled")
+        unproved.append("parallel.compile: the proxy model's blocks run uncompiled")
     if given["activation_gib"] is not None:
-        unproved.append("parallel.activation_gib: all of the twin's blocks recompute selectively")
+        unproved.append("parallel.activation_gib: all of the proxy model's blocks recompute selectively")
     if given["zero"] == 0:
         given["bucket_mib"] = BUCKET_MIB
     given |= {"compile": False, "activation_gib": None}
@@ -211,14 +228,14 @@ def _optim(
     given["epsilon"] = max(optim.epsilon, EPSILON)
     given["groups"] = _groups(config, architecture, small, layers)
     if len(given["groups"]) < sum(bool(group.effect) for group in optim.groups):
-        unproved.append("optim.groups: some name layers only that the twin has no room for")
+        unproved.append("optim.groups: some name layers only that the proxy model has no room for")
     return given
 
 
 def _groups(
     config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int]
 ) -> list[dict[str, Any]]:
-    """The recipe's groups, each with the names of the twin's parameters that stand for what it decides."""
+    """The recipe's groups, each with the names of the proxy model's parameters that stand for what it decides."""
     rules = assign(config.optim.groups, names_of(architecture))
     own: Mapping[str, tuple[str, ...]] = names_of(small)
     groups = []
@@ -230,7 +247,7 @@ def _groups(
 
 
 def _stands_for(name: str, layers: list[int]) -> str:
-    """The parameter of the model for which one of the twin stands."""
+    """The parameter of the model for which one of the proxy model stands."""
     before, dot, rest = name.partition(".layers.")
     if not dot:
         return name

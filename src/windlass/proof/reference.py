@@ -10,7 +10,8 @@ Formulas that name float32 themselves, and torch's Muon, which casts to bfloat16
 sees each call: nothing of torch or transformers is patched.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,7 +28,8 @@ class Trace:
     """One entry per step; by Hugging Face's names: `gradients` (before the clip) of the first step, `weights` after the last
     and `first_weights` after the first.
     `figures`: of models with experts, `router_loss` where they train on one besides the loss, and `expert_loads` [sparse layers].
-    `evaluations`: the sum of nats over the rows held out, before the first step and after the last."""
+    `evaluations`: the sum of nats over the rows held out, before the first step and after the last.
+    `streams`: of the first step, the sum of the residual stream and of its squares behind each layer; -1: before the first."""
 
     losses: list[float]
     norms: list[float]
@@ -36,6 +38,7 @@ class Trace:
     first_weights: dict[str, torch.Tensor]
     figures: list[dict[str, torch.Tensor]] = field(default_factory=list)
     evaluations: list[float] = field(default_factory=list)
+    streams: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -157,11 +160,13 @@ def train_reference(
     losses, norms, figures = [], [], []
     gradients: dict[str, torch.Tensor] = {}
     first_weights: dict[str, torch.Tensor] = {}
+    streams: dict[int, torch.Tensor] = {}
     evaluations = [_score(model, held_out)]
     for step, (ids_BT, targets_BT, *positions) in enumerate(batches):
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = settings.learning_rates[step] * group["scale"]
-        out, total = _forward(model, ids_BT, targets_BT, *positions)
+        with _noting(model, streams) if step == 0 else contextlib.nullcontext():
+            out, total = _forward(model, ids_BT, targets_BT, *positions)
         count = (targets_BT != -100).sum()
         loss = total / count
         if _has_experts(model):
@@ -183,7 +188,7 @@ def train_reference(
         weights = {name: p.detach().clone() for name, p in named.items()}
         first_weights = first_weights or weights
     evaluations.append(_score(model, held_out))
-    return Trace(losses, norms, gradients, weights, first_weights, figures, evaluations)
+    return Trace(losses, norms, gradients, weights, first_weights, figures, evaluations, streams)
 
 
 def _forward(
@@ -193,6 +198,29 @@ def _forward(
     asked = {"output_router_logits": True} if _has_experts(model) else {}
     out = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, **asked)
     return out, functional.cross_entropy(out.logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+
+@contextlib.contextmanager
+def _noting(model: nn.Module, streams: dict[int, torch.Tensor]) -> Iterator[None]:
+    """Writes `streams` of the forward passes inside, by hooks on the decoder's layers."""
+
+    def note(number: int, inputs: tuple[Any, ...], output: Any) -> None:
+        stream = (output if isinstance(output, torch.Tensor) else output[0]).detach()
+        streams[number] = torch.stack((stream.sum(), stream.square().sum()))
+        if number == 0:
+            streams[-1] = torch.stack((inputs[0].detach().sum(), inputs[0].detach().square().sum()))
+
+    decoder = cast(Any, model).get_decoder()
+    layers = decoder.h if hasattr(decoder, "h") else decoder.layers
+    hooks = [
+        layer.register_forward_hook(lambda _layer, inputs, output, number=number: note(number, inputs, output))
+        for number, layer in enumerate(layers)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _has_experts(model: nn.Module) -> bool:

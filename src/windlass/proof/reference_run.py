@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from windlass.config import RunConfig
-from windlass.data.packing import isolate
+from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.loader import BatchCut
@@ -36,7 +36,7 @@ Expected = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Truth:
+class ReferenceRun:
     """What one process trains: per step, and by our names without padded rows."""
 
     losses: Sequence[float]
@@ -48,6 +48,8 @@ class Truth:
     """Summed nats of the held-out rows, before the first step and after the last."""
     figures: Sequence[Expected]
     """What the program reports of each step besides its loss; empty for most."""
+    streams: Mapping[int, torch.Tensor]
+    """Of the first step, as in watch.Seen."""
     targets: Sequence[int]
     """Counted ones of each step."""
     held_out_targets: int
@@ -58,23 +60,37 @@ def global_rows(
 ) -> list[dict[str, torch.Tensor]]:
     """The global batch of every step, read by one process."""
     cut = BatchCut(config.sequences_per_step)
-    source = open_stream(prepared, config.data, cut, seed=config.run.seed, with_keys=with_keys)
+    joined = DataConfig.model_validate(config.data.model_dump(by_alias=True) | {"isolate": False})
+    source = open_stream(prepared, joined, cut, seed=config.run.seed, with_keys=with_keys)
     assert config.run.steps is not None
     with contextlib.closing(source):
         batches = [source.next()[0] for _ in range(config.run.steps)]
+    if config.data.isolate:
+        batches = [{**batch, **apart(batch, *prepared.borders("train"))} for batch in batches]
     return [{**batch, **odd(batch, borders)} for batch in batches]
 
 
 def held_out_rows(config: RunConfig, prepared: Prepared) -> list[dict[str, torch.Tensor]]:
     """The rows that are scored, read one by one from the shards."""
-    borders = prepared.borders("validation") if config.data.isolate else None
     rows = []
     for ids_S, labels_S in itertools.islice(Reader(prepared.shards("validation")), config.evaluate.sequences):
-        row = {"input_ids": ids_S[None, :-1], "targets": labels_S[None, 1:]}
-        if borders is not None:
-            row["documents"], row["targets"] = isolate(ids_S[None], labels_S[None], borders)
-        rows.append({name: torch.from_numpy(values.astype(np.int64)) for name, values in row.items()})
+        ids, targets = (torch.from_numpy(values.astype(np.int64))[None] for values in (ids_S[:-1], labels_S[1:]))
+        row = {"input_ids": ids, "targets": targets}
+        rows.append({**row, **apart(row, *prepared.borders("validation"))} if config.data.isolate else row)
     return rows
+
+
+def apart(batch: Batch, end_of_text: int, num_documents: int) -> Batch:
+    """`documents` and `targets` of rows whose documents are isolated, token by token: written a second time, apart from
+    data/packing. A document begins behind an end of text if a target is left to learn, and no end of text predicts."""
+    ids, targets = batch["input_ids"].tolist(), batch["targets"].tolist()
+    documents = []
+    for row, wanted in zip(ids, targets, strict=True):
+        last = max((at for at, target in enumerate(wanted) if target != IGNORED), default=0)
+        found = [0, *(at for at in range(1, last + 1) if row[at - 1] == end_of_text)]
+        documents.append(found + [len(row)] * (num_documents - len(found)))
+    targets_BT = batch["targets"].masked_fill(batch["input_ids"] == end_of_text, IGNORED)
+    return {"documents": torch.tensor(documents), "targets": targets_BT}
 
 
 def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
@@ -92,6 +108,23 @@ def counted(rows: Sequence[Batch]) -> list[int]:
     return [int((batch["targets"] != IGNORED).sum()) for batch in rows]
 
 
+def counted_behind_borders(batch: Batch) -> int:
+    """Counted targets of a row's second document and later ones."""
+    places_T = torch.arange(batch["targets"].shape[1])
+    return int(((batch["targets"] != IGNORED) & (places_T >= batch["documents"][:, 1:2])).sum())
+
+
+def counted_in_rest(batch: Batch, micro_batch: int, chunk: int, context: int) -> int:
+    """Counted targets of the tokens that are left when each rank cuts its micro-batch into chunks; summed over the ranks."""
+    total = 0
+    for targets_BT in batch["targets"].split(micro_batch):
+        slices = targets_BT.tensor_split(2 * context, dim=1)
+        for rank in range(context):
+            mine_N = torch.cat((slices[rank], slices[-1 - rank]), 1).flatten()
+            total += int((mine_N[len(mine_N) // chunk * chunk :] != IGNORED).sum())
+    return total
+
+
 def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
     """The weights that a new model begins with, each tensor drawn whole."""
     shapes = parameter_shapes(architecture)
@@ -101,7 +134,7 @@ def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tens
 
 
 def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
-    """Why torch and transformers alone cannot train this twin, or None where they can."""
+    """Why torch and transformers alone cannot train this proxy model, or None where they can."""
     optim = config.optim
     names = [name for group in optim.groups if group.effect for name in group.names]
     if architecture.num_experts and any(".experts." in name for name in names):
@@ -119,7 +152,7 @@ def reference(
     rows: Sequence[dict[str, torch.Tensor]],
     held_out: Sequence[dict[str, torch.Tensor]],
 ) -> Trace:
-    """The twin trained by torch and transformers on one process."""
+    """The proxy model trained by torch and transformers on one process."""
     optim, steps = config.optim, config.run.steps
     assert steps is not None
     settings = ReferenceSettings(

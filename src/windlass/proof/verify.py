@@ -1,15 +1,15 @@
-"""`windlass verify RECIPE`: the recipe's layout, proved equal to one process on a tiny twin.
+"""`windlass verify RECIPE`: the recipe's layout, proved equal to one process on a tiny proxy model.
 
-    fold     the layout, as it is or folded to the ranks at hand
-    twin     a model of fifty thousand parameters with the recipe's features, in fp64
-    proof    `train` itself runs it on gloo ranks; torch and transformers alone train the same on one process
-    differences   drawn weights, loss, every gradient, norm, weights after three steps, what is reported; then the run goes on as
-             one does that was killed: in its own directory from step 1, on the same layout, on one process, and from that
-             one's step 2 on the layout again
+    fold           the layout, as it is or folded to the ranks at hand
+    proxy model    a model of fifty thousand parameters with the recipe's features, in fp64
+    proof          `train` itself runs it on gloo ranks; torch and transformers alone train the same on one process
+    differences    drawn weights, residual stream, loss, every gradient, norm, weights after three steps, what is reported; then
+                   the run resumes as a killed one does: in its own directory from step 1, on the same layout, on one process,
+                   and from that one's step 2 on the layout again
 
-The oracle's model, loss, clip and updates are torch's and transformers', so a mistake of ours in them cannot cancel. It is given
-rows, rates and names of tensors by our code. Where it cannot train the twin (dropout), our own decoder on one process stands in,
-and that is said. What was not proved is said at the end, each time.
+The model, loss, clip and updates of the reference run are torch's and transformers', so a mistake of ours in them cannot cancel.
+Our code gives it token ids, rates and names of tensors; it finds the documents' borders itself. Where it cannot train the proxy
+model (dropout), our own decoder trains it on one process. Each verdict ends with a list of what it did not prove.
 """
 
 import contextlib
@@ -29,16 +29,18 @@ from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.model.chunks import Chunks
+from windlass.model.chunks import USUAL
 from windlass.parallel.program import Batch
 from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
 from windlass.proof.pool import MAX_RANKS, RankFailed, Ranks
-from windlass.proof.proxy import STEPS, Twin, make_twin
+from windlass.proof.proxy import STEPS, ProxyModel, make_proxy
 from windlass.proof.reference_run import (
-    Truth,
+    ReferenceRun,
     by_our_names,
     counted,
+    counted_behind_borders,
+    counted_in_rest,
     drawn,
     global_rows,
     has_reference,
@@ -57,12 +59,12 @@ AT_HAND: Final = 8
 """Ranks that `--nproc` stands for where it is not given."""
 LIMIT_S: Final = 600.0
 """A training of three steps takes seconds; on a machine that is busy with other work, minutes. A rank that takes longer hangs."""
-CHUNKS: Final = Chunks(head_logits=3_000, attention_weights=200)
 SEEDS: Final = 50
 NEVER_PROVED: Final = (
-    "bf16, fp16 and fp8, and the kernels of a GPU: the twin runs in fp64 on CPU",
+    "bf16, fp16 and fp8, and the kernels of a GPU: the proxy model runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
     "what lies before the layout: sources, mixtures, chat, the order over epochs, the schedule of the rate",
+    "packing: both sides read the samples that one preparation of ours packed",
 )
 
 
@@ -94,48 +96,51 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
 def prove_all(
     config: RunConfig, architecture: Architecture, folding: Folding, pool: Ranks
 ) -> Iterator[tuple[Verdict, tuple[str, ...]]]:
-    """Each cell's verdict, and sentences on what its twin lacks."""
+    """Each cell's verdict, and sentences on what its proxy model lacks."""
     for cell in folding.cells:
         with tempfile.TemporaryDirectory(prefix="windlass-verify-") as directory:
-            twin = make_twin(config, architecture, cell, Path(directory))
+            proxy = make_proxy(config, architecture, cell, Path(directory))
             start_s = time.monotonic()
-            verdict = prove(twin, cell, pool)
+            verdict = prove(proxy, cell, pool)
             verdict.elapsed_s = time.monotonic() - start_s
-        yield verdict, (*twin.unproved, *verdict.unproved)
+        yield verdict, (*proxy.unproved, *verdict.unproved)
 
 
-def prove(twin: Twin, cell: Cell, pool: Ranks) -> Verdict:
+def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
     """One layout against one process, whole and resumed."""
-    architecture, verdict = twin.architecture, Verdict(cell)
-    prepared = prepare(twin.config.data, {}, log=lambda _line: None)
-    write_model(twin.directory / "model", architecture)
-    twin, rows = _with_targets(twin, prepared, borders_of(architecture, cell.layout.tp))
-    config, borders = twin.config, borders_of(architecture, cell.layout.tp)
+    architecture, verdict = proxy.architecture, Verdict(cell)
+    prepared = prepare(proxy.config.data, {}, log=lambda _line: None)
+    write_model(proxy.directory / "model", architecture)
+    proxy, rows = _with_telling_rows(proxy, prepared, cell)
+    config, borders = proxy.config, borders_of(architecture, cell.layout.tp)
     given = rows, held_out_rows(config, prepared)
     try:
-        twin = clipping_some(twin, _truth(twin, "norms", given, pool, verdict).norms)
-        truth = _truth(twin, "one", given, pool, verdict)
-        if not min(truth.norms) < twin.config.optim.max_norm < max(truth.norms):
-            verdict.unproved.append("optim.max_norm: the twin's steps are all clipped, or none is")
-        seen = pool.run(cell.world, train_proxy, twin.config, borders, CHUNKS, timeout_s=LIMIT_S)
+        proxy = clipping_some(proxy, _reference_run(proxy, "norms", given, pool, verdict).norms)
+        one_process = _reference_run(proxy, "one", given, pool, verdict)
+        if not min(one_process.norms) < proxy.config.optim.max_norm < max(one_process.norms):
+            verdict.unproved.append("optim.max_norm: the proxy model's steps are all clipped, or none is")
+        seen = pool.run(cell.world, train_proxy, proxy.config, borders, proxy.chunks, timeout_s=LIMIT_S)
         lines = read_events(config.run.directory / "events.jsonl")
-        verdict.rows += [same_rows(seen, rows), *_drawn(twin, cell, pool), *compare(seen, truth, architecture)]
+        verdict.rows += [same_rows(seen, rows), *_drawn(proxy, cell, pool), *compare(seen, one_process, architecture)]
         if verdict.first is None:  # else every later number differs too
-            verdict.rows += reported(lines, truth)
-            _go_on(twin, cell, pool, truth, verdict)
+            verdict.rows += reported(lines, one_process)
+            _go_on(proxy, cell, pool, one_process, verdict)
     except RankFailed as failure:
         verdict.failed = str(failure)
     return verdict
 
 
-def _with_targets(twin: Twin, prepared: Prepared, borders: Sequence[int]) -> tuple[Twin, list[Batch]]:
-    """The twin with the first seed whose steps all count a target, and its rows: all of three rows may be ones that lose all."""
-    for seed in range(twin.config.run.seed, twin.config.run.seed + SEEDS):
-        config = _changed(twin.config, run={"seed": seed})
-        rows = global_rows(config, prepared, bool(twin.architecture.dropout), borders)
-        if all(counted(rows)):
-            return replace(twin, config=config), rows
-    raise AssertionError(f"none of {SEEDS} seeds gives every step a target")
+def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tuple[ProxyModel, list[Batch]]:
+    """The proxy model with the first seed whose rows show what they are to show, and these rows: each step counts a target, and
+    step 1, whose gradients are compared, counts some in the head's last chunk and, with isolation, behind a document's border."""
+    micro, borders = proxy.config.run.micro_batch, borders_of(proxy.architecture, cell.layout.tp)
+    for seed in range(proxy.config.run.seed, proxy.config.run.seed + SEEDS):
+        config = _changed(proxy.config, run={"seed": seed})
+        rows = global_rows(config, prepared, bool(proxy.architecture.dropout), borders)
+        in_rest = counted_in_rest(rows[0], micro, proxy.head_tokens, cell.layout.context)
+        if all(counted(rows)) and in_rest and (not config.data.isolate or counted_behind_borders(rows[0])):
+            return replace(proxy, config=config), rows
+    raise AssertionError(f"none of {SEEDS} seeds gives rows that show everything")
 
 
 def _changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
@@ -146,70 +151,84 @@ def _changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:
     return check_recipe(tree)
 
 
-def clipping_some(twin: Twin, norms: Sequence[float]) -> Twin:
-    """The twin with a clip in the widest gap between its steps' norms: some steps it cuts down, and some it leaves alone."""
+def clipping_some(proxy: ProxyModel, norms: Sequence[float]) -> ProxyModel:
+    """The proxy model with a clip in the widest gap between its steps' norms: it cuts some steps, and leaves some alone."""
     rising = sorted(norms)
     low, high = max(itertools.pairwise(rising), key=lambda pair: pair[1] - pair[0])
-    return replace(twin, config=_changed(twin.config, optim={"max_norm": (low + high) / 2}))
+    return replace(proxy, config=_changed(proxy.config, optim={"max_norm": (low + high) / 2}))
 
 
-def _drawn(twin: Twin, cell: Cell, pool: Ranks) -> list[ProofRow]:
+def _drawn(proxy: ProxyModel, cell: Cell, pool: Ranks) -> list[ProofRow]:
     """The weights that the recipe begins with, where it has no model to begin with: every rank's part of one whole."""
-    if not twin.is_drawn:
+    if not proxy.is_drawn:
         return []
-    held = pool.run(cell.world, draw, twin.config, twin.architecture, timeout_s=LIMIT_S)
-    ours = [trimmed(found, twin.architecture) for found in held]
-    return [tensors("drawn weights", ours, drawn(twin.config, twin.architecture), twin.architecture)]
+    held = pool.run(cell.world, draw, proxy.config, proxy.architecture, timeout_s=LIMIT_S)
+    ours = [trimmed(found, proxy.architecture) for found in held]
+    return [tensors("drawn weights", ours, drawn(proxy.config, proxy.architecture), proxy.architecture)]
 
 
-def _truth(twin: Twin, name: str, given: tuple[list[Batch], list[Batch]], pool: Ranks, verdict: Verdict) -> Truth:
+def _reference_run(
+    proxy: ProxyModel, name: str, given: tuple[list[Batch], list[Batch]], pool: Ranks, verdict: Verdict
+) -> ReferenceRun:
     """What one process trains. `given`: the rows to learn and those to score."""
     rows, held_out = map(counted, given)
     targets = rows, sum(held_out)
-    why_not = has_reference(twin.config, twin.architecture)
+    why_not = has_reference(proxy.config, proxy.architecture)
     if why_not is None:
         with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bar
-            trace = reference(twin.config, twin.directory / "model", *given)
+            trace = reference(proxy.config, proxy.directory / "model", *given)
         found = (trace.gradients, trace.first_weights, trace.weights)
-        gradients, first, weights = (by_our_names(tensors, twin.architecture) for tensors in found)
-        return Truth(trace.losses, trace.norms, gradients, first, weights, trace.evaluations, trace.figures, *targets)
+        gradients, first, weights = (by_our_names(tensors, proxy.architecture) for tensors in found)
+        return ReferenceRun(
+            trace.losses,
+            trace.norms,
+            gradients,
+            first,
+            weights,
+            trace.evaluations,
+            trace.figures,
+            trace.streams,
+            *targets,
+        )
     verdict.against = f"our own decoder on one process ({why_not})"
-    borders = borders_of(twin.architecture, verdict.cell.layout.tp)
-    (one,) = pool.run(
-        1, train_proxy, _on_one_process(twin, twin.directory / name), borders, Chunks(), timeout_s=LIMIT_S
-    )
+    sentence = f"the decoder on one process, which is ours on both sides here: {why_not}"
+    verdict.unproved += [sentence] * (sentence not in verdict.unproved)
+    borders = borders_of(proxy.architecture, verdict.cell.layout.tp)
+    (one,) = pool.run(1, train_proxy, _on_one_process(proxy, proxy.directory / name), borders, USUAL, timeout_s=LIMIT_S)
     held = (one.gradients, one.first_weights, one.weights)
-    gradients, first, weights = (trimmed(found, twin.architecture) for found in held)
-    return Truth(one.losses, one.norms, gradients, first, weights, one.evaluations, one.figures, *targets)
+    gradients, first, weights = (trimmed(found, proxy.architecture) for found in held)
+    return ReferenceRun(
+        one.losses, one.norms, gradients, first, weights, one.evaluations, one.figures, one.streams, *targets
+    )
 
 
-def _go_on(twin: Twin, cell: Cell, pool: Ranks, truth: Truth, verdict: Verdict) -> None:
+def _go_on(proxy: ProxyModel, cell: Cell, pool: Ranks, one_process: ReferenceRun, verdict: Verdict) -> None:
     """The run as one finds it that was killed, and goes on: `after` the step of its newest checkpoint. Without accumulation
     where there is no pipeline, which needs its micro-batches."""
-    alone = _on_one_process(twin, twin.config.run.directory)
-    roads = [("resumed", 1, cell.world, twin.config if cell.layout.pp > 1 else _without_accumulation(twin, cell))]
+    alone = _on_one_process(proxy, proxy.config.run.directory)
+    roads = [("resumed", 1, cell.world, proxy.config if cell.layout.pp > 1 else _without_accumulation(proxy, cell))]
     if cell.world > 1:
-        roads += [("resumed on one process", 1, 1, alone), ("and back", 2, cell.world, twin.config)]
+        roads += [("resumed on one process", 1, 1, alone), ("and back", 2, cell.world, proxy.config)]
     for what, after, world, config in roads:
         for later in range(after + 1, STEPS + 1):
             shutil.rmtree(config.run.directory / "checkpoints" / f"step-{later:08d}")
         seen = pool.run(
-            world, train_proxy, config, borders_of(twin.architecture, cell.layout.tp), CHUNKS, timeout_s=LIMIT_S
+            world, train_proxy, config, borders_of(proxy.architecture, cell.layout.tp), proxy.chunks, timeout_s=LIMIT_S
         )
-        verdict.rows += compare_resumed(what, after, seen, truth, twin.architecture)
+        verdict.rows += compare_resumed(what, after, seen, one_process, proxy.architecture)
 
 
-def _on_one_process(twin: Twin, directory: Path) -> RunConfig:
-    """The twin's config without its layout, to run in `directory`."""
-    tree = twin.config.model_dump(mode="json", by_alias=True)
+def _on_one_process(proxy: ProxyModel, directory: Path) -> RunConfig:
+    """The proxy model's config without its layout, to run in `directory`."""
+    tree = proxy.config.model_dump(mode="json", by_alias=True)
     tree["run"] |= {"directory": str(directory)}
     tree["parallel"] = {}
     return check_recipe(tree)
 
 
-def _without_accumulation(twin: Twin, cell: Cell) -> RunConfig:
-    """The twin's config with one micro-batch per rank and step."""
-    return _changed(twin.config, run={"micro_batch": twin.config.sequences_per_step // cell.layout.batch_ranks})
+def _without_accumulation(proxy: ProxyModel, cell: Cell) -> RunConfig:
+    """The proxy model's config with one micro-batch per rank and step."""
+    return _changed(proxy.config, run={"micro_batch": proxy.config.sequences_per_step // cell.layout.batch_ranks})
 
 
 def _check_options(nproc: int | None, json_file: Path | None) -> None:

@@ -11,13 +11,14 @@ import functools
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from windlass.config import RunConfig
+from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import BatchSource
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import Chunks
@@ -134,18 +135,29 @@ class Streams:
 
 
 class WatchedSource:
-    """A batch source whose batches are made odd, and noted."""
+    """A batch source whose batches are made odd, and noted; the rest is the wrapped source's."""
 
     def __init__(self, source: BatchSource, seen: Seen, borders: Sequence[int]):
         self._source, self._seen, self._borders = source, seen, borders
+        self.state, self.entry, self.close = source.state, source.entry, source.close
+        self.drain_events = source.drain_events
 
     def next(self) -> list[Batch]:
         batches = [{**batch, **odd(batch, self._borders)} for batch in self._source.next()]
         self._seen.rows.append({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
         return batches
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+    @property
+    def consumed(self) -> int:
+        return self._source.consumed
+
+    @property
+    def wait_s(self) -> float:
+        return self._source.wait_s
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        return self._source.shards
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,7 +209,7 @@ def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Se
         watcher = Watcher(run.program, seen, streams)
         source = WatchedSource(run.source, seen, borders)
         with Stop(runtime) as stop:
-            loop(replace(run, program=watcher, source=cast(BatchSource, source)), stop)
+            loop(replace(run, program=watcher, source=source), stop)
         seen.weights = watcher.weights()
         return seen
 

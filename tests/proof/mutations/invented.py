@@ -2,7 +2,80 @@
 
 from tests.proof.mutations.published import CLIP, PIPELINE, Bug
 
+FORGETS_ROTATION = (
+    "model/transformer.py",
+    "turned = None if int(index) in self.arch.unrotated_layers else rope",
+    "turned = None if int(index) == 1 else rope",
+)
 INVENTED = {
+    "a head that drops the rest of its chunks": Bug(
+        "a reviewer: with tp 2 the proxy model's head had no rest",
+        (
+            (
+                "model/loss.py",
+                "for start in range(0, hidden_ND.shape[0], chunk_tokens):",
+                "for start in range(0, hidden_ND.shape[0] - chunk_tokens + 1, chunk_tokens):",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1"),
+        "loss",
+        "step 1",
+    ),
+    "documents of a row see each other": Bug(
+        "a reviewer: with tp 2 no row of the step that is compared had a second document",
+        (
+            (
+                "model/transformer.py",
+                "found = None if documents is None else find_documents(documents, num_positions)",
+                "found = None",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1", "data.isolate=true"),
+        "residual stream",
+        "layer 0 (model.layers.0)",
+    ),
+    "a layer of a later stage does not rotate": Bug(
+        "a reviewer: a forward that is wrong in one layer was named by the loss alone",
+        (FORGETS_ROTATION,),
+        ("parallel.pp=2", "parallel.shard=1"),
+        "residual stream",
+        "layer 1 (model.layers.1)",
+        model="two_layers",
+    ),
+    "a layer of a tensor rank does not rotate": Bug(
+        "a reviewer: as above",
+        (FORGETS_ROTATION,),
+        ("parallel.tp=2", "parallel.shard=1"),
+        "residual stream",
+        "layer 1 (model.layers.1)",
+        model="two_layers",
+    ),
+    "targets across the border of two documents count": Bug(
+        "a reviewer: the reference run took its rows from the same code",
+        (
+            (
+                "data/packing.py",
+                "np.where(ids_BS[:, :-1] == eos_id, NOT_COUNTED, labels_BS[:, 1:])",
+                "labels_BS[:, 1:]",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1", "data.isolate=true"),
+        "samples",
+        "targets over the ranks are not the global batch's",
+    ),
+    "documents begin one token late": Bug(
+        "a reviewer: as above",
+        (
+            (
+                "data/packing.py",
+                "begins_BT[:, 1:] = ids_BS[:, :-2] == eos_id",
+                "begins_BT[:, 1:] = np.roll(ids_BS[:, :-2], 1, 1) == eos_id",
+            ),
+        ),
+        ("parallel.tp=2", "parallel.shard=1", "data.isolate=true"),
+        "samples",
+        "documents over the ranks are not the global batch's",
+    ),
     "a later step divided by the first one's count": Bug(
         "a reviewer: a count that is kept",
         (
@@ -53,8 +126,8 @@ INVENTED = {
             ),
         ),
         ("parallel.context=4", "parallel.context_kind=ulysses", "parallel.shard=1"),
-        "loss",
-        "step 1",
+        "residual stream",
+        "layer 0 (model.layers.0)",
         model="qwen3_two_groups",
     ),
     "small gradients scaled up to the norm": Bug(

@@ -82,8 +82,8 @@ PUBLISHED = {
             ),
         ),
         ("parallel.tp=2", "parallel.shard=1"),
-        "loss",
-        "step 1",
+        "residual stream",
+        "layer 0 (model.layers.0)",
         model="gpt2",
     ),
     "targets taken for a rank's own rows": Bug(
@@ -169,8 +169,8 @@ PUBLISHED = {
             ),
         ),
         ("parallel.context=2", "parallel.shard=1"),
-        "loss",
-        "step 1",
+        "residual stream",
+        "layer 0 (model.layers.0)",
     ),
     "keys' gradients stay with the rank that used them": Bug(
         "Megatron-LM #1464: dK and dV wrong under context parallelism",
@@ -268,4 +268,10 @@ PUBLISHED = {
         "step 0 on rank 0",
     ),
 }
-QUICK = ("untied ends", "sequence parallelism without the reduction of norms' gradients")
+QUICK = (
+    "untied ends",
+    "sequence parallelism without the reduction of norms' gradients",
+    "a head that drops the rest of its chunks",
+    "documents of a row see each other",
+    "a layer of a later stage does not rotate",
+)
