@@ -98,7 +98,7 @@ def recipe_page() -> str:
 
 def _section(heading: str, model: type[Any], prefix: str) -> str:
     rows = [f"| `{prefix}{_name(key, field)}` | {_type(field)} | {_default(field)} | {_words(field.description)} |"
-            for key, field in model.model_fields.items()]  # fmt: skip
+            for key, field in model.model_fields.items() if not field.exclude]  # fmt: skip
     about = _words(model.__doc__) + "\n\n" if model.__doc__ and model.__doc__ != model.__base__.__doc__ else ""
     table = "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
     return f"{heading}\n\n{about}{table}\n"

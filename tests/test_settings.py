@@ -38,3 +38,12 @@ def test_frozen_strict_about_keys_finite_and_documented():
         Example(share=float("inf"))
     assert Example.model_fields["share"].description == "a docstring"
     assert Example(other=4).other == Example.model_validate({"async": 4}).other == 4
+
+
+def test_a_changed_copy_is_validated_and_the_first_stays():
+    first = Example(number=2, other=5)
+    assert first.changed(number=7) == Example(number=7, other=5) and first.number == 2
+    with pytest.raises(ValidationError, match="number"):
+        first.changed(number="many")
+    with pytest.raises(ValidationError, match="numbr"):
+        first.changed(numbr=1)

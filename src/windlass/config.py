@@ -15,7 +15,7 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, nearest
-from windlass.hub.config import HubConfig
+from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.objectives.config import ObjectiveConfig
@@ -59,9 +59,11 @@ class RunConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_names(cls, given: Any) -> Any:
+    def _complete(cls, given: Any) -> Any:
+        """Refuses other tools' names, and passes hub.cache on to the sections that name something of the hub."""
         if isinstance(given, Mapping):
             refuse_other_names(given, tuple(POLICIES))
+            return with_hub_cache(given)
         return given
 
     @model_validator(mode="after")
@@ -69,6 +71,7 @@ class RunConfig(Settings):
         self.precision.check_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
         tokens, length = self.run.tokens_per_step, self.data.sequence_length
         self.data.check_epochs(self.run.epochs)
+        self.hub.check_beside(self.model.from_, self.data.tokenizer.from_)
         if tokens % length:
             below = tokens // length * length
             choices = f"{below} or {below + length}" if below else str(length)
@@ -80,11 +83,6 @@ class RunConfig(Settings):
         steps = -(-self.run.tokens // tokens) if self.run.tokens is not None else self.run.steps
         if steps is not None:
             self._check_schedule(steps)
-        return self
-
-    @model_validator(mode="after")
-    def _keep_hub_names(self) -> Self:
-        self.hub.tell(self.model, self.data.tokenizer)
         return self
 
     @model_validator(mode="after")
@@ -120,13 +118,17 @@ class RunConfig(Settings):
             )
         return self
 
+    def model_post_init(self, context: Any) -> None:
+        self._recipe = context or ""
+
+    def changed(self, **updates: Any) -> Self:
+        """A copy with `updates`, validated as a new config is; it keeps the text that was given. Raises UserError."""
+        return self.model_validate(self.fields() | updates, context=self._recipe)
+
     def with_steps(self, steps: int) -> Self:
-        """The same recipe with its length as a number of steps; what depends on it is checked."""
-        self._check_schedule(steps)
-        run = self.run.model_copy(update={"steps": steps, "tokens": None, "epochs": None})
-        resolved = self.model_copy(update={"run": run})
-        resolved._recipe = self.recipe
-        return resolved
+        """The same recipe with its length as a number of steps. Raises UserError where the schedule does not fit in it."""
+        run = self.run.changed(steps=steps, tokens=None, epochs=None)
+        return self.model_validate(self.fields() | {"run": run}, context=self.recipe)
 
     def _check_schedule(self, steps: int) -> None:
         optim = self.optim
@@ -172,15 +174,13 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
         )
     for override in overrides:
         apply_override(tree, override)
-    config = check_recipe(tree)
-    config._recipe = "".join(f"# override: {override}\n" for override in overrides) + text
-    return config
+    return check_recipe(tree, "".join(f"# override: {override}\n" for override in overrides) + text)
 
 
-def check_recipe(tree: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig from plain dicts; pydantic's complaints become one UserError that names each key."""
+def check_recipe(tree: Mapping[str, Any], text: str = "") -> RunConfig:
+    """A RunConfig from plain dicts; pydantic's complaints become one UserError that names each key. `text`: the file's."""
     try:
-        config = RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree, context=text)
     except ValidationError as error:
         raise _explain(error) from None
     config.check_layout(config.model.shape(config.data.tokenizer.train))
@@ -249,4 +249,4 @@ def _keys_at(location: tuple[int | str, ...]) -> list[str]:
         field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None) if model else None
         annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else [model]
         model = next((a for a in annotations if isinstance(a, type) and issubclass(a, Settings)), None)
-    return [field.alias or name for name, field in model.model_fields.items()] if model else []
+    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude] if model else []

@@ -4,7 +4,7 @@ Nothing is translated silently: two names for one setting would be two places to
 tool has; WORDS has the values. A later section of the recipe adds rows.
 
 Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's sections, Lightning's
-Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry.
+Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16.
 """
 
 import re

@@ -6,6 +6,7 @@ is generated from it.
 """
 
 import typing
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -30,3 +31,11 @@ class Settings(BaseModel):
         if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
             raise ValueError(f"a number or text is meant, and {value} is neither")
         return value
+
+    def fields(self) -> dict[str, Any]:
+        """Every field and extra key with its value; sections stay what they are."""
+        return {name: getattr(self, name) for name in type(self).model_fields} | (self.model_extra or {})
+
+    def changed(self, **updates: Any) -> Self:
+        """A copy with `updates`, validated as a new config is. Raises UserError, or pydantic's ValidationError."""
+        return type(self).model_validate(self.fields() | updates)

@@ -44,8 +44,8 @@ def evaluate(path: Path, *, step: int | None = None, sequences: int | None = Non
 
 def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:
     """The run's recipe on whatever ranks are here: parameters sharded, random weights that the checkpoint replaces."""
-    watch = config.evaluate if sequences is None else config.evaluate.model_copy(update={"sequences": sequences})
-    return config.model_copy(update={"evaluate": watch, "parallel": ParallelConfig()})
+    watch = config.evaluate if sequences is None else config.evaluate.changed(sequences=sequences)
+    return config.changed(evaluate=watch, parallel=ParallelConfig())
 
 
 def describe(name: str, step: int, nats: float, data: EvaluationSet) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe, to_yaml
-from windlass.hub.client import NAME
+from windlass.hub.config import NAME
 from windlass.model.flops import count_parameters
 from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
 from windlass.training.open_saved import SavedModel

@@ -120,7 +120,7 @@ def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLay
     assert not dist.is_initialized(), "this process stands for other ranks"
     # none of these changes which rank holds what: the first would allocate, the others do nothing on shapes
     plain = {"offload": False, "compile": False, "recompute": "none", "activation_gib": None}
-    parallel, precision = config.parallel.model_copy(update=plain), precision_of(config.precision)
+    parallel, precision = config.parallel.changed(**plain), precision_of(config.precision)
     lean, held = replace(layout, replicate=1), {}
     per_stage = lean.world // lean.pp
     for stage in range(lean.pp):

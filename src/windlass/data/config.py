@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.config import OrderConfig
 from windlass.errors import UserError
-from windlass.hub.client import check_revision
+from windlass.hub.config import check_revision
 from windlass.settings import Settings
 from windlass.units import KIB, MIB
 
@@ -24,7 +24,6 @@ RESERVED_NAMES = ("train", "validation", "tokenizer")
 class TokenizerConfig(Settings):
     """Exactly one of `train` and `from`."""
 
-    _hub_cache: str | None = PrivateAttr(None)
     train: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
     """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
     and merges."""
@@ -35,6 +34,8 @@ class TokenizerConfig(Settings):
     """With a hub name: the branch, tag or full commit to take; main if not given."""
     commit: str | None = None
     """With a hub name: the commit that the revision was when the data was prepared. windlass writes it into resolved.yaml."""
+    hub_cache: str | None = Field(None, exclude=True)
+    """hub.cache of the recipe, which fills it in."""
     eos_token: Annotated[str, Field(min_length=1)] | None = None
     """With `from`: the token that ends a document, where the tokenizer's files do not name it or name another one."""
     trust_remote_code: str | None = None
@@ -74,14 +75,6 @@ class TokenizerConfig(Settings):
             )
         return self
 
-    def keep_in(self, cache: str | None) -> None:
-        """Where hub names are kept: `hub.cache` of the recipe that this is a part of."""
-        self._hub_cache = cache
-
-    @property
-    def hub_cache(self) -> str | None:
-        return self._hub_cache
-
 
 def _share_or_source(value: Any) -> str:
     return "source" if isinstance(value, (dict, SourceConfig)) else "share"
@@ -97,7 +90,7 @@ class CacheConfig(Settings):
     directory: str = Field(min_length=1)
     """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 8 bytes per token."""
     limit_mib: int = Field(default=10240, ge=1)
-    """Most that the directory ever holds, in MiB: at least one shuffle window and one shard more."""
+    """Largest size of the directory, in MiB: at least one shuffle window and one more shard."""
     deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
     """Longest wait for one file of the store, in seconds, all attempts together. After it the run ends with an error."""
 
@@ -111,11 +104,11 @@ class CacheConfig(Settings):
 
 class DataConfig(Settings):
     sources: list[SourceConfig] = Field(min_length=1)
-    """The training documents: read one source behind the other, or mixed in the shares that their `weight` says."""
+    """The training documents: sources are read one after the other, or mixed in the shares that their `weight` gives."""
     tokenizer: TokenizerConfig
     """How text becomes token ids."""
     directory: str = Field(min_length=1)
-    """Place of the prepared shards: a local directory, or a URL that fsspec opens (s3://bucket/path, gs://, https:// to
+    """Directory of the prepared shards: a local one, or a URL that fsspec opens (s3://bucket/path, gs://, https:// to
     read only, file://), read through `cache`. It is made by `prepare` and belongs to it alone. Credentials come from the
     environment (AWS_ACCESS_KEY_ID and the like)."""
     cache: CacheConfig | None = None
@@ -123,7 +116,7 @@ class DataConfig(Settings):
     sequence_length: int = Field(ge=2, le=1 << 24)
     """Targets per sequence, in tokens (T). A sample stores T+1 ids; neighbouring samples share one."""
     packing: Literal["concatenate", "best-fit"] = "concatenate"
-    """How documents become sequences. concatenate: one behind the other, cut where a sequence ends; nothing is padded. best-fit:
+    """How documents become sequences. concatenate: one after the other, cut where a sequence ends; nothing is padded. best-fit:
     whole documents that fill a sequence nearly (only those longer than it are cut); `prepare` prints how full."""
     isolate: bool = False
     """Whether a document attends to itself alone: positions begin at 0 in each, and no token is predicted across a border. The
@@ -258,9 +251,9 @@ class DataConfig(Settings):
 
 class EvaluateConfig(Settings):
     every_steps: int = Field(default=100, ge=1)
-    """Evaluate after every so many optimizer steps; besides, at step 0 and at the end."""
+    """Evaluate every N optimizer steps, and at step 0 and the end."""
     sequences: int = Field(default=64, ge=1)
-    """Sequences scored per set: the first so many of the set, the same ones every time (all, if the set has fewer)."""
+    """Sequences scored per set: the first N of the set, the same ones every time (all, if the set has fewer)."""
     sets: dict[str, SourceConfig] = Field(default_factory=dict)
     """Further validation sets by name, besides `validation`."""
 

@@ -13,17 +13,15 @@ What it raises becomes a UserError in hub/errors.py.
 """
 
 import json
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from windlass.errors import UserError
+from windlass.hub.config import COMMIT, NAME
 from windlass.hub.errors import MAIN, SHOWN, cache_directory, is_outage, reason, refused, renamed, unreachable
 
-NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -40,29 +38,6 @@ Report = Callable[[str], None]
 def is_hub_name(given: str) -> bool:
     """Whether `given` has the form org/name and nothing here is called so: a directory comes first, as in transformers."""
     return NAME.fullmatch(given) is not None and not Path(given).exists()
-
-
-def check_revision(section: str, given: str | None, revision: str | None, commit: str | None) -> None:
-    """What `revision` and `commit` may be beside `from: given`; no file is touched. Raises UserError."""
-    for key, value in (("revision", revision), ("commit", commit)):
-        if value is not None and (given is None or not NAME.fullmatch(given)):
-            raise UserError(
-                f"{section}.{key}: {value} with {section}.from: {given}",
-                "only a name of the hub (org/name) has revisions",
-                f"remove {section}.{key}",
-            )
-    if commit is not None and not COMMIT.fullmatch(commit):
-        raise UserError(
-            f"{section}.commit: {commit}",
-            "a commit is named by all 40 hexadecimal digits",
-            f"give a branch, a tag or a short name as {section}.revision, and remove {section}.commit",
-        )
-    if commit is not None and revision is not None and COMMIT.fullmatch(revision) and revision != commit:
-        raise UserError(
-            f"{section}.revision: {revision} and {section}.commit: {commit}",
-            "the commit is the one that the revision names",
-            "remove one of the two",
-        )
 
 
 def locate(given: str, revision: str | None, setting: str, cache: str | None = None) -> Path:

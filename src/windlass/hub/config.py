@@ -1,20 +1,17 @@
 """What a recipe may say about the hub: where its models and tokenizers are kept. No torch, no file touched."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final
 
-from pydantic import field_validator
+from pydantic import ValidationError, field_validator
 
 from windlass.errors import UserError
 from windlass.settings import Settings
 
-
-class Named(Protocol):
-    """A section of a recipe that may name a repository of the hub."""
-
-    @property
-    def from_(self) -> str | None: ...
-    def keep_in(self, cache: str | None) -> None: ...
+NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 class HubConfig(Settings):
@@ -30,13 +27,49 @@ class HubConfig(Settings):
             raise ValueError(f"`cache: {cache}` is no local directory; give one that every node sees")
         return cache if cache is None else str(Path(cache).expanduser())
 
-    def tell(self, *sections: Named) -> None:
-        """The sections are told where names of the hub are kept. Raises UserError where none of them may name one."""
-        for section in sections:
-            section.keep_in(self.cache)
-        if self.cache is not None and all(section.from_ is None for section in sections):
+    def check_beside(self, *names: str | None) -> None:
+        """Raises UserError where none of `names`, the `from` of model and tokenizer, may be a name of the hub."""
+        if self.cache is not None and all(name is None for name in names):
             raise UserError(
                 f"hub.cache={self.cache} with neither model.from nor data.tokenizer.from",
                 "it keeps what those name of the hub",
                 "remove hub.cache",
             )
+
+
+def check_revision(section: str, given: str | None, revision: str | None, commit: str | None) -> None:
+    """What `revision` and `commit` may be beside `from: given`; no file is touched. Raises UserError."""
+    for key, value in (("revision", revision), ("commit", commit)):
+        if value is not None and (given is None or not NAME.fullmatch(given)):
+            raise UserError(
+                f"{section}.{key}: {value} with {section}.from: {given}",
+                "only a name of the hub (org/name) has revisions",
+                f"remove {section}.{key}",
+            )
+    if commit is not None and not COMMIT.fullmatch(commit):
+        raise UserError(
+            f"{section}.commit: {commit}",
+            "a commit is named by all 40 hexadecimal digits",
+            f"give a branch, a tag or a short name as {section}.revision, and remove {section}.commit",
+        )
+    if commit is not None and revision is not None and COMMIT.fullmatch(revision) and revision != commit:
+        raise UserError(
+            f"{section}.revision: {revision} and {section}.commit: {commit}",
+            "the commit is the one that the revision names",
+            "remove one of the two",
+        )
+
+
+def with_hub_cache(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """`recipe` with `hub.cache` as `hub_cache` of its sections model and data.tokenizer, where these are plain mappings."""
+    hub, model, data = (recipe.get(section) for section in ("hub", "model", "data"))
+    try:
+        cache = HubConfig.model_validate(hub).cache if isinstance(hub, Mapping) else None
+    except ValidationError:  # which the section itself reports
+        return dict(recipe)
+    changed = dict(recipe)
+    if isinstance(model, Mapping):
+        changed["model"] = {**model, "hub_cache": cache}
+    if isinstance(data, Mapping) and isinstance(tokenizer := data.get("tokenizer"), Mapping):
+        changed["data"] = {**data, "tokenizer": {**tokenizer, "hub_cache": cache}}
+    return changed

@@ -13,10 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
-from windlass.hub.client import check_revision, locate
+from windlass.hub.client import locate
+from windlass.hub.config import check_revision
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
@@ -29,7 +30,6 @@ class ModelConfig(Settings):
     """Exactly one of `preset`, `from`, `family`; more keys are fields of the family's Hugging Face config."""
 
     model_config = ConfigDict(extra="allow")
-    _hub_cache: str | None = PrivateAttr(None)
 
     preset: str | None = None
     """A named shape with random weights: gpt2-124m, gpt2-1.3b, gpt2-26b, gpt2-65b, llama-2-13b, llama-3.1-8b,
@@ -40,6 +40,8 @@ class ModelConfig(Settings):
     """With a hub name: the branch, tag or full commit to take; main if not given."""
     commit: str | None = None
     """With a hub name: the commit that the revision was when the run began. windlass writes it into resolved.yaml."""
+    hub_cache: str | None = Field(None, exclude=True)
+    """hub.cache of the recipe, which fills it in."""
     family: str | None = None
     """qwen3, qwen3_moe, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own
     names."""
@@ -74,14 +76,10 @@ class ModelConfig(Settings):
         hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
         return next((hint for hint in hints if hint), "")
 
-    def keep_in(self, cache: str | None) -> None:
-        """Where hub names are kept: `hub.cache` of the recipe that this is a part of."""
-        self._hub_cache = cache
-
     def directory(self) -> Path:
         """Where config.json and weights of `from` lie: the directory, or what is in the hub's cache. Raises UserError."""
         assert self.from_ is not None
-        return locate(self.from_, self.commit or self.revision, "model.from", self._hub_cache)
+        return locate(self.from_, self.commit or self.revision, "model.from", self.hub_cache)
 
     def hf_fields(self) -> dict[str, Any]:
         """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""

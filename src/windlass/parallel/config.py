@@ -43,24 +43,25 @@ class ParallelConfig(Settings):
     """Ranks of the pipeline: each holds consecutive blocks, one stage or two (`schedule`). The global batch's micro-batches
     flow through them. Beside zero 0 and 1."""
     replicate: int = Field(1, ge=-1)
-    """Copies of the model (groups of ranks that all-reduce gradients). -1: what the other axes leave; so too with zero 0
-    where it is not given."""
+    """Copies of the model (groups of ranks that all-reduce gradients). -1: the ranks that the other axes leave, which
+    is the default with zero 0."""
     shard: int = Field(-1, ge=-1)
-    """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: what the other axes leave."""
+    """Ranks that share one copy of parameters, gradients and optimizer states (FSDP2). -1: the ranks that
+    the other axes leave."""
     context: int = Field(1, ge=1)
     """Ranks that share each sequence, a slice of its front half and one of its back half each: activations fall by it, and with
     zero 1 to 3 parameters are cut over shard x context. 2 x context divides data.sequence_length."""
     tp: int = Field(1, ge=1)
     """Ranks that share each matrix, and the stream's positions (tensor and sequence parallelism)."""
     expert: int = Field(1, ge=1)
-    """Ranks over which the experts of each sparse layer are dealt out whole: tokens travel to them. Divides shard x context and
-    adds no ranks. 1: experts are cut by shard like all else. Beside zero 1 to 3."""
+    """Ranks over which the experts of each sparse layer are dealt out whole: tokens travel to them. It divides shard x context
+    and adds no ranks. 1: shard cuts experts like all other parameters. Beside zero 1 to 3."""
     zero: Literal[0, 1, 2, 3] = 3
     """What `shard` cuts. Left out with pp above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states; gradients are
     summed whole over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters stay gathered
     through the step. 3: parameters too; gathered again in backward."""
     offload: bool = False
-    """Parameters, gradients and optimizer states lie in host memory, and the optimizer steps there; the device holds the
+    """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds the
     gathered blocks and the activations. With zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
     bucket_mib: float = Field(25, gt=0)
     """Mebibytes of gradients per all-reduce, with zero 0: smaller starts earlier, larger sends fewer messages. The default is
@@ -78,8 +79,8 @@ class ParallelConfig(Settings):
     """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch. Each block then
     keeps all, or as selective, or as full, so that the least is computed again within it. Head and embedding are not in it."""
     check: bool = False
-    """Look while it runs: the batches of a model-parallel group are the same, no gradient is left from the step before, and every
-    `check_every` steps what several ranks hold of weights and optimizer states is bit for bit the same. A fault is one named
+    """Check the run: the ranks of a model-parallel group read the same batch, no gradient is left from the step before, and every
+    `check_every` steps the copies of weights and optimizer states on several ranks are bit for bit equal. A fault is one named
     error on all ranks. The host then waits for the device at every step."""
     check_every: int = Field(100, ge=1)
     """With check: steps between two comparisons of weights and states, which read them once. 1: before every step. They are
@@ -92,7 +93,7 @@ class ParallelConfig(Settings):
     at most pp of them. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more messages;
     the last two cut backward in two."""
     context_kind: Literal["allgather", "ulysses"] = "allgather"
-    """How context ranks meet each other's keys, with context above 1. allgather: every rank gets all keys and values; any number
+    """How context ranks exchange keys, with context above 1. allgather: every rank gets all keys and values; any number
     of heads. ulysses: ranks exchange positions for heads and back; less is sent where context is more than 1 + query heads per
     key/value head, and nothing whole is kept."""
 

@@ -128,4 +128,4 @@ def _folded(parallel: ParallelConfig, axes: tuple[str, ...]) -> Cell:
 
 def _cell(parallel: ParallelConfig, layout: MeshLayout) -> Cell:
     sizes = {axis: getattr(layout, axis) for axis in AXES}
-    return Cell(parallel.model_copy(update=sizes), layout)
+    return Cell(parallel.changed(**sizes), layout)

@@ -12,6 +12,7 @@ from windlass.config import RunConfig
 from windlass.data.config import TokenizerConfig
 from windlass.errors import UserError
 from windlass.hub import client as hub
+from windlass.hub.config import COMMIT
 from windlass.model.config import ModelConfig
 
 Named = TypeVar("Named", ModelConfig, TokenizerConfig)
@@ -31,8 +32,10 @@ def _as_before(now: Named, then: Mapping[str, Any]) -> Named:
     commit = then.get("commit")
     if commit is None or now.from_ != then["from"] or now.commit not in (None, commit):
         return now
+    if now.revision not in (None, commit) and COMMIT.fullmatch(now.revision):
+        return now  # another commit by its full name: drift, which training/drift names
     revision = then["revision"] if now.revision == commit else now.revision  # the same, said by its full name
-    return now.model_copy(update={"commit": commit, "revision": revision})
+    return now.changed(commit=commit, revision=revision)
 
 
 def pin_model(config: RunConfig) -> RunConfig:
@@ -43,7 +46,7 @@ def pin_model(config: RunConfig) -> RunConfig:
     assert model.from_ is not None
     commit = hub.resolve(model.from_, model.commit or model.revision, cache=config.hub.cache)
     hub.fetch_config(model.from_, commit, config.hub.cache)
-    return _with(config, model.model_copy(update={"commit": commit}), config.data.tokenizer)
+    return _with(config, model.changed(commit=commit), config.data.tokenizer)
 
 
 def pin_tokenizer(config: RunConfig) -> RunConfig:
@@ -58,7 +61,7 @@ def pin_tokenizer(config: RunConfig) -> RunConfig:
     cache = config.hub.cache
     commit = hub.resolve(tokenizer.from_, asked, cache=cache)
     hub.fetch_tokenizer(tokenizer.from_, commit, cache, with_code=tokenizer.trust_remote_code is not None)
-    return _with(config, model, tokenizer.model_copy(update={"commit": commit}))
+    return _with(config, model, tokenizer.changed(commit=commit))
 
 
 def fetch_weights(config: RunConfig) -> None:
@@ -110,5 +113,4 @@ def _is_hub(named: ModelConfig | TokenizerConfig, section: str) -> bool:
 
 
 def _with(config: RunConfig, model: ModelConfig, tokenizer: TokenizerConfig) -> RunConfig:
-    data = config.data.model_copy(update={"tokenizer": tokenizer})
-    return config.model_copy(update={"model": model, "data": data})
+    return config.changed(model=model, data=config.data.changed(tokenizer=tokenizer))

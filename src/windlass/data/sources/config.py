@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from windlass.hub.client import NAME, check_revision
+from windlass.hub.config import NAME, check_revision
 from windlass.settings import Settings
 
 SLICE = re.compile(r"(\d*):(\d*)")

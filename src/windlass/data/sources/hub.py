@@ -19,7 +19,8 @@ from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
 from windlass.data.sources.formats import text_of
 from windlass.data.sources.source_files import READ_BYTES, SourceFile
 from windlass.errors import AbsentSource, UserError, nearest
-from windlass.hub.client import NAME, refused_dataset, resolve_dataset
+from windlass.hub.client import refused_dataset, resolve_dataset
+from windlass.hub.config import NAME
 
 MARKERS: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 RULE: Final = "`hub` is a dataset of the hub (org/name), or a local directory that `datasets` can load"
