@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.parallel.tiny import MODEL, full, make_program
 from windlass.model.attention.layout import AttentionLayout
 from windlass.model.slices import local_part
-from windlass.parallel.config import AttentionLayout as Axes
+from windlass.parallel.config import MeshLayout as Axes
 from windlass.parallel.context import cut_rows
 from windlass.parallel.mesh import make_mesh
 
