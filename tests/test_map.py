@@ -54,6 +54,138 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),  # config checks a recipe by the rules; they take an Architecture
 }
 
+# room -> the modules that other rooms may import; the docstring of the room's __init__ lists them first
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "checkpoint": (
+        "config",
+        "checkpoints",
+        "restore",
+        "store",
+        "manifest",
+        "verify",
+        "index",
+        "keep",
+        "sealed_json",
+        "stream",
+        "reshard",
+        "provenance",
+        "shared_storage",
+    ),
+    "cli": ("main",),
+    "commands": (
+        "evaluate",
+        "generate",
+        "export",
+        "smoke",
+        "checkpoints",
+        "reshard",
+        "report",
+        "data_inspect",
+        "data_lint",
+        "data_consumed",
+    ),
+    "data": ("config", "files", "packing"),
+    "data.lint": ("statistics", "lint", "findings"),
+    "data.prepare": ("prepare", "manifest", "background"),
+    "data.shards": ("mds", "index", "small_files", "store", "cache", "remote", "journal", "growing"),
+    "data.sources": (
+        "config",
+        "scan",
+        "source_files",
+        "hub",
+        "growing",
+        "chat_rows",
+        "preference_rows",
+        "fetch",
+        "select",
+    ),
+    "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
+    "data.tokenize": ("tokenizer", "tiktoken_encoder", "pool", "resume", "chat_template", "preferences"),
+    "hub": ("client", "config"),
+    "launch": ("local",),
+    "model": (
+        "config",
+        "architecture",
+        "names",
+        "flops",
+        "transformer",
+        "moe",
+        "kernels",
+        "dropout",
+        "chunks",
+        "cache",
+        "loss",
+        "slices",
+        "init",
+        "hf",
+    ),
+    "model.attention": ("attend", "layout", "documents", "context"),
+    "model.families": ("family_table", "family", "rope_scaling", "presets"),
+    "objectives": ("config", "pretrain"),
+    "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
+    "parallel": (
+        "config",
+        "mesh",
+        "program",
+        "records",
+        "build",
+        "stages",
+        "schedules",
+        "activations",
+        "invariants",
+        "runtime_checks",
+    ),
+    "parallel.rules": ("check_layout", "degrees", "pipeline", "batch"),
+    "precision": ("config", "policy", "loss_scale"),
+    "proof": ("verify",),
+    "report": ("config", "events", "metrics", "console"),
+    "report.page": ("write",),
+    "training": (
+        "config",
+        "loop",
+        "assemble",
+        "preflight",
+        "restore",
+        "open_saved",
+        "pins",
+        "parameter_rules",
+        "base_model_files",
+        "run_directory",
+    ),
+}
+TORCH_FREE = (
+    *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
+    *(f"windlass.parallel.rules.{name}" for name in PUBLIC["parallel.rules"]),
+    *(f"windlass.{name}" for name in ("config", "errors", "hardware", "other_names", "recipe", "settings", "units")),
+)
+MAX_PUBLIC = 12  # besides config and the modules that load no torch
+MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones first
+LAZY = {  # imports of ours inside a function
+    ("windlass", "windlass.config"): "importing windlass loads nothing",
+    ("windlass", "windlass.training.loop"): "importing windlass loads nothing",
+    ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",
+}
+# names of files that two folders have; the folder tells them apart
+SAME_NAME = {
+    "build",
+    "cache",
+    "checkpoints",
+    "config",
+    "context",
+    "documents",
+    "errors",
+    "expert",
+    "growing",
+    "index",
+    "manifest",
+    "pipeline",
+    "pool",
+    "reshard",
+    "restore",
+    "store",
+    "verify",
+}
+
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
@@ -178,6 +310,117 @@ def broad_excepts(tree):
 def assert_none(found):
     """Fails with one finding per line, all of them."""
     assert not found, "\n" + "\n".join(str(one) for one in found)
+
+
+def inside_and_public(room):
+    """(public, inside): the modules that the docstring of a room's __init__ lists, before and after the line "Inside:"."""
+    lines = ast.get_docstring(tree_of(SOURCE.joinpath(*room.split("."), "__init__.py"))).splitlines()
+    files = {path.stem for path in SOURCE.joinpath(*room.split(".")).glob("*.py")} - {"__init__"}
+    at = lines.index("Inside:") if "Inside:" in lines else len(lines)
+    first_words = [line.split(" ")[0] for line in lines]
+    return [word for word in first_words[:at] if word in files], [word for word in first_words[at:] if word in files]
+
+
+def edges():
+    """Every import of ours: (importing module, line, imported module, whether it stands inside a function)."""
+    for path in source_files():
+        tree, module = tree_of(path), module_of(path)
+        at_top = {
+            line
+            for node in tree.body
+            for line, _ in imports_of(ast.Module([node], []), module)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        }
+        for line, name in imports_of(tree, module):
+            if name.split(".")[0] == "windlass":
+                yield module, line, name, line not in at_top
+
+
+def circles(graph):
+    """The circles of a directed graph: sets of nodes that reach each other (Tarjan 1972)."""
+    number, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == number[node]:
+            circle = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for node in list(graph):
+        if node not in number:
+            visit(node)
+    return found
+
+
+def test_only_public_modules_of_a_room_are_imported_from_outside():
+    found = []
+    for module, line, name, _ in edges():
+        room, other = room_of(module), room_of(name)
+        if other in ("", room) or name.rpartition(".")[2] in PUBLIC[other]:
+            continue
+        found.append(f"{module}:{line} imports {name}")
+    assert_none(found)
+
+
+def test_a_rooms_init_lists_its_public_modules():
+    listed = {room: inside_and_public(room)[0] for room in ROOMS}
+    assert listed == {room: list(PUBLIC[room]) for room in ROOMS}
+    imported = {name for module, _, name, _ in edges() if room_of(module) != room_of(name)}
+    unused = [f"{room}.{name}" for room in ROOMS for name in PUBLIC[room] if f"windlass.{room}.{name}" not in imported]
+    assert_none(unused)
+
+
+def test_no_files_import_each_other_in_a_circle():
+    graph = {}
+    for module, _, name, _ in edges():
+        graph.setdefault(module, set()).add(name)
+    assert_none(circles(graph))
+
+
+def test_nothing_of_ours_is_imported_inside_a_function():
+    lazy = {(module, name) for module, _, name, is_lazy in edges() if is_lazy and room_of(module) != "cli"}
+    assert_none(sorted(lazy - set(LAZY)))
+
+
+def test_folders_are_small_and_names_are_told_apart():
+    folders = {}
+    for path in source_files():
+        folders.setdefault(path.parent, []).append(path.stem)
+    assert_none([f"{place(folder)}: {len(files)}" for folder, files in folders.items() if len(files) > MAX_FILES])
+    stems = [path.stem for path in source_files() if not path.stem.startswith("__")]
+    assert {stem for stem in stems if stems.count(stem) > 1} == SAME_NAME
+
+
+def test_no_two_classes_have_one_name():
+    names = [
+        node.name
+        for path in source_files()
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert_none(sorted({name for name in names if names.count(name) > 1}))
+
+
+def test_a_room_has_a_small_door():
+    with_torch = {
+        room: [name for name in names if name != "config" and "torch" in loaded_by(f"import windlass.{room}.{name}")]
+        for room, names in PUBLIC.items()
+        if len(names) > MAX_PUBLIC
+    }
+    assert_none([f"{room}: {len(names)}" for room, names in with_torch.items() if len(names) > MAX_PUBLIC])
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_configs_rules_and_the_hall_load_no_torch(module):
+    assert "torch" not in loaded_by(f"import {module}")
 
 
 def test_every_folder_is_a_known_room_with_something_in_it():

@@ -28,7 +28,7 @@ from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
-from windlass.training.config import RunSettings
+from windlass.training.config import AdapterConfig, RunSettings
 
 
 class RunConfig(Settings):
@@ -38,6 +38,7 @@ class RunConfig(Settings):
     model: ModelConfig
     data: DataConfig
     objective: ObjectiveConfig = ObjectiveConfig()
+    adapter: AdapterConfig = AdapterConfig()
     parallel: ParallelConfig = ParallelConfig()
     precision: PrecisionConfig = PrecisionConfig()
     optim: OptimConfig = OptimConfig()

@@ -2,7 +2,6 @@
 
 config          the recipe's `checkpoint` section
 checkpoints     `Checkpoints`: save, wait, restore; what the trainer calls
-save            plan, write, commit, with one verdict for all ranks
 restore         the newest whole checkpoint, or the one at a path, into any layout
 store           the commit protocol on a POSIX file system: draft, rename, quarantine, sweep (no torch)
 manifest        MANIFEST, and the names of files and directories
@@ -10,12 +9,16 @@ verify          every byte of a checkpoint against its MANIFEST (no torch)
 index           which tensors a checkpoint holds, and where their bytes are (no torch)
 keep            which checkpoints stay; list, diff and prune for the command line (no torch)
 sealed_json     strict JSON that hashes itself
-hashed_file     a file hashed as it is written, and verified piece by piece as it is read
-storage         DCP's StorageWriter and StorageReader over the store: raw tensor bytes, no pickle
-staging         a rank's shards, and copies of them that training cannot reach
-exchange        one verdict for all ranks: work that fails on one fails on all, with the same error
 stream          a box of a saved tensor, block by block (no torch)
 reshard         moves the bytes into the files of another layout (no torch)
 provenance      which code, packages and hosts made a checkpoint
 shared_storage  finds storage that the ranks do not share
+
+Inside:
+
+save            plan, write, commit, with one verdict for all ranks
+hashed_file     a file hashed as it is written, and verified piece by piece as it is read
+storage         DCP's StorageWriter and StorageReader over the store: raw tensor bytes, no pickle
+staging         a rank's shards, and copies of them that training cannot reach
+exchange        one verdict for all ranks: work that fails on one fails on all, with the same error
 """

@@ -1,6 +1,9 @@
 """The command line: every command parses, then makes one call.
 
 main        the commands, and how errors become exit codes
+
+Inside:
+
 arguments   arguments that several commands share
 checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`

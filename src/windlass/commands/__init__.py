@@ -1,14 +1,17 @@
 """What each command of the command line calls.
 
-evaluate      validation loss of a checkpoint
-generate      text from a checkpoint or an exported directory
-export        a checkpoint as a Hugging Face directory, loaded back and compared
-model_card    README.md of an export
-smoke         the whole life of a run at full size in 5 steps (`train --smoke`)
-checkpoints   `windlass checkpoint list, verify, diff, prune`
-reshard       a checkpoint rewritten in the files of another layout
-report        `windlass report`: the page of a run
-data_inspect  `windlass data inspect`
-data_lint     `windlass data lint`
-data_consumed `windlass data consumed`: which samples a run has consumed
+evaluate       validation loss of a checkpoint
+generate       text from a checkpoint or an exported directory
+export         a checkpoint as a Hugging Face directory, loaded back and compared
+smoke          the whole life of a run at full size in 5 steps (`train --smoke`)
+checkpoints    `windlass checkpoint list, verify, diff, prune`
+reshard        a checkpoint rewritten in the files of another layout
+report         `windlass report`: the page of a run
+data_inspect   `windlass data inspect`
+data_lint      `windlass data lint`
+data_consumed  `windlass data consumed`: which samples a run has consumed
+
+Inside:
+
+model_card     README.md of an export
 """

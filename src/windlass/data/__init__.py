@@ -10,7 +10,7 @@ shards     token ids on disk or at a URL, verified as they are read
 stream     shards -> batches, in an order that is a function of (seed, samples consumed)
 lint       what is in prepared data, and what is wrong with it
 
-config     the recipe's `data` and `evaluate` sections
-files      durable files, and URLs that may be printed
-packing    token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
+config   the recipe's `data` and `evaluate` sections
+files    durable files, and URLs that may be printed
+packing  token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
 """

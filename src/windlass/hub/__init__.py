@@ -2,5 +2,8 @@
 
 client  commits, downloads and local copies of hub repositories
 config  the recipe's `hub` section
+
+Inside:
+
 errors  what a hub that refuses or fails means, in words
 """

@@ -8,10 +8,7 @@ architecture  what the decoder needs to know, in neutral names; parameter shapes
 names         our parameter names <-> Hugging Face's tensor names (no torch)
 flops         parameters and FLOPs per token (no torch)
 transformer   the decoder
-activation    activation functions by name
 moe           mixtures of experts
-routing       the routers' load-balancing loss, and the load of each expert
-rope          rotary position tables, and the rotation
 kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)
 chunks        how many logits and attention weights exist at a time (no torch)
@@ -19,6 +16,12 @@ cache         keys and values kept for generation
 loss          head and cross-entropy in chunks of tokens
 slices        which part of a logical tensor this rank holds
 init          initial weights as a function of (seed, name, element)
-weight_files  the safetensors files of a directory (no torch)
 hf            weights in from a Hugging Face directory, and out to one
+
+Inside:
+
+activation    activation functions by name
+routing       the routers' load-balancing loss, and the load of each expert
+rope          rotary position tables, and the rotation
+weight_files  the safetensors files of a directory (no torch)
 """

@@ -2,12 +2,15 @@
 
 config       the recipe's `optim` section (no torch)
 optimizer    the optimizer that a recipe names; what the trainer calls
-adamw        AdamW, its state as named tensors
-muon         orthogonalised momentum for the matrices of the blocks, AdamW for the rest
 elementwise  the update tensor by tensor, in any dtype
-rounding     stochastic rounding by counter
 rules        which of `optim.groups` decides for a parameter, by name (no torch)
-groups       parameter groups by record: rate, decay, mesh
 clip         the global gradient norm over all shards, and the factor
 schedule     the learning rate of a step (no torch)
+
+Inside:
+
+adamw        AdamW, its state as named tensors
+muon         orthogonalised momentum for the matrices of the blocks, AdamW for the rest
+rounding     stochastic rounding by counter
+groups       parameter groups by record: rate, decay, mesh
 """

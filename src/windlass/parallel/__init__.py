@@ -7,18 +7,21 @@ mesh            the ranks as a grid with named axes, and the groups that sums ru
 program         the one door: forward and backward of a global batch, whatever the layout
 records         what optimizer, clip and checkpoint know of a parameter
 build           applies the techniques below, in their one order
+stages          where a pipeline cuts the model
+schedules       in which order a pipeline's ranks run their micro-batches (no torch)
+activations     how many bytes the blocks keep, and which of them recompute within a budget
+invariants      what must hold once the techniques are applied: units, dtypes, a gradient for every parameter
+runtime_checks  checks what a layout relies on while it runs: ranks in step, the same data (`parallel.check`)
+
+Inside:
+
 ddp             replicas with one all-reduce per bucket
 fsdp            ZeRO-1 to 3 and HSDP: parameters, gradients and states cut over ranks
 tensor          every matrix cut over `tp` ranks, and the residual stream with it
 context         ranks share each row of tokens
 expert          experts dealt out over ranks; tokens travel to them and back
 pipeline        stages on ranks; micro-batches flow through them
-stages          where a pipeline cuts the model
-schedules       in which order a pipeline's ranks run their micro-batches (no torch)
 tie             a tied embedding whose two ends are on two stages
 recompute       activations dropped and computed again
-activations     how many bytes the blocks keep, and which of them recompute within a budget
 routers         the gradient of the routers' loss, and the figures reported of it
-invariants      what must hold once the techniques are applied: units, dtypes, a gradient for every parameter
-runtime_checks  checks what a layout relies on while it runs: ranks in step, the same data (`parallel.check`)
 """

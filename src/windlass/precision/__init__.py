@@ -1,6 +1,6 @@
 """What is stored, multiplied and reduced in which dtype.
 
-config             the recipe's `precision` section
-policy             the dtypes of a policy, as torch names
-loss_scale         fp16's loss scale, on the device
+config      the recipe's `precision` section
+policy      the dtypes of a policy, as torch names
+loss_scale  fp16's loss scale, on the device
 """

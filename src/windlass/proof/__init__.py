@@ -1,6 +1,9 @@
 """`windlass verify`: the recipe's layout, proved equal to one process on a tiny proxy model.
 
 verify         folds, trains both, compares, prints
+
+Inside:
+
 fold_layout    a layout folded to the ranks at hand
 proxy          a small model and data set with everything that can make a layout wrong
 watch          the real training on the pool's ranks, watched

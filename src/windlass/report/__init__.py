@@ -1,8 +1,9 @@
 """What a run reports: one log of events, and views of it.
 
+page/    report.html: one file that works offline
+
 config   the recipe's `report` section
 events   events.jsonl, written and read; the only record
 metrics  `Recorder`, the loop's one metrics call
 console  the progress line and the final table
-page/    report.html: one file that works offline
 """

@@ -2,18 +2,21 @@
 
 config            the run section of a recipe
 loop              the loop
-run               the parts of a run, and what happens between steps: validate, save, close
 assemble          recipe -> Run: data, program, optimizer, checkpoints, made in one place
 preflight         refuses what can be refused before anything slow happens; then downloads and prepares data, once
 restore           where a run starts: its newest checkpoint, another run's, or step 0
-drift             settings that differ between a checkpoint and the recipe that would continue it
 open_saved        opens a run, a checkpoint or a Hugging Face directory for reading
 pins              hub names of a recipe, pinned to commits
+parameter_rules   which parameters are trained, and how
+base_model_files  files of the base model that every checkpoint keeps
+run_directory     makes and locks the run directory; its checkpoints
+
+Inside:
+
+run               the parts of a run, and what happens between steps: validate, save, close
+drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
 announce          prints what was derived before step 1 and writes resolved.yaml
-parameter_rules   which parameters are trained, and how
-base_model_files  files of the base model that every checkpoint keeps
-run_directory     makes and locks the run directory; its checkpoints
 """

@@ -1,4 +1,4 @@
-"""The recipe's `run:` section: how long a run trains, on what global batch, and where it starts. No torch."""
+"""The recipe's `run` section: how long a run trains, on what global batch, and where it starts. No torch."""
 
 from pathlib import Path
 from typing import Literal, Self
@@ -7,6 +7,11 @@ from pydantic import Field, model_validator
 
 from windlass.errors import UserError
 from windlass.settings import Settings
+
+
+class AdapterConfig(Settings):
+    kind: Literal["none"] = "none"
+    """none: all parameters are trained."""
 
 
 class RunSettings(Settings):

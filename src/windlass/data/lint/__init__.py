@@ -1,9 +1,12 @@
 """What is in prepared data, and what is wrong with it.
 
-documents          samples as they are stored, and the documents in them
 statistics         counts of a set, and one sample to read
 lint               runs the checks below over a set
 findings           codes, severity and remedy of everything lint can find
+
+Inside:
+
+documents          samples as they are stored, and the documents in them
 check_ids          ids and labels: masks, document borders, vocabulary, copies
 check_preferences  preference pairs
 check_text         the text of documents

@@ -1,11 +1,14 @@
 """Sources -> shards, once.
 
 prepare     opens a finished preparation or makes one
+manifest    prepared.json: what a preparation holds and how it is recognised
+background  prepares in a process of its own while training runs
+
+Inside:
+
 plan        scans every source and chooses the documents
 build       writes the sets of a preparation, whole or growing in place
 write_set   one set: documents -> ids -> samples -> shards
-manifest    prepared.json: what a preparation holds and how it is recognised
 directory   a directory that is replaced as a whole: lock, temporary sibling, swap
-background  prepares in a process of its own while training runs
 baselines   what a model must beat: unigram, bigram, gzip, bzip2, xz
 """

@@ -1,14 +1,17 @@
 """Where text comes from: files, URLs, the Hugging Face hub, and directories that are still being filled.
 
-config            one source in a recipe
-scan              a recipe's source -> its files
-source_files      what is known of a file, and the documents in files on this host
-urls              files at URLs, and what is wrong where their file system fails
-hub               rows of a Hugging Face dataset, from the hub or a local copy
-growing           a directory that is still being filled, file by file
-formats           file formats: bytes in, rows out; which files a source may hold
-chat_rows         rows that hold a conversation
-preference_rows   rows that hold two answers to one prompt
-fetch             copies what is not on this host, once
-select            which documents a set keeps, without duplicates where asked
+config           one source in a recipe
+scan             a recipe's source -> its files
+source_files     what is known of a file, and the documents in files on this host
+hub              rows of a Hugging Face dataset, from the hub or a local copy
+growing          a directory that is still being filled, file by file
+chat_rows        rows that hold a conversation
+preference_rows  rows that hold two answers to one prompt
+fetch            copies what is not on this host, once
+select           which documents a set keeps, without duplicates where asked
+
+Inside:
+
+urls             files at URLs, and what is wrong where their file system fails
+formats          file formats: bytes in, rows out; which files a source may hold
 """

@@ -3,12 +3,15 @@
 open_stream      the door: prepared data and a recipe -> BatchSource, with the features that the recipe asks for
 batch_source     BatchSource, what the loop reads from
 config           the recipe's `data.order`
-order            which sample has which position of the endless stream
 mixture          an order of several sources in fixed shares
 loader           global batches of an order, cut for this rank, read ahead by one thread
+ledger           from a run's events to the samples that it consumed
+evaluation_set   the same first samples of a set in every layout, with their exact bytes
+
+Inside:
+
+order            which sample has which position of the endless stream
 collate          samples -> tensors; isolated documents; keys for dropout
 growing_stream   an order whose shards may still be written, and the source that logs and checkpoints it
 skipping_stream  shards that cannot be read, left out by agreement of all ranks
-ledger           from a run's events to the samples that it consumed
-evaluation_set   the same first samples of a set in every layout, with their exact bytes
 """

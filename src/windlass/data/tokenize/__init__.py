@@ -1,10 +1,13 @@
 """Text -> token ids.
 
 tokenizer         trains a byte-level BPE or loads a tokenizer; the bytes of each token
-end_of_text       which token ends a document, wherever a tokenizer's files say it
 tiktoken_encoder  the same ids through tiktoken, or not at all
 pool              documents -> token ids in a pool of processes with bounded memory
 resume            finished parts of a tokenisation, so that a killed preparation continues
 chat_template     conversations -> ids through the tokenizer's template, and which ids are learned
 preferences       preference pairs -> ids, one pair a sample
+
+Inside:
+
+end_of_text       which token ends a document, wherever a tokenizer's files say it
 """

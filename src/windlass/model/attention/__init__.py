@@ -2,8 +2,11 @@
 
 attend     chooses the kernel: fused, by document, across ranks or unfused
 layout     who sees whom: offset, window, documents, the ranks that share a row
-causal     the causal mask and torch's fused kernel
 documents  several documents in a row, each attending to itself alone
 context    keys and values of a row that several ranks share
+
+Inside:
+
+causal     the causal mask and torch's fused kernel
 unfused    an explicit softmax, where dropout or dtype needs it
 """

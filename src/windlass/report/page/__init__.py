@@ -1,7 +1,11 @@
 """report.html: one file that shows a run, works offline, and is safe whatever text a model wrote.
 
-write         `write_report`, the only call
-history       events -> what is drawn: valid curves, restarts, the time ledger over all sessions; bounded in size
-figures       the charts, as plotly's plain JSON
 page.html.j2, page.css, page.js: the page itself
+
+write    `write_report`, the only call
+
+Inside:
+
+history  events -> what is drawn: valid curves, restarts, the time ledger over all sessions; bounded in size
+figures  the charts, as plotly's plain JSON
 """
