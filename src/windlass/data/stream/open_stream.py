@@ -26,7 +26,7 @@ from windlass.data.stream.mixture import Mixture, shares_of
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import (
     OneRank,
-    Ranks,
+    RankAgreement,
     SkippingReader,
     SkippingStream,
     check_limit_on_resume,
@@ -41,7 +41,7 @@ def open_stream(
     seed: int,
     with_keys: bool = False,
     state: Mapping[str, Any] | None = None,
-    ranks: Ranks | None = None,
+    ranks: RankAgreement | None = None,
     log: Callable[[str], None] = print,
     device: torch.device | str = "cpu",
 ) -> BatchSource:

@@ -30,7 +30,7 @@ Complaint = tuple[str, str]
 """What was found of a shard, and what it should be."""
 
 
-class Ranks(Protocol):
+class RankAgreement(Protocol):
     """What a `Runtime` offers to agree by. Both calls are collective."""
 
     def max_over_ranks(self, value: float) -> float:
@@ -41,7 +41,7 @@ class Ranks(Protocol):
 
 
 class OneRank:
-    """The `Ranks` of a process that reads alone."""
+    """The `RankAgreement` of a process that reads alone."""
 
     def max_over_ranks(self, value: float) -> float:
         return value
@@ -110,7 +110,7 @@ class SkippingReader:
 class SkippingStream:
     """A batch source without the rows that any rank cannot read. `next()` is collective."""
 
-    def __init__(self, source: BatchSource, reader: SkippingReader, cut: BatchCut, limit: int, ranks: Ranks):
+    def __init__(self, source: BatchSource, reader: SkippingReader, cut: BatchCut, limit: int, ranks: RankAgreement):
         """`source` reads through `reader`. Raises UserError where the run has left out more than `limit` shards already."""
         self.consumed, self.wait_s = source.consumed, 0.0
         self._source, self._reader, self._cut, self._limit, self._ranks = source, reader, cut, limit, ranks
