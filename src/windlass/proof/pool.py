@@ -36,7 +36,6 @@ PRELOAD = (
     "torch.nn.parallel",
     "pydantic",
     "yaml",
-    "windlass.training.loop",  # a second of CPU that each new rank would pay
 )
 
 
