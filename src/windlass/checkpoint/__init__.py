@@ -5,7 +5,7 @@ checkpoints     `Checkpoints`: save, wait, restore; what the trainer calls
 restore         the newest whole checkpoint, or the one at a path, into any layout
 store           the commit protocol on a POSIX file system: draft, rename, quarantine, sweep (no torch)
 manifest        MANIFEST, and the names of files and directories
-verify          every byte of a checkpoint against its MANIFEST (no torch)
+verify          decides whether a checkpoint is whole: every byte against its MANIFEST (no torch)
 index           which tensors a checkpoint holds, and where their bytes are (no torch)
 keep            which checkpoints stay; list, diff and prune for the command line (no torch)
 sealed_json     strict JSON that hashes itself

@@ -1,7 +1,7 @@
 """Sources -> shards, once.
 
 prepare     opens a finished preparation or makes one
-manifest    prepared.json: what a preparation holds and how it is recognised
+manifest    prepared.json: what a preparation holds, and the fingerprint that recognises it
 background  prepares in a process of its own while training runs
 
 Inside:
