@@ -40,3 +40,8 @@ def open_bare(
     cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)
     state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}
     return open_stream(Bare(source, borders, shares), config, cut, seed=seed, state=state, **more)
+
+
+def num_samples_of(stream):
+    """Samples of one epoch."""
+    return sum(shard.num_samples for shard in stream.shards)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.data.shards.test_remote import loader_of, remote_config, silent, stream_hash
 from tests.data.stream.test_stream import empty, few, folder, in_store, run_cells  # noqa: F401
+from tests.data.streams import num_samples_of
 from tests.test_map import ROOT
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.prepare.prepare import prepare
@@ -111,7 +112,7 @@ def test_a_gateway_killed_mid_stream_raises_within_the_deadline(reached, ceph, s
         loader.next()
     kill(ceph[1] / "client.rgw.pid")
     with pytest.raises(UserError) as caught:
-        for _ in range(loader.num_samples):
+        for _ in range(num_samples_of(loader)):
             loader.next()
     loader.close()
     assert f"{config.directory}/train/shard.000" in caught.value.given

@@ -18,6 +18,7 @@ import xxhash
 
 from tests.data.shards.test_cache import KB, SHARDS
 from tests.data.shards.test_remote import change_files, loader_of, remote_config, silent
+from tests.data.streams import num_samples_of
 from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.cache import Cache
@@ -37,8 +38,8 @@ def published(small, tmp_path):
 
 def one_epoch(loader):
     """Reads one epoch -> the rows. What it raises comes out; it never ends early."""
-    rows = [batch["input_ids"] for _ in range(loader.num_samples) for batch in loader.next()]
-    assert len(rows) == loader.num_samples
+    rows = [batch["input_ids"] for _ in range(num_samples_of(loader)) for batch in loader.next()]
+    assert len(rows) == num_samples_of(loader)
     return np.concatenate(rows)
 
 

@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from scripts.s3_server import s3_server
-from tests.data.streams import open_bare
+from tests.data.streams import num_samples_of, open_bare
 from tests.stores import BUCKET, NEEDS
 from windlass.data.prepare.manifest import find_prepared, open_prepared
 from windlass.data.prepare.prepare import prepare
@@ -139,7 +139,7 @@ def test_the_cache_never_holds_more_than_its_limit(tmp_path):
     settings = {"sequence_length": 33, "micro_batch": 100, "accumulation": 1, "seed": 3, "shuffle_window": 6}
     ranks = [open_bare(remote.shards("train"), **settings, batch_rank=rank, batch_ranks=3) for rank in range(3)]
     largest = rows = 0
-    while ranks[0].consumed < 2 * sum(shard.num_samples for shard in ranks[0].shards):
+    while ranks[0].consumed < 2 * num_samples_of(ranks[0]):
         rows += sum(len(batch["input_ids"]) for rank in ranks for batch in rank.next())
         # loaders fetch ahead in threads: nothing moves while the lock is held
         with open(tmp_path / "cache" / ".lock", "ab") as lock:
@@ -217,7 +217,7 @@ def test_a_bad_shard_is_named_with_its_url_and_both_values_and_no_epoch_is_short
         for good in range(10**6):  # noqa: B007
             loader.next()
     loader.close()
-    assert good < loader.num_samples
+    assert good < num_samples_of(loader)
     assert f"{config.directory}/train/shard.00001.mds" in caught.value.given and says in caught.value.given
     assert (promised.digest if what == "flipped" else f"{promised.num_bytes} bytes") in caught.value.rule
     assert what == "missing" or "fetched twice" in caught.value.given
@@ -324,13 +324,13 @@ def test_a_server_that_dies_mid_stream_raises_within_the_deadline_and_names_the_
         loader = loader_of(prepared, config, micro_batch=1)
         seen = 0
         with pytest.raises(UserError) as caught:
-            for seen in range(loader.num_samples):
+            for seen in range(num_samples_of(loader)):
                 if seen == 5:
                     process.kill()
                     process.wait()
                 loader.next()
         loader.close()
-    assert 5 <= seen < loader.num_samples
+    assert 5 <= seen < num_samples_of(loader)
     assert f"{url}/train/shard.000" in caught.value.given and "failed for 6 s" in caught.value.given
 
 
