@@ -13,7 +13,7 @@ from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.ddp import num_buckets
 from windlass.proof.fold_layout import fold
-from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, make_proxy, shrink, write_text
+from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, chunk_of, make_proxy, shrink, write_text
 
 SMALL = {
     "run": {"directory": "run", "steps": 9, "tokens_per_step": 4096, "micro_batch": 4},
@@ -186,3 +186,13 @@ def test_the_text_is_the_same_every_time(tmp_path):
         write_text(tmp_path / name)
     files = [sorted(path.read_bytes() for path in (tmp_path / name).iterdir()) for name in "ab"]
     assert files[0] == files[1] and len(set(b"".join(files[0]))) > 60
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(28, 10), (14, 5), (13, 5), (12, 5), (6, 4), (4, 3), (3, 2), (2, 1)])
+def test_a_micro_batch_leaves_a_rest_of_the_heads_chunks(tokens, chunk):
+    assert chunk_of(tokens) == chunk and (tokens % chunk > 0) == (tokens > 2)
+
+
+def test_a_rank_with_two_tokens_has_no_rest_and_says_so(tmp_path):
+    few = proxy_of(tmp_path, recipe(run={**SMALL["run"], "micro_batch": 1}), context=16, shard=1, ranks=16)
+    assert [sentence.partition(":")[0] for sentence in few.unproved] == ["the rest of the head's chunks"]

@@ -58,7 +58,7 @@ class ProxyModel:
     is_drawn: bool
     """Whether the recipe begins with weights of its own drawing."""
     head_tokens: int
-    """Of a whole chunk of the head: a micro-batch on a rank has two, and a rest."""
+    """Of a whole chunk of the head: a micro-batch on a rank has one or two, and a rest."""
     chunks: Chunks
 
 
@@ -103,17 +103,19 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         "report": {"every_steps": 1},
     }
     is_drawn = config.model.from_ is None and config.run.start_from is None
-    head_tokens = _head_tokens(micro * length // cell.layout.context)
+    head_tokens = chunk_of(tokens := micro * length // cell.layout.context)
+    if tokens % head_tokens == 0:
+        unproved.append(
+            f"the rest of the head's chunks: a rank has {tokens} tokens of a micro-batch of the proxy model"
+        )
     head_logits = head_tokens * small.padded_vocab_size // cell.layout.tp
     chunks = Chunks(head_logits, attention_weights=PIECE_WEIGHTS)
     return ProxyModel(check_recipe(tree), small, directory, tuple(unproved), is_drawn, head_tokens, chunks)
 
 
-def _head_tokens(tokens: int) -> int:
-    """Tokens of a chunk of the head, of which `tokens` make two and a rest."""
-    chunk = tokens // 3 + 1
-    assert 2 * chunk < tokens < 3 * chunk, f"{tokens} tokens in chunks of {chunk} leave no rest"
-    return chunk
+def chunk_of(tokens: int) -> int:
+    """Tokens of a chunk of the head: `tokens` make two and a rest, where they are few one and a rest, and of two none."""
+    return next(chunk for chunk in (tokens // 3 + 1, tokens // 2 + 1) if tokens % chunk or tokens < 3)
 
 
 def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:

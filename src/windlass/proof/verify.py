@@ -134,11 +134,16 @@ def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tup
     """The proxy model with the first seed whose rows show what they are to show, and these rows: each step counts a target, and
     step 1, whose gradients are compared, counts some in the head's last chunk and, with isolation, behind a document's border."""
     micro, borders = proxy.config.run.micro_batch, borders_of(proxy.architecture, cell.layout.tp)
+    has_rest = micro * proxy.config.data.sequence_length // cell.layout.context % proxy.head_tokens > 0
     for seed in range(proxy.config.run.seed, proxy.config.run.seed + SEEDS):
         config = _changed(proxy.config, run={"seed": seed})
         rows = global_rows(config, prepared, bool(proxy.architecture.dropout), borders)
         in_rest = counted_in_rest(rows[0], micro, proxy.head_tokens, cell.layout.context)
-        if all(counted(rows)) and in_rest and (not config.data.isolate or counted_behind_borders(rows[0])):
+        if (
+            all(counted(rows))
+            and (in_rest or not has_rest)
+            and (not config.data.isolate or counted_behind_borders(rows[0]))
+        ):
             return replace(proxy, config=config), rows
     raise AssertionError(f"none of {SEEDS} seeds gives rows that show everything")
 
