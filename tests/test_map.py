@@ -146,6 +146,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "assemble",
         "preflight",
         "restore",
+        "open_data",
         "open_saved",
         "pins",
         "parameter_rules",
@@ -216,6 +217,7 @@ NO_TEST_OF_ITS_OWN = {
     "model/families/family.py": "model/test_config.py and test_families.py: what each family accepts and refuses",
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
+    "training/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
     "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }
 

@@ -12,7 +12,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
-from windlass.training.assemble import evaluation_sets
+from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import find_checkpoint, open_reader, read_trainer_state
 from windlass.training.restore import nothing, weight_tensors
 from windlass.units import bits_per_byte, perplexity

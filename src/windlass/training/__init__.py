@@ -5,6 +5,7 @@ loop              the loop
 assemble          recipe -> Run: data, program, optimizer, checkpoints, made in one place
 preflight         refuses what can be refused before anything slow happens; then downloads and prepares data, once
 restore           where a run starts: its newest checkpoint, another run's, or step 0
+open_data         the training stream and the validation sets, cut over the batch axes
 open_saved        opens a run, a checkpoint or a Hugging Face directory for reading
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how

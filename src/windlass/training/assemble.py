@@ -6,30 +6,22 @@ data is prepared (by rank 0, once), then the model is shaped, laid out and fille
 
 import math
 import sys
-from collections.abc import Callable
-
-import torch
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
-from windlass.data.stream.batch_source import BatchSource
-from windlass.data.stream.evaluation_set import EvaluationSet, evaluation_set
-from windlass.data.stream.loader import BatchCut
-from windlass.data.stream.open_stream import open_stream
-from windlass.model.architecture import Architecture
 from windlass.objectives.pretrain import Pretrain
 from windlass.parallel.build import UNWATCHED, Probe
-from windlass.parallel.mesh import Mesh
 from windlass.parallel.runtime_checks import checked
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
 from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun
+from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import Start, nothing, restore, starting_weights
+from windlass.training.restore import nothing, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import open_checkpoints, open_directory
 
@@ -92,47 +84,3 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
         assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
         tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
     return config.with_steps(math.ceil(tokens / run.tokens_per_step))
-
-
-def open_source(
-    config: RunConfig,
-    architecture: Architecture,
-    mesh: Mesh,
-    runtime: Runtime,
-    prepared: Prepared,
-    start: Start,
-    log: Callable[[str], None],
-) -> BatchSource:
-    """The training stream, cut over the batch axes, from where the run starts."""
-    batch_ranks = mesh.layout.batch_ranks
-    return open_stream(
-        prepared,
-        config.data,
-        BatchCut(config.run.micro_batch, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
-        seed=config.run.seed,
-        with_keys=bool(architecture.dropout),
-        state=start.stream_state(config, prepared.stream),
-        ranks=runtime,
-        log=log,
-        device=runtime.device,
-    )
-
-
-def evaluation_sets(
-    config: RunConfig, mesh: Mesh, device: torch.device, prepared: Prepared
-) -> dict[str, EvaluationSet]:
-    """Every validation set, cut over the batch axes; `validation` comes first."""
-    return {
-        name: evaluation_set(
-            prepared.shards(name),
-            num_sequences=config.evaluate.sequences,
-            micro_batch=config.run.micro_batch,
-            batch_rank=mesh.batch_rank,
-            batch_ranks=mesh.layout.batch_ranks,
-            token_bytes_V=prepared.token_bytes(name),
-            borders=prepared.borders(name) if config.data.isolate else None,
-            device=device,
-            name=name,
-        )
-        for name in ("validation", *config.evaluate.sets)
-    }

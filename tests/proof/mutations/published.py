@@ -251,7 +251,7 @@ PUBLISHED = {
         "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
         (
             (
-                "training/assemble.py",
+                "training/restore.py",
                 "architecture, config.run.seed, block)",
                 "architecture, torch.distributed.get_rank(), block)",
             ),
