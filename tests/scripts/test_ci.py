@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-REPEAT = "make test-sample SAMPLE_S=1800 SEED=c0ffee"
+REPEAT = "make test-sample SAMPLE_S=600 SEED=c0ffee"
 
 
 @pytest.fixture
