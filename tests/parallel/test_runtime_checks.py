@@ -9,6 +9,7 @@ from windlass.errors import OutOfSync, UserError
 from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.check_layout import check_layout
 from windlass.parallel.runtime_checks import Checked, hash_of
 
 FOUR = {**MODEL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -178,7 +179,7 @@ def test_the_hash_of_pieces_is_that_of_the_whole(monkeypatch):
 
 def test_how_often_without_checking_is_refused():
     with pytest.raises(UserError) as caught:
-        ParallelConfig(check_every=10)
+        check_layout(ParallelConfig(check_every=10))
     assert caught.value.given == "parallel.check_every=10 with parallel.check=false"
     assert "parallel.check=true" in caught.value.change
-    ParallelConfig(check=True, check_every=10)
+    check_layout(ParallelConfig(check=True, check_every=10))

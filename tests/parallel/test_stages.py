@@ -10,6 +10,8 @@ from windlass.errors import UserError
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.transformer import Decoder
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.check_layout import check_layout
 from windlass.parallel.schedules import KINDS
 from windlass.parallel.stages import best_counts, cut_stages
 
@@ -72,7 +74,7 @@ def test_gpt2_on_4_ranks():
 
 def test_more_stages_than_blocks_are_refused():
     with pytest.raises(UserError, match="there are 4 stages, 2 per rank"):
-        cut_stages(architecture(3), 2, "zbv")
+        check_layout(ParallelConfig(pp=2, schedule="zbv", zero=0), architecture(3), 2)
 
 
 def test_of_experts_those_count_that_a_token_meets():
