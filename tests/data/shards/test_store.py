@@ -122,7 +122,7 @@ def test_a_process_ends_although_an_operation_is_stuck():
         "        sys.exit(type(error).__name__)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1] == "UserError"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == "Unavailable"
 
 
 class Dying(http.server.BaseHTTPRequestHandler):
