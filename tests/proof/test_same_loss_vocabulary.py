@@ -34,7 +34,7 @@ def unmasked():
     """Softmax runs over all rows in memory."""
     build = Head.__init__
     return mock.patch.object(
-        Head, "__init__", lambda self, hidden, vocabulary, padded: build(self, hidden, padded, padded)
+        Head, "__init__", lambda self, hidden, vocabulary, padded, *rest: build(self, hidden, padded, padded, *rest)
     )
 
 
