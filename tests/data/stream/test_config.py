@@ -50,4 +50,4 @@ def test_the_order_decides_nothing_of_what_lies_on_disk_but_what_is_held_out(tmp
     plain, in_order = settings_of(data_config(tmp_path), {}), settings_of(data_config(tmp_path, order=written), {})
     held_out = settings_of(data_config(tmp_path, order={**written, "held_out_of": 9}), {})
     assert plain == in_order and held_out == {**plain, "held_out_of": 9}
-    assert "grows_until" not in plain["sources"][0]
+    assert plain["sources"][0]["grows_until"] is None
