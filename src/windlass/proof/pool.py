@@ -133,7 +133,7 @@ class Ranks:
             self._directory.cleanup()
             self._directory = None
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0) -> list[Any]:
+    def run(self, world: int, function: Callable[..., Any], *args: Any, timeout_s: float = 600.0) -> list[Any]:
         """`function(*args)` on `world` ranks -> one result per rank, in rank order. `function` must be importable by name.
 
         Raises RankFailed when a rank raises, dies, or is not done within `timeout_s`.
