@@ -1,4 +1,4 @@
-"""The errors that windlass states in words, and the exit codes of its commands: one table for every command and launcher.
+"""The errors that windlass explains to its user, and the exit codes of its commands: one table for every command and launcher.
 
     WindlassError          given, rule, change: three sentences
         UserError          2   the recipe or its surroundings; somebody has to change something

@@ -5,5 +5,5 @@ config  the recipe's `hub` section
 
 Inside:
 
-errors  what a hub that refuses or fails means, in words
+errors  what to tell the user when the hub refuses or fails
 """

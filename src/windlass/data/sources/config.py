@@ -54,9 +54,9 @@ class SourceConfig(Settings):
     """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
     "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
     documents: int | None = Field(default=None, ge=1, le=MOST_ROWS)
-    """At most so many documents (rows that hold text), the first ones."""
+    """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: int | None = Field(default=None, ge=1, le=MOST_ROWS)
-    """At most about so many tokens for training: this source's training text ends behind the document that reaches them."""
+    """Tokens to take for training, about: this source's training text ends with the document that reaches them."""
     weight: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,
     sources are read one behind the other."""

@@ -17,8 +17,8 @@ class OrderConfig(Settings):
     inside windows of `shuffle_window` of them. `train` then begins when the other sets and the first window are there; what it
     reads is what a finished preparation gives under the same setting."""
     held_out_of: int | None = Field(default=None, ge=1)
-    """With `written` and a share for `validation`: the share is of the first so many documents of each source. Documents behind
-    them are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""
+    """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later ones
+    are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""
     deadline_s: float = Field(default=DEADLINE_S, ge=1.0, le=86400.0)
     """With `written`: longest silence in seconds of a preparation that is waited for, and of a source that still grows; then the
     run ends with an error. May change on resume."""

@@ -74,7 +74,7 @@ class Qwen2Fields(WindowedFields):
     sliding_window: Size | None = 4096
     """Tokens that a query sees in the windowed layers, itself included; without effect unless use_sliding_window."""
     max_window_layers: int = 28
-    """With use_sliding_window: the first so many layers have full attention, the others the window."""
+    """With use_sliding_window: the number of first layers that have full attention; the others have the window."""
 
     def extras(self) -> dict[str, Any]:
         return {"qkv_bias": True}
@@ -126,7 +126,7 @@ class SmolLM3Fields(WindowedFields):
     no_rope_layers: list[Literal[0, 1]] | None = None
     """Per block: 1 with rotary positions, 0 without any."""
     no_rope_layer_interval: Size = 4
-    """Without no_rope_layers: every so many-th block has no positions."""
+    """Without no_rope_layers: every Nth block has no positions."""
     attention_bias: bool = False
     """Biases in the four attention projections."""
     mlp_bias: bool = False

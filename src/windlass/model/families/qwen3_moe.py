@@ -45,7 +45,7 @@ class Qwen3MoeFields(RotaryFields):
     norm_topk_prob: bool = False
     """The router's probabilities of a token's experts are divided by their sum."""
     decoder_sparse_step: Size = 1
-    """Every so many-th layer is sparse."""
+    """Every Nth layer is sparse."""
     mlp_only_layers: list[int] | None = []
     """Layers with one MLP in place of experts, by index from 0."""
     output_router_logits: bool = False
