@@ -13,6 +13,7 @@ from windlass.errors import (
     Diverged,
     OutOfSync,
     SeveralErrors,
+    Stopped,
     Unavailable,
     UnreachableSource,
     UserError,
@@ -32,6 +33,7 @@ TABLE = {
     SeveralErrors: (2, False),
     Diverged: (4, False),
     OutOfSync: (5, True),
+    Stopped: (75, True),
     Unavailable: (74, True),
     UnreachableSource: (74, True),
 }

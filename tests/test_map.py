@@ -21,7 +21,7 @@ ROOMS = (
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
     "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
-HALL = ("errors", "units", "hardware", "settings", "status", "version", "other_names")
+HALL = ("errors", "units", "hardware", "settings", "status", "version", "other_names", "contract", "signals", "output")
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
 
@@ -80,6 +80,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "checkpoints",
         "reshard",
         "report",
+        "status",
         "data_inspect",
         "data_lint",
         "data_consumed",
@@ -157,7 +158,21 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
     *(f"windlass.parallel.rules.{name}" for name in PUBLIC["parallel.rules"]),
-    *(f"windlass.{name}" for name in ("config", "errors", "hardware", "other_names", "recipe", "settings", "units")),
+    *(
+        f"windlass.{name}"
+        for name in (
+            "config",
+            "contract",
+            "signals",
+            "output",
+            "errors",
+            "hardware",
+            "other_names",
+            "recipe",
+            "settings",
+            "units",
+        )
+    ),
 )
 MAX_PUBLIC = 12  # besides config and the modules that load no torch
 MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones first
@@ -183,6 +198,7 @@ SAME_NAME = {
     "pool",
     "reshard",
     "restore",
+    "status",
     "store",
     "verify",
 }
@@ -190,7 +206,7 @@ SAME_NAME = {
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
-ENVIRONMENT_READERS = ("runtime.py", "launch/")
+ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/")
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are first named"}
 BROAD_EXCEPT = {

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from windlass import runtime as page
 from windlass.errors import Unavailable, UserError
 from windlass.optim.clip import clip_gradients
 from windlass.proof.pool import RankFailed
-from windlass.runtime import Runtime, Stop, redirect_output, start_runtime
+from windlass.runtime import Runtime, Stop, start_runtime
+from windlass.signals import SIGNALS, catch_signals
 
 CPU = torch.device("cpu")
 
@@ -44,8 +44,8 @@ def steps_until_stop(path, signals, trials):
     rank, stopped = dist.get_rank(), []
     draw = random.Random(rank)
     for trial in range(trials):
-        stop = Stop(runtime_over(f"{path}-{trial}"))
-        try:
+        with catch_signals() as caught:
+            stop = Stop(runtime_over(f"{path}-{trial}"), caught)
             for step in range(1, 9):
                 is_early = draw.random() < 0.5
                 if signals[trial][rank] == step and is_early:
@@ -58,8 +58,6 @@ def steps_until_stop(path, signals, trials):
                 if stop.after(step):
                     break
             stopped.append(step)
-        finally:
-            stop.close()
     return stopped
 
 
@@ -74,39 +72,19 @@ def test_ranks_that_are_signalled_in_different_steps_stop_after_the_same(ranks, 
         assert {result[trial] for result in results} == {min(first + 1, 8)}, (trial, asked)
 
 
-def test_one_process_stops_at_once_and_puts_the_handlers_back():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    for number in (signal.SIGTERM, signal.SIGINT):
-        stop = Stop(alone())
-        try:
-            assert not stop.after(1)
-            os.kill(os.getpid(), number)
-            assert stop.after(2)
-        finally:
-            stop.close()
-        assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+@pytest.mark.parametrize("number", SIGNALS)
+def test_one_process_stops_at_once(number):
+    with catch_signals() as caught:
+        stop = Stop(alone(), caught)
+        assert not stop.after(1) and not stop.is_signalled
+        os.kill(os.getpid(), number)
+        assert stop.after(2) and stop.is_signalled
 
 
-def test_the_second_ctrl_c_does_not_wait():
-    stop = Stop(alone())
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.after(1), "a second SIGTERM changes nothing"
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        stop.close()
-
-
-def handlers_inside_a_foreign_group():
-    before = signal.getsignal(signal.SIGTERM)
-    stop = Stop(start_runtime())
-    return signal.getsignal(signal.SIGTERM) is before, stop.after(1)
-
-
-def test_a_program_that_made_the_group_keeps_its_handlers(ranks):
-    assert ranks.run(2, handlers_inside_a_foreign_group) == [(True, False)] * 2
+def test_a_signal_before_the_first_step_stops_after_it():
+    with catch_signals() as caught:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert Stop(alone(), caught).after(1)
 
 
 # ---- the world
@@ -251,72 +229,6 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(monkeypatch, count, 
     assert f"local rank {count} on {socket.gethostname()}, which has {word}" == caught.value.given
     assert f"--nproc {count})" in caught.value.change
     assert page._device(count - 1) == torch.device("cuda", count - 1)
-
-
-# ---- output
-
-
-class Terminal:
-    """What rank 0 shows; ~ where it was flushed."""
-
-    def __init__(self):
-        self.text = ""
-
-    def write(self, text):
-        self.text += text
-        return len(text)
-
-    def flush(self):
-        self.text += "~"
-
-    def isatty(self):
-        return True
-
-
-def test_rank_0_keeps_the_terminal_and_logs_whole_lines(tmp_path, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    restore = redirect_output(tmp_path / "run", 0)
-    print("one", "line")
-    print("flushed", flush=True)
-    sys.stdout.write("in one\n\x1b[1mbold\x1b[0m\n")
-    sys.stdout.write("\r\x1b[2Kprogress 1")
-    sys.stdout.write("\r\x1b[2Kprogress 2")
-    sys.stdout.write("\r\x1b[2K")
-    print("after progress")
-    print("pieces", end=" ")
-    print("joined")
-    assert sys.stdout.isatty()
-    restore()
-    assert sys.stdout is terminal
-    print("not logged")
-    assert terminal.text.startswith("one line\nflushed\n~in one\n\x1b[1mbold") and "progress 1" in terminal.text
-    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
-    assert log == "one line\nflushed\nin one\nbold\nafter progress\npieces joined\n"
-    redirect_output(tmp_path / "run", 0)()
-    assert (tmp_path / "run" / "logs" / "rank-0.log").read_text() == log, "a resumed run appends"
-
-
-def write_from_every_kind(path):
-    import pathlib
-    import subprocess
-
-    kept = [os.dup(1), os.dup(2)]
-    redirect_output(pathlib.Path(path), dist.get_rank() + 1)
-    print("from python")
-    print("to stderr", file=sys.stderr)
-    subprocess.run(["echo", "from a child"], check=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(kept[0], 1)
-    os.dup2(kept[1], 2)
-
-
-def test_other_ranks_write_to_their_log_alone(ranks, tmp_path):
-    ranks.run(2, write_from_every_kind, str(tmp_path))
-    for rank in (1, 2):
-        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
-        assert set(log.splitlines()) == {"from python", "to stderr", "from a child"}
 
 
 def die(path):

@@ -11,6 +11,7 @@
         Diverged           4   no step of the run changes a weight any more
         OutOfSync          5   ranks that should hold the same hold different values
         BadLayout          1   a bug of ours; printed with its traceback
+        Stopped           75   a signal ended the run after a checkpoint (from Python, where asked for)
 
     code  meaning                                                              retry
     0     done
@@ -100,6 +101,27 @@ class UnreachableSource(AbsentSource):
     code, retry = EXIT_UNAVAILABLE, True
 
 
+class Stopped(WindlassError):
+    """A run that a signal ended after a checkpoint. Only `train(..., raise_on_stop=True)` raises it."""
+
+    code, retry = EXIT_STOPPED, True
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal before the first step of a run, which has nothing new to save. `has_checkpoint`: the same command goes on from
+    one."""
+
+    def __init__(self, has_checkpoint: bool):
+        super().__init__(has_checkpoint)
+        self.code = EXIT_STOPPED if has_checkpoint else EXIT_INTERRUPTED
+
+    def __str__(self) -> str:
+        after = (
+            "the same command goes on from the last checkpoint" if self.code == EXIT_STOPPED else "nothing was saved"
+        )
+        return f"interrupted before the first step; {after}"
+
+
 class Diverged(WindlassError):
     """A run whose steps are all skipped, because no gradient is finite. Its last checkpoint is from before."""
 
@@ -120,6 +142,8 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with `error`."""
     match error:
         case WindlassError():
+            return error.code
+        case Interrupted():
             return error.code
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED

@@ -1,10 +1,10 @@
 """The process a rank runs in: its rank in the world, device, process group, threads, and the agreement to stop.
 
-The only file that reads the environment while training. What torchrun (or our launcher, or a scheduler's prolog) set
-there is taken; with an empty environment the process is a world of its own, with a store in memory instead of a port.
+The environment says which rank this is (see windlass.contract); with an empty one the process is a world of its own, with a
+store in memory instead of a port.
 
-Stopping (Ctrl-C, SIGTERM). A rank that saved alone would hang the others, so all stop after the same step, without a
-collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each
+Stopping (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP). A rank that saved alone would hang the others, so all stop after the same step,
+without a collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each
 step. The write happens before that rank enters step s; another rank leaves step s only after a collective in which all
 took part, so it sees the write by then. On CPU collectives block, and s is the next step; on a GPU the host runs ahead
 of the device, so it is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after
@@ -12,22 +12,21 @@ the next.
 """
 
 import datetime
-import io
 import logging
 import os
-import re
-import signal
+import secrets
 import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Self, TextIO, TypeVar
+from typing import Final, ParamSpec, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from windlass.errors import UserError, exit_code_of
+from windlass.contract import adopt, attempt
+from windlass.errors import UserError, WindlassError, exit_code_of
+from windlass.signals import Signals
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
@@ -36,10 +35,9 @@ FIRST_TIMEOUT = datetime.timedelta(days=1)
 
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code."""
-ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""Terminal control sequences (ECMA-48, 5.4)."""
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
@@ -151,9 +149,9 @@ class Runtime:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Leaves the process as it was found. After an error on one rank of several nothing more is sent: the group is left to
-        end with the process."""
-        if error is None or self.world == 1:
+        """Leaves the process as it was found. After an error that only one rank of several may have, the group is left to end
+        with the process: another rank may still be in a collective."""
+        if error is None or self.world == 1 or issubclass(error, WindlassError):
             self.close()
 
     def close(self) -> None:
@@ -168,15 +166,35 @@ def start_runtime() -> Runtime:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
+    adopt()
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))
+        store = dist.PrefixStore(attempt(), store) if attempt() else store
     else:
         store, rank, world = dist.HashStore(), 0, 1
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
-    own = dist.PrefixStore("windlass", store)
-    return Runtime(rank, world, device, own, _gloo(), _gloo())
+    control, saving = _gloo(), _gloo()
+    incarnation = [secrets.token_hex(8)]  # a store may outlive its ranks: the keys of those before must not be ours
+    if world > 1:
+        dist.broadcast_object_list(incarnation, 0, group=control)
+    own = dist.PrefixStore(f"windlass/{incarnation[0]}", store)
+    return Runtime(rank, world, device, own, control, saving)
+
+
+def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """`work`, whose exception is left in the file where torchrun, or Flyte, looks for what a rank failed with."""
+    if "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        return work
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return cast(Callable[Arguments, Result], record(work))
+
+
+def is_embedded() -> bool:
+    """Whether the caller made the process group: its signals and its output are its own."""
+    return dist.is_initialized()
 
 
 def _gloo() -> dist.ProcessGroup:
@@ -200,95 +218,38 @@ def _device(local_rank: int) -> torch.device:
     return device
 
 
-class _Tee(io.TextIOBase):
-    """The terminal, and a log that gets whole lines only: no colours, no progress line that is rewritten in place."""
-
-    def __init__(self, terminal: TextIO, log: TextIO):
-        self._terminal, self._log = terminal, log
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        *lines, begun = (self._line + text).split("\n")  # print writes a line and its end one after the other
-        self._line = begun.rpartition("\r")[2]
-        if lines:
-            self._log.writelines(ANSI.sub("", line.rpartition("\r")[2]) + "\n" for line in lines)
-            self._log.flush()
-        return self._terminal.write(text)
-
-    def flush(self) -> None:
-        self._terminal.flush()
-
-    def isatty(self) -> bool:
-        return self._terminal.isatty()
-
-    def fileno(self) -> int:
-        return self._terminal.fileno()
-
-
-def redirect_output(run_directory: Path, rank: int) -> Callable[[], None]:
-    """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too; the others write there alone.
-
-    -> what puts rank 0's stdout back and closes its log. (The others are processes of the run, and end with it.)
-    """
-    logs = run_directory / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    file = logs / f"rank-{rank}.log"
-    if rank == 0:
-        terminal, log = sys.stdout, file.open("a", encoding="utf-8")
-        sys.stdout = _Tee(terminal, log)
-
-        def restore() -> None:
-            sys.stdout = terminal
-            log.close()
-
-        return restore
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    return lambda: None
-
-
 class Stop:
-    """Whether all ranks stop after the step just done: see the top of this file. Installs signal handlers until closed."""
+    """Whether all ranks stop after the step just done: see the top of this file."""
 
-    def __init__(self, runtime: Runtime, signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)):
+    def __init__(self, runtime: Runtime, signals: Signals):
         self._runtime, self._signals = runtime, signals
-        self._asked, self._announced = False, False
-        self._previous: list[object] = []
+        self._announced = False
         self._ahead = 1 if runtime.device.type == "cuda" else 0
         self._event: torch.cuda.Event | None = None
-        for number in signals if runtime.store is not None else ():
-            self._previous.append(signal.signal(number, self._ask))
 
-    def _ask(self, number: int, _frame: object) -> None:
-        if self._asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second Ctrl-C does not wait for anything
-        self._asked = True
+    @property
+    def is_signalled(self) -> bool:
+        """Whether this very rank received a signal."""
+        return self._signals.received is not None
 
     def after(self, step: int) -> bool:
         """True on every rank alike, when this was the last step (`step`: completed steps)."""
         runtime = self._runtime
         if runtime.world == 1 or runtime.store is None:
-            return self._asked
+            self._announce(step)
+            return self.is_signalled
         if self._ahead:
             if self._event is not None:
                 self._event.synchronize()
             self._event = torch.cuda.current_stream().record_event()
-        if self._asked and not self._announced:
-            self._announced = True
-            runtime.store.compare_set("stop", "", str(step + 1 + self._ahead))
+        if self._announce(last := step + 1 + self._ahead):
+            runtime.store.compare_set("stop", "", str(last))
         return runtime.store.check(["stop"]) and step >= int(runtime.store.get("stop"))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for number, previous in zip(self._signals, self._previous):
-            signal.signal(number, previous)  # type: ignore[arg-type]
-        self._previous = []
+    def _announce(self, last: int) -> bool:
+        """Prints, once, that a signal ends the run after step `last` -> whether it did."""
+        if self._announced or self._signals.received is None:
+            return False
+        self._announced = True
+        print(f"{self._signals.received.name}: the run stops after step {last} and saves", flush=True)
+        return True

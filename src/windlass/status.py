@@ -4,6 +4,7 @@ Rank 0 replaces it when the loop begins, on logging steps, and when the run ends
 before they could. A run that still says "running" while nobody holds the lock of its directory was killed.
 """
 
+import fcntl
 import json
 import os
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 FILE: Final = "status.json"
+LOCK: Final = ".lock"
 State = Literal["running", "stopped", "finished", "failed"]
 
 
@@ -39,3 +41,15 @@ def read_status(run_directory: Path) -> Status | None:
         return Status(**json.loads((run_directory / FILE).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def is_locked(run_directory: Path) -> bool:
+    """Whether a live process holds the lock of the run directory. The kernel lets go of it however that process ends."""
+    try:
+        with (run_directory / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False

@@ -10,19 +10,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from windlass.contract import has_agent
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import local
 from windlass.status import read_status
 
 WORKER = """
-import os, pathlib, sys, time
+import os, pathlib, signal, sys, time
 run = pathlib.Path(os.environ["RUN"])
 rank, case = int(os.environ["RANK"]), sys.argv[1]
-from windlass import errors
+from windlass import contract, errors, signals
 from windlass.launch import local
 from windlass.status import write_status
 local.die_with_agent()  # the agent may be signalled while it starts the other rank
-assert local.is_worker() and local.has_agent() and local.is_elastic()
+assert local.is_worker() and contract.has_agent()
+held = signals.SIGNALS[0] in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+signals.install_signals()  # as __main__ does first
+assert held, "signals are held back until now"
+for number in signals.SIGNALS:
+    signal.signal(number, signal.SIG_DFL)  # these workers have nothing to save
 kind, _, only = case.partition("-")
 if hasattr(errors, kind) and only in ("", str(rank)):
     error = getattr(errors, kind)("given", "a rule", "a change")
@@ -32,14 +38,18 @@ if case == "crash" and rank == 1:
     (run / "logs" / "rank-1.log").write_text("first line\\nthe cause\\n")
 if case in ("crash", "crash-unlogged") and rank == 1:
     sys.exit(7)
-if case == "stopped" and rank == 0:
+if case.startswith("stopped") and rank == 0:
     write_status(run, "stopped", 3, 75)
+if case == "stopped-for-another" and rank == 1:
+    sys.exit(75)
 if case == "kill" and rank == 0:
     write_status(run, "running", 3, None)
 if case.startswith("signalled") and rank == 0:
     if case == "signalled-saved":
         write_status(run, "stopped", 3, 75)
-    os.kill(os.getppid(), int(case[-1:]) if case[-1:].isdigit() else 15)
+    if case == "signalled-finished":
+        write_status(run, "finished", 3, 0)
+    os.kill(os.getppid(), int(case.rpartition("-")[2]) if case[-1:].isdigit() else 15)
 if case == "kill" and rank == 1:
     os.kill(os.getpid(), 9)
 if case not in ("good", "stopped"):
@@ -94,14 +104,14 @@ def test_hidden_gpus_are_none_and_torch_is_asked_only_where_a_driver_is(monkeypa
 
 
 def test_a_process_knows_who_started_it(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "WINDLASS_AGENT_PID"):
+    for name in ("RANK", "WORLD_SIZE", "WINDLASS_AGENT_PID"):
         monkeypatch.delenv(name, raising=False)
-    assert not (local.is_worker() or local.is_elastic() or local.has_agent())
+    assert not (local.is_worker() or has_agent())
     local.die_with_agent()  # nothing to die with
     monkeypatch.setenv("RANK", "0")
     assert not local.is_worker()
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert local.is_worker() and not local.is_elastic() and not local.has_agent()
+    assert local.is_worker() and not has_agent()
 
 
 def test_a_worker_whose_agent_is_gone_dies_at_once():
@@ -125,7 +135,7 @@ def launched(tmp_path):
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
-    for name in ("launch", "errors.py", "status.py"):
+    for name in ("launch", "contract.py", "signals.py", "errors.py", "status.py"):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)
@@ -189,11 +199,21 @@ def test_a_stop_is_one_that_this_launch_wrote(launched):
     run, launch = launched
     assert launch("good").returncode == 0 and read_status(run).step == 2, "an older stop is not this command's"
     assert launch("stopped").returncode == EXIT_STOPPED
+    stopped = launch("stopped-for-another")
+    assert (stopped.returncode, stopped.stderr) == (EXIT_STOPPED, ""), "no failure"
     assert launch("stopped", trains=False).returncode == 0, "evaluate beside a run that is stopped meanwhile"
 
 
 @pytest.mark.parametrize(
-    ("case", "code"), [("signalled-2", 130), ("signalled", 143), ("signalled-saved", EXIT_STOPPED)]
+    ("case", "code"),
+    [
+        ("signalled-2", 130),
+        ("signalled-1", 129),
+        ("signalled-10", 138),
+        ("signalled", 143),
+        ("signalled-saved", EXIT_STOPPED),
+        ("signalled-finished", 0),
+    ],
 )
 def test_a_signal_is_the_exit_code_unless_the_run_was_saved_for_it(launched, monkeypatch, case, code):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")

@@ -1,24 +1,48 @@
 """The command line: every command parses, then makes one call. Nothing heavy is imported before the call."""
 
+import json
+import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli.arguments import Nproc, Overrides, Recipe, RunDirectory, SavedPath, Step, print_lines
-from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, UserError, WindlassError, exit_code_of
+from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
+from windlass.launch import local
+
+if TYPE_CHECKING:  # it takes a second to load
+    from windlass.config import RunConfig
 
 app = typer.Typer(
     name="windlass",
-    help="Pretrain language models on one process or thousands, with proof.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+RANK_COMMANDS = ("train", "evaluate", "prepare")  # those that a launcher may start once per rank
+
+
+@app.callback()
+def begin(context: typer.Context) -> None:
+    """Pretrain language models on one process or thousands, with proof."""
+    command, world = context.invoked_subcommand, contract.num_ranks()
+    if world > 1 and command not in RANK_COMMANDS:
+        raise UserError(
+            f"windlass {command} as one of {world} processes",
+            f"a launcher starts one process per rank for {', '.join(RANK_COMMANDS)}; any other command is one process",
+            f"run windlass {command} without the launcher",
+        )
+    if command != "train":  # nothing to save: a signal ends the command
+        context.with_resource(signals.install_signals().leaving())
+
+
 app.add_typer(cli_checkpoint.app, name="checkpoint")
 app.add_typer(cli_data.app, name="data")
 
@@ -47,40 +71,62 @@ def train(
         bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
     ] = False,
 ) -> None:
-    """Train, or resume the run in its directory. Ctrl-C and SIGTERM save, then exit with code 75."""
+    """Train, or resume the run in its directory. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save, then exit with code 75."""
     from windlass.config import load_recipe
-    from windlass.launch import local
 
     config = load_recipe(recipe, *overrides or ())
-    if local.is_worker():
+    try:
+        if local.is_worker():
+            raise typer.Exit(_train_as_worker(config, smoke))
         if smoke:
-            raise UserError(
-                "--smoke under a launcher (RANK is set)",
-                "a rehearsal starts, kills and resumes its own ranks",
-                "run it without the launcher: windlass train RECIPE --smoke --nproc N",
-            )
-        local.die_with_agent()
-        from windlass.training.loop import train as run
+            raise typer.Exit(_rehearse(config, recipe, overrides or [], nproc))
+        code = _train_here(config, local.choose_ranks(nproc))
+        if code == EXIT_STOPPED:
+            print(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
+        raise typer.Exit(code)
+    except Interrupted as error:  # typer would make 130 of any
+        print(f"windlass: {error}", file=sys.stderr)
+        raise typer.Exit(error.code) from None
 
-        result = run(config, is_prepared=local.has_agent())
-        raise typer.Exit(EXIT_STOPPED if result.stopped and not local.is_elastic() else 0)
+
+def _train_as_worker(config: "RunConfig", smoke: bool) -> int:
+    """One rank of a launcher's -> its exit code."""
     if smoke:
-        from windlass.commands.smoke import rehearse
-        from windlass.training.preflight import prepare_only
-
-        # here, where it is known whether a run has begun with other data; the scratch run finds it done
-        prepare_only(config)
-        raise typer.Exit(rehearse(recipe, overrides or [], nproc, config.run.directory))
-    num_ranks = local.choose_ranks(nproc)
-    from windlass.training.pins import pins
-    from windlass.training.preflight import make_ready
-
-    config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")  # refused here, before ranks start
-    if num_ranks > 1:
-        raise typer.Exit(local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True))
+        raise UserError(
+            "--smoke under a launcher (RANK is set)",
+            "a rehearsal starts, kills and resumes its own ranks",
+            "run it without the launcher: windlass train RECIPE --smoke --nproc N",
+        )
+    local.die_with_agent()
+    from windlass.runtime import recorded
     from windlass.training.loop import train as run
 
-    raise typer.Exit(EXIT_STOPPED if run(config, is_prepared=True).stopped else 0)
+    result = recorded(run)(config, is_prepared=contract.has_agent())
+    return contract.exit_code_of_stop(result.signalled) if result.stopped else 0
+
+
+def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str | None) -> int:
+    from windlass.commands.smoke import rehearse
+    from windlass.training.preflight import prepare_only
+
+    # here, where it is known whether a run has begun with other data; the scratch run finds it done
+    prepare_only(config)
+    return rehearse(recipe, overrides, nproc, config.run.directory)
+
+
+def _train_here(config: "RunConfig", num_ranks: int) -> int:
+    """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
+    from windlass.training.pins import pins
+    from windlass.training.preflight import make_ready
+    from windlass.training.run_directory import interruptible
+
+    config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")
+    if num_ranks > 1:
+        with interruptible(config.run.directory):
+            return local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True)
+    from windlass.training.loop import train as run
+
+    return EXIT_STOPPED if run(config, is_prepared=True).stopped else 0
 
 
 @app.command()
@@ -109,8 +155,6 @@ def evaluate(
     nproc: Nproc = None,
 ) -> None:
     """Validation loss, perplexity and bits per byte of a checkpoint."""
-    from windlass.launch import local
-
     local.die_with_agent()
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:
@@ -181,11 +225,23 @@ def report(run: RunDirectory) -> None:
     print(write(run))
 
 
+@app.command()
+def status(
+    run: RunDirectory,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Whether a run is running, finished, stopped, failed or dead, at which step, and where it would go on."""
+    from windlass.commands.status import status as look
+
+    found = look(run)
+    print(json.dumps(asdict(found)) if as_json else found.line)
+
+
 def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
-    from windlass.launch import local
-
     try:
+        signals.install_signals()
+        contract.adopt()
         app()
     except WindlassError as error:
         if error.code == EXIT_BUG:

@@ -7,6 +7,7 @@ smoke          the whole life of a run at full size in 5 steps (`train --smoke`)
 checkpoints    `windlass checkpoint list, verify, diff, prune`
 reshard        a checkpoint rewritten in the files of another layout
 report         `windlass report`: the page of a run
+status         `windlass status`: running, finished, stopped, failed or dead
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed

@@ -19,13 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from windlass.contract import AGENT
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
+from windlass.signals import SIGNALS, held_back
 from windlass.status import Status, read_status, write_status
 
 SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
-_CHILD = "WINDLASS_AGENT_PID"
 _ERRORS = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
@@ -62,16 +63,6 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def is_elastic() -> bool:
-    """Whether torchelastic started this rank: it takes any exit code but 0 for a failure, and restarts."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def has_agent() -> bool:
-    """Whether our own launcher started this rank; it has prepared the data before."""
-    return _CHILD in os.environ
-
-
 def show_error(error: WindlassError) -> None:
     """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may raise the same error, or only one
     that has no terminal."""
@@ -84,7 +75,7 @@ def show_error(error: WindlassError) -> None:
 
 def die_with_agent() -> None:
     """A worker of ours is killed by the kernel when its agent dies: no orphan goes on writing."""
-    agent = os.environ.get(_CHILD)
+    agent = os.environ.get(AGENT)
     if agent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -101,9 +92,9 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, trains: bo
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the launcher says what happened itself
+    _silence("torch.distributed.elastic")  # the launcher says what happened itself
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ[_CHILD] = str(os.getpid())
+    os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     command = [sys.executable, "-m", "windlass", *arguments]
@@ -123,18 +114,31 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, trains: bo
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
+            signals_to_handle=",".join(number.name for number in SIGNALS),
         )
         code = 0
         try:
-            elastic_launch(config, command[0])(*command[1:])
+            with held_back():  # a worker's own handlers stand from its first line on
+                elastic_launch(config, command[0])(*command[1:])
         except SignalException as received:
             code = EXIT_SIGNAL + received.sigval
         except ChildFailedError as failure:
-            code = _print_errors(errors) or _explain(*failure.get_first_failure(), run_directory, start_s)
+            rank, first = failure.get_first_failure()
+            if first.exitcode == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
+                code = EXIT_STOPPED
+            else:
+                code = _print_errors(errors) or _explain(rank, first, run_directory, start_s)
             return _settle(run_directory, start_s, code) if trains else code
         finally:
-            del os.environ[_ERRORS], os.environ[_CHILD]
+            del os.environ[_ERRORS], os.environ[AGENT]
     return _settle(run_directory, start_s, code) if trains else code
+
+
+def _silence(package: str) -> None:
+    """No log lines of `package`, each of whose modules has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_errors(errors: Path) -> int:
@@ -155,6 +159,8 @@ def _settle(run_directory: Path, since_s: float, code: int) -> int:
         return code
     if status.state == "stopped":
         return EXIT_STOPPED
+    if status.state == "finished" and code > EXIT_SIGNAL:  # the signal came after the last step
+        return 0
     if status.state == "running" or (status.state == "failed" and status.exit_code != code):
         write_status(run_directory, "failed", status.step, code)
     return code

@@ -31,6 +31,7 @@ from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
 from windlass.precision.policy import precision_of
 from windlass.runtime import Stop, start_runtime
+from windlass.signals import Signals
 from windlass.training.assemble import assemble
 from windlass.training.loop import loop
 from windlass.training.parameter_rules import rules_of
@@ -200,16 +201,19 @@ def odd(batch: Batch, borders: Sequence[int]) -> Batch:
 
 def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Seen:
     """On every rank: `config` trained by the real loop, watched; what is done in chunks is done in `chunks`."""
-    with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
-        seen = Seen([], [], [], {}, {}, {}, [], 0)
-        streams = Streams(seen.streams)
-        run = assemble(config, runtime, is_prepared=True, probe=Probe(chunks, streams.attach))
+    seen = Seen([], [], [], {}, {}, {}, [], 0)
+    streams = Streams(seen.streams)
+    probe = Probe(chunks, streams.attach)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        start_runtime() as runtime,
+        assemble(config, runtime, is_prepared=True, probe=probe) as run,
+    ):
         mesh = run.program.mesh  # its coordinates, not the property that the loader uses: that is proved here
         seen.batch_rank = mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
         watcher = Watcher(run.program, seen, streams)
         source = WatchedSource(run.source, seen, borders)
-        with Stop(runtime) as stop:
-            loop(replace(run, program=watcher, source=source), stop)
+        loop(replace(run, program=watcher, source=source), Stop(runtime, Signals()))
         seen.weights = watcher.weights()
         return seen
 

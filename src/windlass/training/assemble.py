@@ -6,14 +6,16 @@ data is prepared (by rank 0, once), then the model is shaped, laid out and fille
 
 import math
 import sys
+from contextlib import ExitStack
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
 from windlass.objectives.pretrain import Pretrain
+from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import checked
-from windlass.runtime import Runtime, redirect_output
+from windlass.runtime import Runtime
 from windlass.training.announce import announce
 from windlass.training.base_model_files import base_files
 from windlass.training.drift import begun
@@ -23,7 +25,7 @@ from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
 from windlass.training.restore import nothing, restore, starting_weights
 from windlass.training.run import Run
-from windlass.training.run_directory import open_checkpoints, open_directory
+from windlass.training.run_directory import locked_directory, open_checkpoints
 
 
 def _silent(_sentence: str) -> None:
@@ -31,7 +33,15 @@ def _silent(_sentence: str) -> None:
 
 
 def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
-    """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step."""
+    """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
+    go of what it had opened."""
+    with ExitStack() as opened:
+        run = _assemble(config, runtime, is_prepared, probe, opened)
+        run.opened = opened.pop_all()
+        return run
+
+
+def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, opened: ExitStack) -> Run:
     config.parallel.layout(runtime.world)  # refused before anything slow
     if not is_prepared:
         config = make_ready_once(config, runtime)
@@ -39,8 +49,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     trainer_state = begun(config := with_steps(config, prepared))
     notes = check_data(trainer_state, config, prepared, runtime)
     architecture, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
-    run_lock = open_directory(config.run.directory, runtime)
-    restore_output = redirect_output(config.run.directory, runtime.rank)
+    opened.enter_context(locked_directory(config.run.directory, runtime))
+    opened.enter_context(redirected_output(config.run.directory, runtime.rank))
     console = open_console(config, runtime)
     fill = nothing if trainer_state else starting_weights(config, architecture)
     program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe)
@@ -50,6 +60,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     for sentence in notes:
         log(sentence)
     source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
+    opened.callback(source.close)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
         config=config,
@@ -65,8 +76,6 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
         base=base_files(config, is_new=trainer_state is None),
-        run_lock=run_lock,
-        restore_output=restore_output,
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )

@@ -1,32 +1,53 @@
 """The loop. It knows no technique: layouts live behind `program`, data behind `source`, objectives behind `objective`."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from windlass.config import RunConfig
+from windlass.errors import Stopped
 from windlass.optim.clip import clip_gradients
 from windlass.optim.schedule import learning_rate
-from windlass.runtime import Stop, start_runtime
+from windlass.runtime import Stop, is_embedded, start_runtime
+from windlass.signals import catch_signals
 from windlass.training.assemble import assemble
 from windlass.training.run import Run
+from windlass.training.run_directory import interruptible
 
 
 @dataclass(frozen=True)
 class Result:
-    """What `train` gives back. `stopped`: a signal ended the run early, after a checkpoint; the same call goes on."""
+    """What `train` returns."""
 
     directory: Path
     step: int
+    """Completed optimizer steps."""
     stopped: bool
+    """A signal ended the run early, after a checkpoint; the same call goes on."""
+    signalled: bool = False
+    """This very rank received it."""
 
 
-def train(config: RunConfig, is_prepared: bool = False) -> Result:
-    """Trains as `config` says, on every rank alike, from the last checkpoint of the run directory. Raises WindlassError.
+def train(config: RunConfig, is_prepared: bool = False, *, signals: bool = True, raise_on_stop: bool = False) -> Result:
+    """Trains as `config` says, on every rank alike, from the last checkpoint of the run directory. Raises WindlassError;
+    whatever it raises, it has let go of the run directory, stdout, its signal handlers and, on one process, the process group.
 
-    `is_prepared`: the launcher has just prepared the data, so sources are not looked at again.
+    `is_prepared`: the launcher has just prepared the data, so sources are not looked at again. `signals`: SIGTERM, SIGINT,
+    SIGUSR1 and SIGHUP save and stop; off the main thread, or in a process group of the caller's, they are not caught.
+    `raise_on_stop`: a run that a signal ended raises Stopped, for callers that retry by exceptions.
     """
-    with start_runtime() as runtime, assemble(config, runtime, is_prepared) as run, Stop(runtime) as stop:
-        return loop(run, stop)
+    with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
+        with interruptible(config.run.directory):
+            runtime = opened.enter_context(start_runtime())
+            run = opened.enter_context(assemble(config, runtime, is_prepared))
+        result = loop(run, Stop(runtime, caught))
+    if result.stopped and raise_on_stop:
+        raise Stopped(
+            f"the run in {result.directory} was stopped after step {result.step}, and saved",
+            "a signal asked for it",
+            "the same call goes on from there",
+        )
+    return result
 
 
 def loop(run: Run, stop: Stop) -> Result:
@@ -54,4 +75,4 @@ def loop(run: Run, stop: Stop) -> Result:
             break
     stopped = step < run.total_steps
     run.close(step, "stopped" if stopped else "finished")
-    return Result(config.run.directory, step, stopped)
+    return Result(config.run.directory, step, stopped, stop.is_signalled)

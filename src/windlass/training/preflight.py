@@ -28,6 +28,7 @@ from windlass.runtime import Runtime
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
+from windlass.training.run_directory import interruptible
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
@@ -36,7 +37,12 @@ RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, a
 def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub -> the config with the
     commits of hub names. With a first epoch in written order, preparation goes on in the background until this process ends.
-    Raises UserError. Rank 0 or the launcher calls it, alone."""
+    Raises UserError, and Interrupted where a signal comes. Rank 0 or the launcher calls it, alone."""
+    with interruptible(config.run.directory):
+        return _make_ready(config, world, device_type)
+
+
+def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)

@@ -1,11 +1,13 @@
 """The assembled parts of a training run, and what happens between steps: validate, save, close."""
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import torch
 
@@ -52,12 +54,10 @@ class Run:
     provenance: dict[str, Any]
     base: Mapping[str, bytes | Path]
     """Files of a checkpoint on the model that this run began from (see training/base_model_files)."""
-    run_lock: BinaryIO | None
-    """The lock on the run directory; rank 0 holds it."""
-    restore_output: Callable[[], None]
-    """Ends the log beside the terminal."""
     start_step: int
     health: Health
+    opened: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    """What is let go of at the end, however the run ends: the lock on the directory, the log beside the terminal, the batches."""
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
@@ -68,11 +68,19 @@ class Run:
         self.report_status("running", self.start_step)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        """A run that ends by an error leaves that in its status; `close` has written any other end."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A run that ends by an error leaves that in its status; `close` has written any other end. The run directory may be
+        used by another process, or by another run in this one, from here on."""
         if error is not None:
             self.report_status("failed", self.step, exit_code_of(error))
-            self._release()
+            if self.runtime.world == 1 and isinstance(
+                error, Exception
+            ):  # of several ranks one may be gone; Ctrl-C does not wait
+                with contextlib.suppress(UserError, OSError):
+                    self.checkpoints.wait()
+        self.opened.__exit__(kind, error, trace)
 
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
         self.step = step
@@ -194,15 +202,7 @@ class Run:
 
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
-        self.source.close()
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             write_report(self.config.run.directory)
         self.report_status(reason, step, EXIT_STOPPED if reason == "stopped" else 0)
-        self._release()
-
-    def _release(self) -> None:
-        """The run directory may be used by another process from here on."""
-        if self.run_lock is not None:
-            self.run_lock.close()
-        self.restore_output()

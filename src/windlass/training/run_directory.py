@@ -1,26 +1,63 @@
 """The run directory, made and locked: one run writes to it at a time, and every rank sees the same one."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import torch.distributed as dist
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
+from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig
-from windlass.errors import UserError
+from windlass.contract import num_ranks
+from windlass.errors import Interrupted, UserError
 from windlass.runtime import Runtime
+from windlass.signals import signals_of_process
+from windlass.status import LOCK
 
 
-def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
-    """The run directory, made, seen by all ranks, and locked by rank 0 until the file is closed. Collective, all ranks raise
-    alike; nothing is written for a recipe that was refused before."""
+@contextlib.contextmanager
+def interruptible(run_directory: Path) -> Iterator[None]:
+    """Work before the first step: a signal ends it at once, since it changes nothing that a checkpoint would keep. Raises
+    Interrupted, with 75 where the run has a checkpoint to go on from, else with 130."""
+
+    def interrupted() -> Interrupted:
+        return Interrupted(bool(committed_steps(run_directory / "checkpoints")))
+
+    signals = signals_of_process()
+    is_main = threading.current_thread() is threading.main_thread()
+    may_wait = is_main and num_ranks() > 1  # in C, for ranks that do not come
+    try:
+        with (
+            signals.leaving((lambda: interrupted().code) if may_wait else None) if signals else contextlib.nullcontext()
+        ):
+            yield
+    except KeyboardInterrupt:
+        raise interrupted() from None
+
+
+@contextlib.contextmanager
+def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
+    """The run directory, made, seen by all ranks, and locked by rank 0 inside the context. Collective, all ranks raise alike;
+    nothing is written for a recipe that was refused before."""
+    run_lock = _open_directory(directory, runtime)
+    try:
+        yield
+    finally:
+        if run_lock is not None:
+            run_lock.close()
+
+
+def _open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     run_lock = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -54,12 +91,20 @@ def open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     return run_lock
 
 
+LOOK_S: Final = 0.2
+"""How long `windlass status` may hold the lock, at most: it only looks whether it is free."""
+
+
 def hold(directory: Path) -> BinaryIO:
     """A lock that lasts until the file is closed (by the kernel, on any death of the process). Raises OSError:
     EWOULDBLOCK where another process has it, else what the file system says."""
-    run_lock = (directory / ".lock").open("wb")
+    run_lock = (directory / LOCK).open("wb")
     try:
-        fcntl.flock(run_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(run_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+            fcntl.flock(run_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         run_lock.close()
         raise

@@ -1,0 +1,210 @@
+"""Which rank a process is, by the names that its launcher exports; no torch.
+
+torchrun tells a process its rank by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. srun and mpirun start one
+process per rank too and use names of their own. `adopt` translates those, so that four processes are one world of four. Without
+it each would train alone, as a world of one, and the last one would win. Names that it cannot translate are refused.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Final, NamedTuple
+
+from windlass.errors import EXIT_STOPPED, UserError
+
+AGENT: Final = "WINDLASS_AGENT_PID"
+"""The process id of our own launcher, in its workers."""
+_ADOPTED: Final = "WINDLASS_LAUNCHER"
+"""Who started this rank, once it is known."""
+
+
+class Launcher(NamedTuple):
+    """The names by which a launcher tells a process its rank."""
+
+    name: str
+    rank: str
+    world: str
+    local_rank: str
+    local_size: str
+    """Ranks on this host; empty where the launcher does not say."""
+    job: tuple[str, ...]
+    """What all ranks of one start have in common, and no other start has; the port is made of it."""
+
+
+LAUNCHERS: Final = (
+    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    Launcher(
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE",),
+    ),
+    Launcher("Hydra's mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ()),  # MPICH, Intel MPI
+)
+UNKNOWN: Final = ("PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK")
+"""Ranks of launchers (PMIx, MVAPICH, Cray PALS, IBM JSM, Flux) whose other names are not translated."""
+FIRST_PORT, NUM_PORTS = 20000, 10000
+"""Ports below Linux's ephemeral ones (32768 on)."""
+
+
+def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Puts torchrun's names into `environ` where srun or mpirun started this process as one of several, and prints on rank 0
+    what was found. Does nothing where the process is alone, started by our own launcher, or adopted already.
+
+    Raises UserError where the process is one of several that cannot be joined."""
+    if _ADOPTED in environ or AGENT in environ:
+        return
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        _check_torchrun(environ)
+        by = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "a launcher that exports RANK and WORLD_SIZE"
+        if environ["WORLD_SIZE"] != "1":
+            _report(environ, by)
+        return
+    for launcher in LAUNCHERS:
+        if launcher.rank in environ and launcher.world in environ:
+            if environ[launcher.world] == "1":
+                return
+            _translate(launcher, environ)
+            _report(environ, f"{launcher.name} ({launcher.rank}, {launcher.world})")
+            return
+    found = next((name for name in UNKNOWN if name in environ), None)
+    if found is not None:
+        raise UserError(
+            f"{found}={environ[found]}: a launcher that windlass does not know started this process as one of several",
+            "processes of one run know their rank and their number; otherwise each would train a run of its own",
+            "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT to each, or start with torchrun or srun "
+            f"(for a single process: unset {found})",
+        )
+
+
+def _report(environ: MutableMapping[str, str], launcher: str) -> None:
+    environ[_ADOPTED] = launcher
+    if environ["RANK"] == "0":
+        where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
+        print(f"{environ['WORLD_SIZE']} ranks, started by {launcher}; they meet at {where}", flush=True)
+        if (warning := restart_warning(environ)) is not None:
+            print(warning, flush=True)
+
+
+def _check_torchrun(environ: Mapping[str, str]) -> None:
+    needed: tuple[str, ...] = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if environ.get("WORLD_SIZE") == "1" and "RANK" in environ and "MASTER_ADDR" not in environ:
+        needed = ("RANK", "WORLD_SIZE")
+    missing = [name for name in needed if not environ.get(name)]
+    if missing:
+        given = ", ".join(f"{name}={environ[name]}" for name in needed if environ.get(name))
+        raise UserError(
+            f"{given} without {', '.join(missing)}",
+            "a rank knows its number, the number of all ranks, and where they meet",
+            f"export {', '.join(missing)} too, or unset {given.split('=')[0]} for a run of one process",
+        )
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        if not environ.get(name, "0").isdigit():
+            raise UserError(f"{name}={environ[name]}", f"{name} is a whole number from 0", f"correct {name}")
+    if int(environ["RANK"]) >= int(environ["WORLD_SIZE"]):
+        raise UserError(
+            f"RANK={environ['RANK']} with WORLD_SIZE={environ['WORLD_SIZE']}",
+            "ranks are numbered from 0 to WORLD_SIZE - 1",
+            "correct what the launcher exports",
+        )
+
+
+def _translate(launcher: Launcher, environ: MutableMapping[str, str]) -> None:
+    if launcher.local_rank not in environ:
+        raise UserError(
+            f"{launcher.rank}={environ[launcher.rank]} without {launcher.local_rank}",
+            "a rank knows its number among the ranks of its host: by it, it takes a GPU",
+            "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or start with torchrun or srun",
+        )
+    address = environ.get("MASTER_ADDR") or _first_host(launcher, environ)
+    port = environ.get("MASTER_PORT") or _port(launcher, environ)
+    environ.update(
+        RANK=environ[launcher.rank],
+        WORLD_SIZE=environ[launcher.world],
+        LOCAL_RANK=environ[launcher.local_rank],
+        MASTER_ADDR=address,
+        MASTER_PORT=port,
+    )
+
+
+def _first_host(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    """Where rank 0 runs. srun lists its hosts in order; mpirun does not, but says how many ranks share this one."""
+    if nodes := environ.get("SLURM_STEP_NODELIST") if launcher.name == "srun" else None:
+        return first_node(nodes)
+    if environ.get(launcher.local_size) == environ[launcher.world]:
+        return "127.0.0.1"
+    raise UserError(
+        f"{launcher.name} started {environ[launcher.world]} ranks on several hosts, and MASTER_ADDR is not set",
+        "all ranks meet at the host of rank 0, which this launcher does not name",
+        "export MASTER_ADDR and MASTER_PORT to all ranks",
+    )
+
+
+def first_node(nodes: str) -> str:
+    """The first host of SLURM's compressed list: `gpu[07-09,12],cpu1` -> gpu07. Several brackets are filled from the left."""
+    depth, first = 0, ""
+    for char in nodes:
+        if char == "," and depth == 0:
+            break
+        depth += (char == "[") - (char == "]")
+        first += char
+    return re.sub(r"\[([^\]]*)\]", lambda found: re.split("[-,]", found[1])[0], first)
+
+
+def _port(launcher: Launcher, environ: Mapping[str, str]) -> str:
+    """The same port on every rank of one start, and most likely another one for any other start on the same host."""
+    job = [environ[name] for name in launcher.job if name in environ]
+    if not job:
+        raise UserError(
+            f"{launcher.name} started {environ[launcher.world]} ranks, and MASTER_PORT is not set",
+            "all ranks meet at one port, which no other run on that host uses; this launcher names nothing to derive one from",
+            "export MASTER_ADDR and MASTER_PORT to all ranks, for example MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 on one host",
+        )
+    digest = hashlib.sha256(f"{launcher.name}/{'/'.join(job)}".encode()).digest()
+    return str(FIRST_PORT + int.from_bytes(digest[:4]) % NUM_PORTS)
+
+
+def _shares_store(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun's agent keeps one store over all restarts (seen with torch 2.13). A rank that finds there the addresses
+    of the ranks before it fails to connect."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def attempt(environ: Mapping[str, str] = os.environ) -> str:
+    """A prefix for the keys of this start's ranks in a store that outlives them; empty where the store is new, or where no name
+    tells the starts apart: the agents of several hosts count their restarts differently."""
+    is_one_host = environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"attempt-{environ['TORCHELASTIC_RESTART_COUNT']}" if _shares_store(environ) and is_one_host else ""
+
+
+def restart_warning(environ: Mapping[str, str] = os.environ) -> str | None:
+    """A torchrun over several hosts whose restarts cannot work, or None."""
+    restarts, hosts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), environ.get("GROUP_WORLD_SIZE", "1")
+    if not _shares_store(environ) or restarts == "0" or hosts == "1":
+        return None
+    return (
+        f"warning: the {restarts} restarts of this torchrun over {hosts} hosts will fail (connectFullMesh): it keeps the "
+        "addresses of the ranks before a restart; export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, on every host"
+    )
+
+
+def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """How many processes train together, as far as the environment says; after `adopt`."""
+    return int(environ.get("WORLD_SIZE", "1"))
+
+
+def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether our own launcher started this rank: it has prepared the data before, and shows what a failing rank wrote."""
+    return AGENT in environ
+
+
+def exit_code_of_stop(is_signalled: bool, environ: Mapping[str, str] = os.environ) -> int:
+    """The exit code of a rank whose run was stopped and saved. `is_signalled`: whether this very rank received the signal.
+
+    torchelastic takes 0 for the end of the run and any other code for a failure, after which it starts the ranks that are left.
+    So a rank that was signalled itself, whose agent is leaving, exits with 0, and one that stopped for the sake of another with
+    75."""
+    return 0 if "TORCHELASTIC_RUN_ID" in environ and is_signalled else EXIT_STOPPED

@@ -1,0 +1,88 @@
+"""What a rank writes: rank 0 to the terminal and its log, the others to their logs alone."""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TextIO
+
+from windlass.contract import has_agent
+from windlass.errors import WindlassError
+
+TAIL_LINES: Final = 30
+"""Of a failing rank's log, shown on its stderr."""
+ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""Terminal control sequences (ECMA-48, 5.4)."""
+
+
+class _Tee(io.TextIOBase):
+    """The terminal, and a log that gets whole lines only: no colours, no progress line that is rewritten in place."""
+
+    def __init__(self, terminal: TextIO, log: TextIO):
+        self._terminal, self._log = terminal, log
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, begun = (self._line + text).split("\n")  # print writes a line and its end one after the other
+        self._line = begun.rpartition("\r")[2]
+        if lines:
+            self._log.writelines(ANSI.sub("", line.rpartition("\r")[2]) + "\n" for line in lines)
+            self._log.flush()
+        return self._terminal.write(text)
+
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+
+@contextlib.contextmanager
+def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
+    """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too, until the end of the context; the
+    others write to their log alone, for the rest of their process. Where one of those fails, the end of its log goes to its
+    stderr too: nobody but our own launcher would show it."""
+    logs = run_directory / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    file = logs / f"rank-{rank}.log"
+    if rank == 0:
+        terminal = sys.stdout
+        with file.open("a", encoding="utf-8") as log:
+            sys.stdout = _Tee(terminal, log)
+            try:
+                yield
+            finally:
+                sys.stdout = terminal
+        return
+    stderr = os.dup(2)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        yield
+    except Exception as error:
+        sys.stdout.flush()
+        if not has_agent():
+            os.write(stderr, _last_words(rank, file, error).encode())
+        raise
+    finally:
+        os.close(stderr)
+
+
+def _last_words(rank: int, log: Path, error: Exception) -> str:
+    """What a failing rank shows: an error of ours, or the end of its log with the traceback that it ends with."""
+    if isinstance(error, WindlassError):
+        return f"windlass: rank {rank}: {error}\n"
+    lines = log.read_text("utf-8", errors="replace").splitlines()
+    lines += "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join([f"windlass: rank {rank} failed", *lines[-TAIL_LINES:], f"(the end of {log})", ""])

@@ -1,0 +1,159 @@
+"""What a signal does to a process of ours. Torch-free: it stands before every other import.
+
+SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (SLURM's warning before a time limit) and SIGHUP (a terminal that closes) ask a process to
+stop. One handler for the four does one of two things:
+
+- it *holds* a signal: notes it for `windlass.runtime.Stop`, which lets all ranks stop after the same step and save;
+- it *leaves*: raises KeyboardInterrupt at once, before the first step, when there is nothing to save (`leaving`).
+
+`__main__` installs it before it imports anything else. Until then our launcher holds signals back (`held_back`). A second Ctrl-C
+leaves in either case.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Final
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+GRACE_S: Final = 5.0
+"""How long the main thread may take to notice a signal before the first step, in seconds."""
+_LEFT: Final = b"\0"  # no signal's number
+
+
+class Signals:
+    """The handler of SIGNALS in this process. `received`: the first signal that came, or None."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._leaves = False
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        is_second = self.received is not None and number == signal.SIGINT
+        if self.received is None:
+            self.received = signal.Signals(number)
+        if is_second or self._leaves:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def leaving(self, exit_code: Callable[[], int] | None = None) -> Iterator[None]:
+        """Inside, a signal raises KeyboardInterrupt in the main thread; one that came before does so now.
+
+        Python runs handlers between two of its own instructions, so a main thread that waits in C (for ranks that never come)
+        raises nothing. With `exit_code`, a thread ends the process with that code, GRACE_S after the signal."""
+        before, self._leaves = self._leaves, True
+        try:
+            if self.received is not None:
+                raise KeyboardInterrupt
+            with _exits_after(GRACE_S, exit_code) if exit_code else contextlib.nullcontext():
+                yield
+        finally:
+            self._leaves = before
+
+
+@contextlib.contextmanager
+def _exits_after(grace_s: float, exit_code: Callable[[], int]) -> Iterator[None]:
+    """Inside, a signal ends the process after `grace_s`, whatever the main thread does. Main thread only."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    left = threading.Event()
+
+    def end() -> None:
+        if os.read(woken, 1)[:1] != _LEFT and not left.wait(grace_s):
+            os._exit(exit_code())
+
+    thread = threading.Thread(target=end, name="exits-on-signal", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        left.set()
+        os.write(wake, _LEFT)
+        thread.join()
+        os.close(woken)
+        os.close(wake)
+
+
+def signals_of_process() -> Signals | None:
+    """The handler that `catch_signals` installed, or None where there is none."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return handler if isinstance(handler, Signals) else None
+
+
+def install_signals() -> Signals:
+    """Catches SIGNALS for the rest of the process -> their handler. Main thread only.
+
+    SIGINT and SIGHUP stay ignored where they are: nohup, and a shell's `&`, ignore them for their command. SIGTERM and SIGUSR1
+    are caught even then, since a batch script ignores them only to bridge the start of Python. Signals that were held back
+    until now are delivered.
+    """
+    found = signals_of_process()
+    if found is not None:
+        return found
+    signals = Signals()
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN or number not in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signals)
+    _forget_in_children()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return signals
+
+
+@functools.cache
+def _forget_in_children() -> None:
+    """A forked child has nothing to save: signals end it, as they end any process."""
+
+    def forget() -> None:
+        for number in SIGNALS:
+            if isinstance(signal.getsignal(number), Signals):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=forget)
+
+
+@contextlib.contextmanager
+def catch_signals(wanted: bool = True) -> Iterator[Signals]:
+    """The handler of this process, installed for the time inside where `__main__` has not. Where none is `wanted`, and off the
+    main thread, where Python installs none, one that never receives anything."""
+    found = signals_of_process()
+    if found is not None or not wanted:
+        yield found or Signals()
+        return
+    if threading.current_thread() is not threading.main_thread():
+        print(
+            "signals are not caught: train() does not run on the main thread, so nothing stops it before its last step"
+        )
+        yield Signals()
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield install_signals()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Processes started inside begin with SIGNALS blocked, until they call `install_signals` themselves. Signals to this
+    process are delivered as before: a thread of their own takes them, and Python runs handlers on the main thread."""
+    done = threading.Event()
+
+    def receive() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        done.wait()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    threading.Thread(target=receive, name="receives-signals", daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        done.set()

@@ -1,0 +1,108 @@
+"""What a rank writes: to the terminal, to its log, and to its stderr when it fails."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+
+from windlass.output import redirected_output
+
+
+class Terminal:
+    """What rank 0 shows; ~ where it was flushed."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+        return len(text)
+
+    def flush(self):
+        self.text += "~"
+
+    def isatty(self):
+        return True
+
+
+def test_rank_0_keeps_the_terminal_and_logs_whole_lines(tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output = redirected_output(tmp_path / "run", 0)
+    output.__enter__()
+    print("one", "line")
+    print("flushed", flush=True)
+    sys.stdout.write("in one\n\x1b[1mbold\x1b[0m\n")
+    sys.stdout.write("\r\x1b[2Kprogress 1")
+    sys.stdout.write("\r\x1b[2Kprogress 2")
+    sys.stdout.write("\r\x1b[2K")
+    print("after progress")
+    print("pieces", end=" ")
+    print("joined")
+    assert sys.stdout.isatty()
+    output.__exit__(None, None, None)
+    assert sys.stdout is terminal
+    print("not logged")
+    assert terminal.text.startswith("one line\nflushed\n~in one\n\x1b[1mbold") and "progress 1" in terminal.text
+    log = (tmp_path / "run" / "logs" / "rank-0.log").read_text()
+    assert log == "one line\nflushed\nin one\nbold\nafter progress\npieces joined\n"
+    with redirected_output(tmp_path / "run", 0):
+        pass
+    assert (tmp_path / "run" / "logs" / "rank-0.log").read_text() == log, "a resumed run appends"
+
+
+def write_from_every_kind(path):
+    import pathlib
+
+    kept = [os.dup(1), os.dup(2)]
+    with redirected_output(pathlib.Path(path), dist.get_rank() + 1):
+        print("from python")
+        print("to stderr", file=sys.stderr)
+        subprocess.run(["echo", "from a child"], check=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os.dup2(kept[0], 1)
+    os.dup2(kept[1], 2)
+
+
+def test_other_ranks_write_to_their_log_alone(ranks, tmp_path):
+    ranks.run(2, write_from_every_kind, str(tmp_path))
+    for rank in (1, 2):
+        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert set(log.splitlines()) == {"from python", "to stderr", "from a child"}
+
+
+FAILING = """
+import os, sys
+from pathlib import Path
+from windlass.errors import UserError
+from windlass.output import redirected_output
+
+with redirected_output(Path(sys.argv[1]), 1):
+    for line in range(40):
+        print("line", line)
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize("agent", [None, "7"])
+def test_what_a_failing_rank_wrote_last_reaches_its_stderr_where_no_launcher_of_ours_shows_it(tmp_path, agent):
+    environ = {name: value for name, value in os.environ.items() if name != "WINDLASS_AGENT_PID"}
+    environ |= {"WINDLASS_AGENT_PID": agent} if agent else {}
+
+    def fail(error):
+        command = [sys.executable, "-c", FAILING.format(error=error), str(tmp_path)]
+        return subprocess.run(command, env=environ, capture_output=True, text=True)
+
+    shown = fail("ValueError('the cause')").stderr.splitlines()
+    log = tmp_path / "logs" / "rank-1.log"
+    if agent:
+        assert shown == []
+    else:
+        assert shown[0] == "windlass: rank 1 failed" and shown[-1] == f"(the end of {log})" and len(shown) == 32
+        assert shown[-2] == "ValueError: the cause" and "line 39" in shown and "line 9" not in shown
+    assert log.read_text().endswith("ValueError: the cause\n"), "the traceback is in the log too"
+    known = fail("UserError('given', 'a rule', 'a change')").stderr
+    assert known == ("" if agent else "windlass: rank 1: given\n  rule:   a rule\n  change: a change\n")

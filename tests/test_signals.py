@@ -1,0 +1,160 @@
+"""What a signal does to a process: held, or left by; from its first line on."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from windlass.signals import SIGNALS, Signals, catch_signals, held_back, install_signals, signals_of_process
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_held_until_a_run_asks_for_it_and_ends_what_has_nothing_to_save(number):
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with catch_signals() as signals:
+        assert signals.received is None and signals_of_process() is signals
+        with signals.leaving():
+            pass
+        send(number)
+        assert signals.received == number
+        with pytest.raises(KeyboardInterrupt), signals.leaving():
+            pytest.fail("a signal that came before ends it at once")
+    with catch_signals() as signals, pytest.raises(KeyboardInterrupt), signals.leaving():
+        send(number)
+        signal.pause()
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_the_second_ctrl_c_does_not_wait():
+    with catch_signals() as signals:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert signals.received == signal.SIGTERM, "a second SIGTERM changes nothing"
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_a_handler_inside_another_is_the_same():
+    with catch_signals() as outer, catch_signals() as inner:
+        assert inner is outer and install_signals() is outer
+    assert signals_of_process() is None
+
+
+def test_off_the_main_thread_nothing_is_caught_and_that_is_said(capsys):
+    caught = []
+
+    def run():
+        with catch_signals() as signals:
+            caught.append((signals.received, signals_of_process()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert caught == [(None, None)]
+    assert capsys.readouterr().out.startswith("signals are not caught: train() does not run on the main thread")
+
+
+def test_nothing_is_caught_where_the_caller_does_not_want_it():
+    with catch_signals(wanted=False) as signals:
+        assert signals_of_process() is None and isinstance(signals, Signals)
+
+
+CHILD = """
+import os, signal, sys
+{ignored}
+from windlass.signals import SIGNALS, install_signals
+held = [number.name for number in SIGNALS if number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+pending = sorted(number.name for number in signal.sigpending())
+signals = install_signals()
+kinds = [getattr(signal.getsignal(number), "name", "ours") for number in SIGNALS]
+ready, begun = os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.write(begun, b"x")
+    while True:
+        signal.pause()
+os.read(ready, 1)
+os.kill(pid, signal.SIGUSR1)
+print(held, pending, signals.received and signals.received.name, kinds, os.waitpid(pid, 0)[1])
+"""
+
+
+def child(ignored="", *signals_at_start):
+    """What a process prints that installs the handler: signals held back before, those that waited, the first it received, its
+    handlers, and the signal that ended a child that it forked."""
+    code = CHILD.format(ignored=ignored)
+    if signals_at_start:
+        code = (
+            f"import os\n[os.kill(os.getpid(), number) for number in {[int(one) for one in signals_at_start]}]\n{code}"
+        )
+    with held_back():
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    return process.communicate()[0]
+
+
+def test_a_signal_before_the_first_line_waits_for_the_handler():
+    every = "['SIGTERM', 'SIGINT', 'SIGUSR1', 'SIGHUP']"
+    ours = "['ours', 'ours', 'ours', 'ours']"
+    assert child() == f"{every} [] None {ours} {int(signal.SIGUSR1)}\n", "a forked child has nothing to save"
+    assert child("", signal.SIGUSR1) == f"{every} ['SIGUSR1'] SIGUSR1 {ours} {int(signal.SIGUSR1)}\n"
+
+
+def test_nohup_and_a_shells_background_keep_what_they_ignore():
+    ignored = "[signal.signal(one, signal.SIG_IGN) for one in (1, 2, 10, 15)]"
+    assert "['ours', 'SIG_IGN', 'ours', 'SIG_IGN']" in child(ignored)
+
+
+def test_signals_still_reach_the_process_that_holds_them_back_for_others():
+    received = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.set())
+    try:
+        with held_back():
+            assert signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            send(signal.SIGUSR1)
+            while (
+                not received.is_set()
+            ):  # in short sleeps, as an agent watches its workers: nothing interrupts a long one
+                time.sleep(0.01)
+        assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGUSR1, before)
+
+
+WAITS_IN_C = """
+import ctypes
+from windlass import signals
+
+signals.GRACE_S = 0.0
+mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER
+with signals.install_signals().leaving(lambda: 75):
+    print("inside", flush=True)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)  # the second waits for ever, and no signal interrupts it
+"""
+
+
+def test_a_main_thread_that_waits_in_c_is_ended_before_the_first_step():
+    with subprocess.Popen([sys.executable, "-c", WAITS_IN_C], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "inside\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == 75
+
+
+def test_leaving_before_the_first_step_costs_nothing_where_no_signal_comes():
+    before = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(before)
+    with catch_signals() as signals:
+        with signals.leaving(lambda: pytest.fail("no signal came")):
+            threads = {thread.name for thread in threading.enumerate()}
+        assert "exits-on-signal" in threads and signal.set_wakeup_fd(before) == before
+    assert "exits-on-signal" not in {thread.name for thread in threading.enumerate()}
