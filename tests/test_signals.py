@@ -131,15 +131,16 @@ def test_signals_still_reach_the_process_that_holds_them_back_for_others():
 
 
 WAITS_IN_C = """
-import ctypes
+import contextlib, ctypes
 from windlass import signals
 
 signals.GRACE_S = 0.0
 mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER
 with signals.install_signals().leaving(lambda: 75):
     print("inside", flush=True)
-    for _ in range(2):
-        ctypes.CDLL(None).pthread_mutex_lock(mutex)  # the second waits for ever, and no signal interrupts it
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # where the signal comes before the wait
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)  # the second call waits for ever, and no signal interrupts it
 """
 
 
