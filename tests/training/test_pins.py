@@ -189,7 +189,7 @@ def test_another_revision_is_drift(tmp_path, model, words):
 
 def test_a_revision_where_there_was_none_is_drift(tmp_path):
     then = trainer_state(tmp_path)
-    with pytest.raises(UserError, match="model.revision: None in the checkpoint, v2 now"):
+    with pytest.raises(UserError, match=r"model\.revision: None in the checkpoint, v2 now"):
         check_settings(then, keep_pins(recipe(tmp_path, model={"revision": "v2"}), then))
 
 
