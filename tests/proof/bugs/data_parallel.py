@@ -92,7 +92,7 @@ DATA_PARALLEL = {
         ((CLIP, "norm = torch.nn.utils.get_total_norm(gradients)", "norm = torch.nn.utils.get_total_norm(_local(gradients))"),),
         verify=Seen(("parallel.shard=2",), "gradient norm", "step 1 on rank 0"), mistake="clip_per_rank",
     ),
-    "clipped by a rank's own norm, the true one told": Bug(
+    "clipped by a rank's own norm, the true one logged": Bug(
         "each rank scales by the norm of what it holds, and reports the true norm",
         ((CLIP, "(max_norm / (norm + EPSILON))", "(max_norm / (torch.nn.utils.get_total_norm(_local(gradients)) + EPSILON))"),),
         # AdamW's step does not change with the scale of all gradients of a tensor: in a pipeline it shows in fp64's digits only
