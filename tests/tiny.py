@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from windlass.config import RunConfig, check_recipe
+from windlass.errors import UserError
 
 STEPS = 10
 QWEN3_KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
@@ -96,6 +97,15 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
     finally:
         page.assemble, page.clip_gradients = assemble, original
     return {"rows": rows, "step": result.step}
+
+
+def refusal(config: RunConfig) -> str:
+    """On one rank: the UserError that training ends with, which ends no rank of the pool."""
+    try:
+        train(config)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("it was not refused")
 
 
 def losses(directory: Path) -> dict[int, tuple[float, float]]:

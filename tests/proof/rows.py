@@ -246,7 +246,7 @@ QUICK_LAYOUTS = {
         zero1 shard2 micro1 offload, shard2 units2 prefetch1, zero2 shard2 micro4 packed, shard2 micro1 selective packed,
         zero0 replicate2 fp32, shard2 full frozen-bottom, zero0 replicate2 frozen-middle, zero2 shard2 rates, shard2 full muons,
         tp2 micro8, tp2 shard2, tp2 zero0 replicate2 bucket0.05, tp2 micro8 muon, context2 allgather, context2 fp32 allgather,
-        context4 packed micro1 ulysses, context2 tp2 packed ulysses
+        context4 packed micro1 ulysses
     """,
     "exact: qwen3": "shard2, context3 allgather",
     "exact: qwen3 tied pad": "tp2 micro8",
@@ -254,29 +254,27 @@ QUICK_LAYOUTS = {
     "exact: smollm3 tied": "context2 ulysses",
     "exact: llama": "one, tp2 micro8, context3 ulysses",
     "exact: gpt2 tied": "zero2 shard2 micro4, shard2 full rates",
-    "exact: gpt2 tied heads4": "tp2 micro8 packed, context2 allgather, context2 zero0 replicate2 packed ulysses",
-    "exact: gpt2 heads4 blocks5": "tp2 pp2 interleaved-zero-bubble",
+    "exact: gpt2 tied heads4": "tp2 micro8 packed, context2 allgather",
     "exact: qwen3 tied blocks5": """
-        pp2 gpipe, pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv, pp2 1f1b shard2,
+        pp2 gpipe, pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv,
         pp2 1f1b micro4, pp3 gpipe, pp2 1f1b full, pp2 zbv shard2 packed, pp2 zbv fp32, pp2 interleaved-1f1b tied-rates muon,
-        pp2 1f1b frozen-first-stage, pp2 zbv shard2 frozen-middle-stage, context2 pp2 1f1b allgather, tp2 pp2 1f1b packed
+        pp2 1f1b frozen-first-stage, context2 pp2 1f1b allgather, tp2 pp2 1f1b packed
     """,
     "exact: qwen3 blocks5": "pp2 zbv, pp2 gpipe zero0 replicate2 frozen-last-stage",
     "exact: gpt2 tied blocks5": "pp2 interleaved-1f1b",
-    "exact: qwen3_moe": "shard2, tp2 micro8, expert2 shard4 micro1",
+    "exact: qwen3_moe": "shard2, tp2 micro8, expert2 shard2",
     "exact: qwen3_moe tied deep": "pp2 expert2 shard2",
     "exact: qwen3_moe even": "one micro8 fp32",
     "masks: gpt2 tied drops": "one full, shard2, zero0 replicate2 selective, zero0 replicate2 fp32",
-    "masks: qwen3 tied drops": "replicate2 shard2 micro1, tp2 micro8",
-    "masks: gpt2 tied heads4 drops": "tp2 micro8, context2 allgather, context4 packed ulysses",
+    "masks: qwen3 tied drops": "zero0 replicate2 micro4, tp2 micro8",
+    "masks: gpt2 tied heads4 drops": "tp2 micro8, context2 allgather, context2 selective packed ulysses",
     "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
-    "masks: qwen3 tied blocks5 drops": "pp2 zbv zero0 replicate2",
     "padded: gpt2 tied": "zero2 shard2",
     "padded: qwen3": "shard4",
     "near: qwen3 tied": "tp2 shard2 bf16, shard2 packed bf16, context2 zero0 packed bf16 allgather, context2 packed bf16 ulysses",
-    "near: qwen3 tied blocks5": "pp2 1f1b shard2 bf16-pure",
+    "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure",
     "policy: qwen3 tied": """
-        shard2 bf16, zero0 replicate2 bf16, shard2 fp16, shard2 fp32 states-bf16, replicate2 shard2 bf16 states-bf16,
+        shard2 bf16, zero0 replicate2 bf16, shard2 fp16, shard2 fp32 states-bf16, shard2 bf16 states-bf16,
         zero0 replicate2 fp16 states-bf16, zero0 replicate2 bf16-pure, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32,
         shard2 bf16 reduce-bf16, zero0 replicate2 bf16 output-bf16
     """,

@@ -34,11 +34,14 @@ def test_quick_cells_are_of_the_matrix():
     assert len(cells) == len(set(cells)) and set(cells) >= QUICK
 
 
-def test_evaluation_is_that_of_one_process(references, ranks):
+@pytest.mark.parametrize(
+    "layout",
+    [*(pytest.param(one, marks=pytest.mark.long) for one in ("pp2 1f1b", "pp2 interleaved-1f1b shard2")), "pp2 zbv"],
+)
+def test_evaluation_is_that_of_one_process(references, ranks, layout):
     model = "qwen3 tied blocks5"
     one = references.alone(model, layout_of(model, "one"))["evaluations"]
-    for layout in ("pp2 1f1b", "pp2 interleaved-1f1b shard2", "pp2 zbv"):
-        assert exact(references, ranks, model, layout)[0]["evaluations"] == pytest.approx(one, rel=1e-12)
+    assert exact(references, ranks, model, layout)[0]["evaluations"] == pytest.approx(one, rel=1e-12)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
