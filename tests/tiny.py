@@ -119,6 +119,10 @@ def losses(directory: Path) -> dict[int, tuple[float, float]]:
     }
 
 
+def lines(directory: Path) -> list[dict]:
+    """Every event of a run, those too that no longer count."""
+    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
 def kinds(directory: Path) -> list[tuple[str, int]]:
-    lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    return [(line["kind"], line["step"]) for line in lines]
+    return [(line["kind"], line["step"]) for line in lines(directory)]

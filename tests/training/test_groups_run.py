@@ -17,15 +17,8 @@ OPTIM = {"kind": "muon", "groups": GROUPS}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("groups")
-
-
-@pytest.fixture(scope="module")
-def whole(base, ranks):
-    config = tiny.recipe(base, "whole", optim=OPTIM, checkpoint={"keep_steps": [0]})
-    ranks.run(2, tiny.train, config)
-    return config.run.directory
+def whole(runs):
+    return runs.whole("muon and groups", "shard2")[0].run.directory
 
 
 def test_what_is_frozen_is_saved_and_stays_and_has_no_state(whole):
@@ -40,7 +33,7 @@ def test_what_is_frozen_is_saved_and_stays_and_has_no_state(whole):
 
 
 def test_the_table_tells_what_is_trained(whole):
-    derived = json.loads((whole / "events.jsonl").read_text().splitlines()[0])["derived"]
+    derived = tiny.lines(whole)[0]["derived"]
     assert derived["trainable"].endswith("parameters in 12 tensors")
     assert derived["frozen"].endswith("in 12 tensors; model.embed_tokens.weight and lm_head.weight are one")
     assert derived["optim.groups[1]"].startswith("learning_rate_scale 0.5, weight_decay 0.01: ")

@@ -13,11 +13,6 @@ SHORT = {"steps": 4}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("restore")
-
-
-@pytest.fixture(scope="module")
 def done(base, ranks):
     """A finished run of 4 steps."""
     config = tiny.recipe(base, "done", run=SHORT)

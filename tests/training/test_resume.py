@@ -160,7 +160,7 @@ def test_dropout_is_told_before_step_1_and_changes_the_losses(runs, ranks):
 
 
 def header(config):
-    return json.loads((config.run.directory / "events.jsonl").read_text().splitlines()[0])["derived"]
+    return tiny.lines(config.run.directory)[0]["derived"]
 
 
 def test_a_finished_run_started_again_does_nothing(runs, ranks):

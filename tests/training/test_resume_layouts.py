@@ -1,7 +1,6 @@
 """Checkpoints of every kind of layout, carried around a ring of others and back: every byte stays. What reads them afterwards
 (export, evaluate, generate) reads a model as any other; and what a run of such a layout tells."""
 
-import json
 import math
 
 import pytest
@@ -62,7 +61,7 @@ def test_context_ranks_train_what_one_rank_trains(runs):
     validated = [[line["loss"] for line in lines_of(each, "validation")] for each in (config, one)]
     assert len(validated[0]) == len(validated[1]) > 1
     assert all(math.isclose(ours, theirs, rel_tol=1e-5) for ours, theirs in zip(*validated, strict=True))
-    told = json.loads((config.run.directory / "events.jsonl").read_text().splitlines()[0])["derived"]
+    told = tiny.lines(config.run.directory)[0]["derived"]
     assert told["layout"] == "replicate 1 x shard 1 x context 2, zero 3, allgather"
     assert told["attention"] == "flash for CPU, document by document"
 

@@ -1,6 +1,5 @@
 """A run that may leave out a bad shard: all ranks do the same, whatever the layout, and its checkpoints remember it."""
 
-import json
 import shutil
 
 import pytest
@@ -169,7 +168,7 @@ def test_the_limit_may_change_on_resume_but_not_to_less_than_was_left_out(base, 
     assert "data.max_bad_shards=0, and the checkpoint has left out 1" in said
     ranks.run(1, tiny.train, recipe(base, "more", "good", limit=3, **longer))
     assert max(tiny.losses(directory)) == STEPS + 1
-    entry = json.loads((directory / "events.jsonl").read_text().splitlines()[-6])
+    entry = tiny.lines(directory)[-6]
     resumed = [event for event in read_events(directory / "events.jsonl") if event["kind"] == "resume"]
     assert resumed[-1]["data"]["left_out"] == newest_trainer_state(directory)["skipped"], entry
 

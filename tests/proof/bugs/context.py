@@ -118,7 +118,7 @@ CONTEXT_BUGS = {
         "a sample's place in its rank's own batch, in place of its place in the stream",
         (("tests/cases.py", "step * SEQUENCES + mine.start, mine", "step * SEQUENCES, mine"),),
         ("masks: gpt2 tied drops: zero0 replicate2 micro4", "masks: gpt2 tied drops: replicate2 shard2 micro1",
-         "masks: gpt2 tied drops: zero0 replicate2 micro4 fp32"),
+         "masks: gpt2 tied drops: zero0 replicate2 micro4 fp32", "masks: gpt2 tied drops: replicate2 shard2 micro1 fp32"),
     ),
     "keys of the first step": Bug(
         "every step has the first one's masks",
@@ -129,7 +129,8 @@ CONTEXT_BUGS = {
         "what a generator without saved states would do",
         ((DROPOUT, "row_keys(keys_B, place, positions_T)",
           "row_keys(keys_B + (torch._C._current_graph_task_id() != -1), place, positions_T)"),),
-        ("masks: gpt2 tied drops: one full", "masks: gpt2 tied drops: zero2 shard2 selective", "masks: gpt2 tied drops: one full fp32"),
+        ("masks: gpt2 tied drops: one full", "masks: gpt2 tied drops: zero2 shard2 selective", "masks: gpt2 tied drops: one full fp32",
+         "masks: gpt2 tied drops: zero2 shard2 selective fp32"),
     ),
     "places left out of the masks": Bug(
         "attention's output and the MLP's share a mask",

@@ -12,7 +12,8 @@ DATA_PARALLEL = {
         "LLaMA-Factory, axolotl: every rank divides by its own count; the mean over ranks follows",
         ((MESH, "return _sum(value, self.batch_group)", "return value * self.batch_group.size()"),),
         ("exact: qwen3 tied: shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: replicate2 shard2 micro1",
-         "exact: qwen3 tied: shard2 fp32"),
+         "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: zero0 replicate2 fp32",
+         "exact: qwen3 tied: replicate2 shard2 micro1 fp32"),
     ),
     "a mean of the ranks' means": Bug(
         "transformers PR 34191, torchtune PR 1875: every rank divides by its own count",
@@ -23,7 +24,8 @@ DATA_PARALLEL = {
     "dropped count": Bug(
         "the count of one rank is taken for that of all",
         ((MESH, "return _sum(value, self.batch_group)", "return value"),),
-        ("exact: qwen3 tied: shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
+        ("exact: qwen3 tied: shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32",
+         "exact: qwen3 tied: shard2 fp32"),
     ),
     "dropped gradient of a bucket": Bug(
         "the hook hands every rank its own gradient back",
@@ -49,6 +51,7 @@ DATA_PARALLEL = {
          (DDP, "wrapper.register_comm_hook((group, reduce), _sum_bucket_in)", "pass")),
         ("exact: qwen3 tied: zero2 shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: replicate2 shard2 micro1",
          "exact: qwen3 tied: zero1 shard2 micro1", "exact: qwen3 tied: zero2 shard2 fp32",
+         "exact: qwen3 tied: replicate2 shard2 micro1 fp32", "exact: qwen3 tied: zero1 shard2 micro1 fp32",
          "policy: qwen3 tied: zero0 replicate2 bf16 reduce-bf16", "policy: qwen3 tied: shard2 bf16 reduce-bf16",
          "policy: qwen3 tied: shard2 bf16 output-bf16"),
         Seen(("parallel.shard=2",), "gradients", "is 0.5 times too large"),
@@ -56,7 +59,7 @@ DATA_PARALLEL = {
     "averaged by DDP": Bug(
         "torch's own reduction, which divides by the number of ranks",
         ((DDP, "wrapper.register_comm_hook(group, _sum_bucket)", "pass"),),
-        ("exact: qwen3 tied: zero0 replicate2",),
+        ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
     ),
     "accumulation sums what was summed": Bug(
         "torchtitan #1733, #1732: accumulation became a moving sum",
@@ -97,7 +100,8 @@ DATA_PARALLEL = {
         ((CLIP, "(max_norm / (norm + EPSILON))", "(max_norm / (torch.nn.utils.get_total_norm(_local(gradients)) + EPSILON))"),),
         # AdamW's step does not change with the scale of all gradients of a tensor: in a pipeline it shows in fp64's digits only
         ("exact: qwen3 tied: shard2", "exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: shard2 micro1 offload",
-         "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied blocks5: pp2 1f1b", "exact: qwen3 tied: tp2 shard2"),
+         "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: replicate2 shard2 micro1 fp32",
+         "exact: qwen3 tied: shard2 micro1 offload fp32", "exact: qwen3 tied blocks5: pp2 1f1b", "exact: qwen3 tied: tp2 shard2"),
     ),
     "small gradients scaled up to the norm": Bug(
         "a reviewer: a clip that also does the opposite",
