@@ -71,8 +71,8 @@ BASE = {
 NOT_IN_VERIFY = ("bf16", "fp16", "bf16-pure", "compile", "activation_gib")
 """Features that the proxy model of `windlass verify` leaves out: it runs in fp64, uncompiled, without a budget (proof/proxy)."""
 AXES = ("pp", "replicate", "shard", "context", "tp", "expert")
-NO_PROOF = ("turns_red", "mistake", "mutation", "garbage", "dropped_at_all")
-"""In the names of tests that show that a comparison can fail."""
+NO_PROOF = ("turns_red", "without_a_bug", "dropped_at_all", "on_the_mean")
+"""In the names of tests that hold no layout against one process."""
 
 
 # ---- the cells that tests train
@@ -133,20 +133,21 @@ LISTENER = Listener()
 
 
 def pytest_runtest_setup(item: Any) -> None:
-    LISTENER.test, LISTENER.is_called = f"{item.path.name}::{item.name.partition('[')[0]}", False
+    name, _, cell = item.name.partition("[")
+    check = f", {cell.partition(': ')[0]}" if ": " in cell else ""  # a cell of the matrix begins with its check
+    LISTENER.test, LISTENER.is_called = f"{item.path.name}::{name}{check}", False
 
 
 def pytest_runtest_call() -> None:
     LISTENER.is_called = True
 
 
-def pytest_collection_finish(session: Any) -> None:
+def pytest_collection_finish() -> None:
+    from tests.proof import matrix
     from windlass.proof.pool import Ranks
 
     Ranks.run = lambda pool, *args, **more: LISTENER.run(pool, *args, **more)  # type: ignore[method-assign]
-    for module in {item.module for item in session.items}:
-        if "train_reference" in vars(module):
-            module.train_reference = mock.MagicMock()
+    matrix.train_reference = mock.MagicMock()
 
 
 def pytest_sessionfinish() -> None:

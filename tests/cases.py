@@ -1,13 +1,12 @@
 """What multi-rank cases share: tiny odd-sized models in Hugging Face format, uneven batches, and a layout trained on them."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from windlass.data.stream.collate import sample_keys
+from windlass.model.chunks import Chunks
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
@@ -17,12 +16,11 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import assign, frozen_names
-from windlass.parallel.build import build_program
+from windlass.parallel.build import Probe, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
-from windlass.proof.pool import Ranks
 from windlass.proof.reference import ReferenceSettings, by_matrix
 
 VOCABULARY = 157  # not divisible by anything; padded to 256
@@ -31,6 +29,7 @@ SEQUENCES = 8  # of a global batch
 STEPS = 3
 RATES = (1e-3, 2e-3, 5e-4)
 OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm that is reached in every step
+PROBE = Probe(Chunks(head_logits=5 * 256))  # five tokens at a time, and a rest of fewer
 SETTINGS = ReferenceSettings(RATES, max_norm=0.3)
 
 SIZES = {
@@ -173,6 +172,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         torch.device("cpu"),
         lambda named: load_weights(directory, architecture, named),
         frozen_names(rules),
+        probe=PROBE,
     )
     storage = Storage(precision.states if chosen.is_rounded else None, precision.is_stochastic, seed=3)
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
@@ -195,7 +195,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         if step == 0:
             graded = [record for record in program.records() if record.counted and record.tensor.grad is not None]
             gradients = {record.name: full(record.tensor.grad).clone() for record in graded}
-        norms.append(clip_gradients(program.records(), OPTIM.max_norm, mesh.parts).item())
+        norms.append(clip_gradients(program.records(), case.optim.max_norm, mesh.parts).item())
         dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
         optimizer.step(torch.tensor(norms[-1]))
         program.adapt(torch.tensor(norms[-1]))
@@ -214,23 +214,6 @@ def train_layout(directory: str, case: Layout) -> dict:
         "moments": {name: full(value) for name, value in moments.items()},
         "dtypes": dtypes,
     }
-
-
-def train_mutated(mutation: Callable[[], AbstractContextManager[object]], directory: str, case: Layout) -> dict:
-    """On a rank: train_layout inside of a mistake."""
-    with mutation():
-        return train_layout(directory, case)
-
-
-class Mutating:
-    """The pool of ranks, with the mutation in each."""
-
-    def __init__(self, ranks: Ranks, mutation: Callable[[], AbstractContextManager[object]]):
-        self._ranks, self._mutation = ranks, mutation
-
-    def run(self, world: int, function: object, *args: object, **limits: float) -> list[dict]:
-        assert function is train_layout
-        return self._ranks.run(world, train_mutated, self._mutation, *args, **limits)
 
 
 def assert_same_tensors(

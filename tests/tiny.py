@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from windlass.config import RunConfig, check_recipe
+from windlass.errors import UserError
 
 STEPS = 10
 QWEN3_KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
@@ -98,6 +99,15 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
     return {"rows": rows, "step": result.step}
 
 
+def refusal(config: RunConfig) -> str:
+    """On one rank: the UserError that training ends with, which ends no rank of the pool."""
+    try:
+        train(config)
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("it was not refused")
+
+
 def losses(directory: Path) -> dict[int, tuple[float, float]]:
     """step -> (loss, norm) of every line that still counts."""
     from windlass.report.events import read_events
@@ -109,6 +119,10 @@ def losses(directory: Path) -> dict[int, tuple[float, float]]:
     }
 
 
+def lines(directory: Path) -> list[dict]:
+    """Every event of a run, those too that no longer count."""
+    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
 def kinds(directory: Path) -> list[tuple[str, int]]:
-    lines = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
-    return [(line["kind"], line["step"]) for line in lines]
+    return [(line["kind"], line["step"]) for line in lines(directory)]

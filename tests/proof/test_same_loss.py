@@ -1,98 +1,89 @@
-"""Every layout trains what one process of torch and transformers trains: losses, norms, weights. Sizes are odd, masks uneven."""
+"""Every layout trains what one process trains: the matrix of rows.py, a check of checks.py each. And what is no cell of it."""
 
 import functools
+from dataclasses import replace
+from unittest import mock
 
 import pytest
-import torch
 
 from tests import cases
-from tests.cases import Layout
-from windlass.proof.reference import train_reference
+from tests.proof.bugs import BUGS
+from tests.proof.checks import CHECKS, assert_exact, exact
+from tests.proof.matrix import layout_of, run
+from tests.proof.planting import Planting
+from tests.proof.rows import CELLS, QUICK
+from windlass.model.config import ModelConfig
+from windlass.parallel.activations import plan_recompute
+from windlass.parallel.build import build_program
+from windlass.parallel.config import ParallelConfig
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
-DTYPE = {"fp64": torch.float64, "fp32": torch.float32}
-
-LAYOUTS = {
-    "one": Layout(1, zero=3, replicate=1, shard=1, micro_batch=8),
-    "one-accumulated": Layout(1, zero=3, replicate=1, shard=1),
-    "ddp2": Layout(2, zero=0, replicate=2, shard=1, micro_batch=4),
-    "ddp2-accumulated": Layout(2, zero=0, replicate=2, shard=1),
-    "zero2-2": Layout(2, zero=2, replicate=1, shard=2, micro_batch=4),
-    "zero2-2-accumulated": Layout(2, zero=2, replicate=1, shard=2),
-    "zero3-2": Layout(2, zero=3, replicate=1, shard=2, micro_batch=4),
-    "zero3-2-accumulated": Layout(2, zero=3, replicate=1, shard=2),
-    "zero3-4-accumulated": Layout(4, zero=3, replicate=1, shard=4, micro_batch=1),
-    "hsdp2x2": Layout(4, zero=3, replicate=2, shard=2),
-    "hsdp2x2-accumulated": Layout(4, zero=3, replicate=2, shard=2, micro_batch=1),
-    "hsdp2x2-zero2": Layout(4, zero=2, replicate=2, shard=2, micro_batch=1),
-    "zero1-2-accumulated": Layout(2, zero=1, replicate=1, shard=2, micro_batch=1),
-    "hsdp2x2-zero1": Layout(4, zero=1, replicate=2, shard=2, micro_batch=1),
-    "offload-one": Layout(1, zero=3, replicate=1, shard=1, sharding=(("offload", True),)),
-    "offload-zero3-2": Layout(2, zero=3, replicate=1, shard=2, micro_batch=1, sharding=(("offload", True),)),
-    "offload-zero2-2": Layout(2, zero=2, replicate=1, shard=2, micro_batch=1, sharding=(("offload", True),)),
-    "offload-zero1-2": Layout(2, zero=1, replicate=1, shard=2, micro_batch=1, sharding=(("offload", True),)),
-    "units-of-2-prefetch": Layout(2, zero=3, replicate=1, shard=2, sharding=(("blocks_per_unit", 2), ("prefetch", 1))),
-}
-MODELS = [("qwen3", True), ("qwen3", False), ("llama", False), ("llama", True), ("gpt2", True), ("gpt2", False)]
-FEW = {"one", "ddp2-accumulated", "zero2-2", "zero3-4-accumulated", "hsdp2x2-accumulated", "offload-zero1-2"}
-QUICK = {("qwen3", True), ("gpt2", True)}
-EVERY = [pytest.param(*model, marks=() if model in QUICK else pytest.mark.long) for model in MODELS]
-QUICK_CELLS = {("qwen3", True, layout) for layout in LAYOUTS} | {("gpt2", True, layout) for layout in FEW}
-CELLS = [
-    pytest.param(*model, layout, marks=() if (*model, layout) in QUICK_CELLS else pytest.mark.long)
-    for model in MODELS
-    for layout in LAYOUTS
-]
+GIB = 1 << 30
 
 
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory):
-    @functools.cache
-    def make(family, tied, policy):
-        directory = cases.write_model(tmp_path_factory.mktemp(f"{family}-{tied}"), family, tied)
-        trace = train_reference(directory, cases.global_batches(), DTYPE[policy], cases.SETTINGS)
-        return directory, trace
-
-    return make
+@pytest.mark.parametrize(
+    "cell", [pytest.param(one, id=str(one), marks=() if str(one) in QUICK else pytest.mark.long) for one in CELLS]
+)
+def test_the_layout_trains_what_one_process_trains(references, ranks, cell):
+    CHECKS[cell.check](references, ranks, cell.model, cell.layout)
 
 
-def assert_same(result, trace, tolerance):
-    for name in ("losses", "norms"):
-        ours, theirs = result[name], getattr(trace, name)
-        worst = max(abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs, strict=True))
-        assert worst <= tolerance, (name, worst, ours, theirs)
+def test_quick_cells_are_of_the_matrix():
+    cells = [str(cell) for cell in CELLS]
+    assert len(cells) == len(set(cells)) and set(cells) >= QUICK
 
 
-def assert_losses(results, trace, tolerance):
-    """Losses and norms of every rank, and one number on all of them."""
-    for result in results:
-        assert_same(result, trace, tolerance)
-        assert result["losses"] == results[0]["losses"], "the loss is the same number on every rank"
-        assert result["norms"] == results[0]["norms"]
+@pytest.mark.parametrize(
+    "layout",
+    [*(pytest.param(one, marks=pytest.mark.long) for one in ("pp2 1f1b", "pp2 interleaved-1f1b shard2")), "pp2 zbv"],
+)
+def test_evaluation_is_that_of_one_process(references, ranks, layout):
+    model = "qwen3 tied blocks5"
+    one = references.alone(model, layout_of(model, "one"))["evaluations"]
+    assert exact(references, ranks, model, layout)[0]["evaluations"] == pytest.approx(one, rel=1e-12)
 
 
-def assert_every_number(results, trace, directory, policy):
-    """Besides, every gradient of the first step, and with fp64 every weight after the last."""
-    assert_losses(results, trace, TOLERANCE[policy])
-    # AdamW divides a small gradient by its own size, so that fp32 noise of the gradients is no noise of the weights
-    for name in ("gradients", "weights") if policy == "fp64" else ("gradients",):
-        held = {parameter: value for result in results for parameter, value in result[name].items()}
-        cases.assert_same_tensors(held, getattr(trace, name), directory, TOLERANCE[policy])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_something_is_dropped_at_all(references, family):
+    """The same weights and batches without dropout lose something else, by far more than any tolerance."""
+    dropped = references.alone(f"{family} tied drops", layout_of(family, "one micro8"))
+    undropped = references.of(f"{family} tied", "one")
+    differences = [abs(a - b) for a, b in zip(dropped["losses"], undropped.losses, strict=True)]
+    assert min(differences) > 1e-4, differences
 
 
-def run(ranks, reference, family, tied, case):
-    directory, trace = reference(family, tied, case.policy)
-    results = ranks.run(case.world, cases.train_layout, str(directory), case)
-    assert_every_number(results, trace, directory, case.policy)
-    return results[0], trace
+def bias(moments, exact):
+    """By how much the mean second moment is off."""
+    total = [sum(v.double().sum().item() for n, v in found.items() if n.endswith("_sq")) for found in (moments, exact)]
+    return total[0] / total[1] - 1
 
 
-@pytest.mark.parametrize(("family", "tied", "layout"), CELLS)
-def test_fp64(ranks, reference, family, tied, layout):
-    run(ranks, reference, family, tied, LAYOUTS[layout])
+@pytest.mark.parametrize("layout", ["shard2", pytest.param("zero0 replicate2", marks=pytest.mark.long)])
+def test_bf16_moments_are_right_on_the_mean(references, ranks, layout):
+    model = "qwen3 tied"
+    case = layout_of(model, f"{layout} fp32 states-bf16")
+    rounded = run(references, ranks, model, case)[0]["moments"]
+    whole = run(references, ranks, model, replace(case, precision=()))[0]["moments"]
+    assert abs(bias(rounded, whole)) <= 5e-4
+    cut = run(references, Planting(ranks, BUGS["truncated moments"].patches), model, case)[0]["moments"]
+    assert bias(cut, whole) < -2e-3, "rounded down instead"
 
 
-@pytest.mark.parametrize("layout", [pytest.param(one, marks=() if one in FEW else pytest.mark.long) for one in LAYOUTS])
-def test_fp32(ranks, reference, layout):
-    case = LAYOUTS[layout]
-    run(ranks, reference, "qwen3", True, Layout(**{**vars(case), "policy": "fp32"}))
+def train_within(gib, directory, case):
+    """On a rank: train_layout with the kind of each block that a budget chooses -> its result and the kinds."""
+    architecture = ModelConfig.model_validate({"from": directory}).architecture()
+    parallel = ParallelConfig(recompute="selective", activation_gib=gib)
+    precision = precision_of(PrecisionConfig(policy=case.policy))
+    kinds = plan_recompute(architecture, parallel, precision, "cpu", case.micro_batch, case.length).kinds
+    with mock.patch.object(cases, "build_program", functools.partial(build_program, recompute=kinds)):
+        return cases.train_layout(directory, case), kinds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kib", "kinds"), [(250, {"full", "selective"}), (600, {"selective", "none"})])
+def test_a_budget_of_activations(references, ranks, kib, kinds):
+    model, words = "qwen3 tied blocks5", "shard2 selective"
+    given = run(references, ranks, model, layout_of(model, words), train_within, kib * 1024 / GIB)
+    assert all(set(chosen) == kinds for _, chosen in given), given[0][1]
+    assert_exact(references, model, words, [result for result, _ in given])

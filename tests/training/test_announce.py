@@ -1,7 +1,5 @@
 """What is told and written before step 1."""
 
-import json
-
 from tests import tiny
 from windlass.training.announce import describe_layout
 
@@ -17,7 +15,7 @@ def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(ru
     for text in (resolved, inside):
         assert "# model rms_norm_eps: 1e-06\n" in text, "fields that the recipe leaves to the family"
     assert (run / "recipe.yaml").exists() and (run / "logs" / "rank-1.log").exists()
-    first = json.loads((run / "events.jsonl").read_text().splitlines()[0])
+    first = tiny.lines(run)[0]
     assert (first["kind"], first["step"]) == ("start", 0)
     assert first["derived"]["parameters"].endswith("(16,184)")
     assert first["derived"]["attention"] == "flash for CPU"

@@ -22,11 +22,6 @@ from windlass.training.restore import state_tensors
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("assemble")
-
-
-@pytest.fixture(scope="module")
 def prepared(base):
     config = tiny.recipe(base)
     return prepare(config.data, config.evaluate.sets, log=lambda sentence: None)

@@ -1,4 +1,4 @@
-"""A whole run with groups and Muon: what it tells, saves, resumes (on other ranks too) and exports; what drift it refuses."""
+"""A whole run with groups and Muon: what it tells, saves and exports; what drift it refuses."""
 
 import json
 import re
@@ -7,33 +7,18 @@ import pytest
 import torch
 
 from tests import tiny
-from windlass.checkpoint.keep import Difference, diff
+from tests.training.resuming import GROUPS, checkpoint
+from windlass.checkpoint.keep import diff
 from windlass.commands.export import export
 from windlass.errors import UserError
-from windlass.proof.pool import RankFailed
 from windlass.training.drift import check_settings, newest_trainer_state
 
-GROUPS = [
-    {"names": ["lm_head.weight", "model.layers.0.*"], "frozen": True},
-    {"names": ["*norm*"], "learning_rate_scale": 0.5, "weight_decay": 0.01},
-]
 OPTIM = {"kind": "muon", "groups": GROUPS}
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("groups")
-
-
-@pytest.fixture(scope="module")
-def whole(base, ranks):
-    config = tiny.recipe(base, "whole", optim=OPTIM, checkpoint={"keep_steps": [0]})
-    ranks.run(2, tiny.train, config)
-    return config.run.directory
-
-
-def checkpoint(directory, step=tiny.STEPS):
-    return directory / "checkpoints" / f"step-{step:08d}"
+def whole(runs):
+    return runs.whole("muon and groups", "shard2")[0].run.directory
 
 
 def test_what_is_frozen_is_saved_and_stays_and_has_no_state(whole):
@@ -48,31 +33,11 @@ def test_what_is_frozen_is_saved_and_stays_and_has_no_state(whole):
 
 
 def test_the_table_tells_what_is_trained(whole):
-    derived = json.loads((whole / "events.jsonl").read_text().splitlines()[0])["derived"]
+    derived = tiny.lines(whole)[0]["derived"]
     assert derived["trainable"].endswith("parameters in 12 tensors")
     assert derived["frozen"].endswith("in 12 tensors; model.embed_tokens.weight and lm_head.weight are one")
     assert derived["optim.groups[1]"].startswith("learning_rate_scale 0.5, weight_decay 0.01: ")
     assert derived["optimizer"] == "Muon for 7 hidden matrices of 4.42 k parameters, AdamW for 5 other tensors"
-
-
-def test_killed_and_resumed_is_bit_equal(base, ranks, whole):
-    config = tiny.recipe(base, "killed", optim=OPTIM)
-    with pytest.raises(RankFailed, match="died with exit code -9"):
-        ranks.run(2, tiny.train, config, (1, 8))
-    ranks.run(2, tiny.train, config)
-    assert tiny.losses(config.run.directory) == tiny.losses(whole)
-    difference = diff(checkpoint(config.run.directory), checkpoint(whole))
-    assert difference == Difference(same=difference.same) and difference.same > 0
-
-
-def test_it_goes_on_with_four_ranks(base, ranks, whole):
-    config = tiny.recipe(base, "moved", optim=OPTIM)
-    with pytest.raises(RankFailed):
-        ranks.run(2, tiny.train, config, (0, 8))
-    ranks.run(4, tiny.train, config)
-    got, expected = tiny.losses(config.run.directory), tiny.losses(whole)
-    assert got.keys() == expected.keys()
-    assert all(abs(got[step][0] - loss) <= 1e-5 for step, (loss, _) in expected.items())
 
 
 def test_an_export_holds_what_is_frozen(whole):

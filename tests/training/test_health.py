@@ -14,11 +14,6 @@ from windlass.training.health import Health
 NAN = float("nan")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("health")
-
-
 def health(max_skips=3, step=10, **more):
     told = []
     return Health(max_skips, step, lambda at, what: told.append((at, what)), "lower something", **more), told

@@ -1,6 +1,5 @@
 """The loop as a user meets it: from Python in three lines, its events, and its global state."""
 
-import json
 import signal
 
 import pytest
@@ -8,11 +7,6 @@ import torch
 
 from tests import tiny
 from windlass.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("train")
 
 
 def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
@@ -33,7 +27,7 @@ def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
 
 
 def test_every_step_line_has_the_fields_of_the_contract(run):
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(run)
     steps = [line for line in lines if line["kind"] == "step"]
     assert [line["step"] for line in steps] == list(range(1, tiny.STEPS + 1))
     fields = (

@@ -1,6 +1,5 @@
 """Packing, isolation and mixtures as a run meets them: the same on one rank and two, and told before the first step."""
 
-import json
 import math
 
 import pytest
@@ -10,13 +9,8 @@ from windlass.data.prepare.prepare import open_prepared
 from windlass.errors import UserError
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("packing")
-
-
 def derived(directory):
-    return json.loads((directory / "events.jsonl").read_text().splitlines()[0])["derived"]
+    return tiny.lines(directory)[0]["derived"]
 
 
 def assert_close(one, two):

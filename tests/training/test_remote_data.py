@@ -17,11 +17,6 @@ from windlass.report.events import read_events
 WORLD = 2
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("base")
-
-
 def train(environment, config, kill=None):
     """On one rank of the pool, which was started without the credentials."""
     os.environ.update(environment)

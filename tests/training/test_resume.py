@@ -1,140 +1,190 @@
-"""A run that was killed and started again is the run that was never killed: bit for bit on the same layout, and with the same
-samples in the same order on any other."""
+"""A run that was stopped and started again is the run that was never stopped: bit for bit on the same layout, with the same
+samples in the same order and the same losses on any other.
+
+A row has settings (resuming.py), the layout of the run that nobody stopped, the layouts before and after, and who is killed at
+which step. Where nobody is, the run goes on from a copy of the whole one's directory, without the checkpoints after step 6.
+"""
 
 import itertools
 import json
 import random
+import shutil
+from dataclasses import dataclass
 
 import pytest
 
 from tests import tiny
-from windlass.checkpoint.keep import Difference, diff
+from tests.training.resuming import (
+    GPT2,
+    assert_close,
+    assert_every_byte,
+    checkpoint,
+    parallel_of,
+    recipe,
+    train,
+)
 from windlass.proof.pool import RankFailed
+from windlass.training.open_saved import open_saved
 
-WORLD = 2
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("resume")
+STOPPED = 6
 
 
-@pytest.fixture(scope="module")
-def whole(base, ranks):
-    """The runs never killed, by kernel: (directory, results)."""
-    runs = {}
-    for kernel in ("fused", "foreach"):
-        config = tiny.recipe(base, f"whole-{kernel}", optim={"kernel": kernel})
-        runs[kernel] = (config.run.directory, ranks.run(WORLD, tiny.train, config))
-    return runs
+@dataclass(frozen=True)
+class Row:
+    settings: str
+    whole: str
+    after: str
+    before: str = ""
+    """As `whole`, unless it is named."""
+    kill: tuple[int, int] | None = None
+    background: bool = True
+    quick: bool = False
+
+    def __str__(self) -> str:
+        how = f"killed {self.kill[0]} at {self.kill[1]}" if self.kill else "stopped"
+        saving = "" if self.background else ", saved at once"
+        return f"{self.settings}: {self.before or self.whole} -> {self.after}, {how}{saving}"
 
 
-def checkpoint(directory, step=tiny.STEPS):
-    return directory / "checkpoints" / f"step-{step:08d}"
+def killed(kernel, background, trial):
+    draw = random.Random(f"{kernel}{background}{trial}")
+    step, victim = draw.randint(1, tiny.STEPS), draw.randrange(2)
+    quick = (kernel, background, trial) == ("foreach", False, 0)
+    return Row(kernel, "shard2", "shard2", kill=(victim, step), background=background, quick=quick)
 
 
-def assert_same_state(one, two):
-    difference = diff(checkpoint(one), checkpoint(two))
-    assert difference == Difference(same=difference.same) and difference.same > 0, difference
+CHANGES = {  # no name, no shape and no dtype in a checkpoint depends on them
+    "shard2": ["shard2 compile", "shard2 offload", "shard2 units2 prefetch1"],
+    "shard2 compile": ["shard2"],
+    "zero2 shard2 offload": ["shard2"],
+    "zero1 shard2": ["shard2 selective budget"],
+    "shard2 units2": ["zero0 replicate2 bucket1"],
+}
+ROWS = [
+    *(killed(*cell) for cell in itertools.product(("fused", "foreach"), (True, False), (0, 1))),
+    Row("fused", "shard2", "one", kill=(0, 8)),
+    Row("fused", "shard2", "one", quick=True),
+    Row("fused", "shard2", "shard4", kill=(0, 8), quick=True),
+    Row("dropout", "shard2", "shard2", kill=(1, 5)),
+    Row("dropout", "shard2", "shard2", quick=True),
+    Row("dropout", "shard2", "one", kill=(0, 8)),
+    Row("dropout", "shard2", "shard4", kill=(0, 8)),
+    Row("dropout", "shard2", "shard4", quick=True),
+    *(Row(policy, "shard2", "shard2", kill=(1, 8)) for policy in ("fp16", "bf16-pure", "bf16 states")),
+    *(Row(policy, "shard2", "shard2", quick=True) for policy in ("fp16", "bf16-pure")),
+    Row("muon and groups", "shard2", "shard2", kill=(1, 8)),
+    Row("muon and groups", "shard2", "shard2", quick=True),
+    Row("muon and groups", "shard2", "shard4", kill=(0, 8)),
+    Row("muon and groups", "shard2", "shard4"),
+    *(Row("fused", "shard2", after, before, (1, 8)) for before, changes in CHANGES.items() for after in changes),
+    Row("fused", "shard2", "zero1 shard2 selective budget", quick=True),
+    Row("fused", "shard2", "zero0 replicate2 bucket1", quick=True),
+    Row("heads", "tp2", "shard2", kill=(0, 8)),
+    Row("heads", "tp2", "tp2 shard2", "shard2", (0, 8)),
+    Row("heads", "tp2", "shard2", quick=True),
+    Row("documents", "context2", "one", kill=(0, 8)),
+    Row("documents", "context2", "one", quick=True),
+    Row("documents", "context2", "context2 tp2 ulysses", "shard2", (0, 8)),
+    Row("documents", "context2", "pp2 context2 ulysses", "context4", (0, 8)),
+    Row("experts", "expert2 shard2", "one", kill=(0, 8)),
+    Row("experts", "expert2 shard2", "expert2 shard4", "shard2", (0, 8)),
+    Row("deep", "pp2", "pp2", quick=True),
+    Row("deep", "one", "pp2 shard2 interleaved-1f1b"),
+    Row("deep", "one", "one", "pp2", (0, 8)),
+    Row("deep", "one", "pp2 zbv zero0 replicate2", "pp2", (0, 8)),
+    Row("deep", "pp2", "one", quick=True),
+]
 
 
-QUICK = {("fused", True, 0), ("foreach", False, 0)}  # both kernels, both ways of saving
-KILLED = list(itertools.product(("fused", "foreach"), (True, False), (0, 1)))
+def stopped(row, runs, ranks, name):
+    """The run, killed; or a copy of the whole one, without its last checkpoints."""
+    whole, _ = runs.whole(row.settings, row.whole)
+    saving = {} if row.background else {"checkpoint": {"async": False}}
+    if row.kill is None:
+        directory = shutil.copytree(whole.run.directory, runs.base / name)
+        for step in range(STOPPED + 1, tiny.STEPS + 1):
+            shutil.rmtree(checkpoint(directory, step), ignore_errors=True)
+    else:
+        config = recipe(runs.base, name, row.settings, row.before or row.whole, **saving)
+        with pytest.raises(RankFailed, match="died with exit code -9"):
+            ranks.run(parallel_of(row.before or row.whole)[0], train, config, row.kill)
+    return recipe(runs.base, name, row.settings, row.after, **saving)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "background", "trial"),
-    [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.long) for cell in KILLED],
+    "row", [pytest.param(row, id=str(row), marks=() if row.quick else pytest.mark.long) for row in ROWS]
 )
-def test_killed_and_resumed_is_bit_equal(base, ranks, whole, kernel, background, trial):
-    draw = random.Random(f"{kernel}{background}{trial}")
-    step, victim = draw.randint(1, tiny.STEPS), draw.randrange(WORLD)
-    config = tiny.recipe(
-        base, f"killed-{kernel}-{background}-{trial}", optim={"kernel": kernel}, checkpoint={"async": background}
-    )
-    with pytest.raises(RankFailed, match="died with exit code -9"):
-        ranks.run(WORLD, tiny.train, config, (victim, step))
-    ranks.run(WORLD, tiny.train, config)
-    expected, _ = whole[kernel]
-    assert tiny.losses(config.run.directory) == tiny.losses(expected), f"killed rank {victim} at step {step}"
-    assert_same_state(config.run.directory, expected)
-
-
-@pytest.mark.parametrize("world", [1, 4])
-def test_another_world_reads_the_same_samples_and_loses_the_same(base, ranks, whole, world):
-    config = tiny.recipe(base, f"moved-{world}")
-    with pytest.raises(RankFailed):
-        ranks.run(WORLD, tiny.train, config, (0, 8))
-    resumed = ranks.run(world, tiny.train, config)
-    directory, results = whole["fused"]
-    expected, got = tiny.losses(directory), tiny.losses(config.run.directory)
-    assert got.keys() == expected.keys()
-    for step, (loss, norm) in expected.items():
-        assert abs(got[step][0] - loss) <= 1e-5 and abs(got[step][1] - norm) <= 1e-5, step
+def test_stopped_and_resumed_is_the_run_that_was_never_stopped(runs, ranks, row):
+    whole, results = runs.whole(row.settings, row.whole)
+    config = stopped(row, runs, ranks, f"resumed {ROWS.index(row)}")
+    resumed = ranks.run(parallel_of(row.after)[0], train, config)
+    directory, expected = config.run.directory, whole.run.directory
     num_steps = len(resumed[0]["rows"])
-    assert num_steps in (tiny.STEPS - 6, tiny.STEPS - 3), "it went on from step 6, or from 3 if 6 was not committed yet"
-    order = [sum((result["rows"][step] for result in results), []) for step in range(tiny.STEPS)][-num_steps:]
-    assert [sum((result["rows"][step] for result in resumed), []) for step in range(num_steps)] == order
+    if row.kill is None:
+        assert [(kind, step) for kind, step in tiny.kinds(directory) if kind == "resume"] == [("resume", STOPPED)]
+        assert num_steps == tiny.STEPS - STOPPED
+    if row.kill == (0, 8):
+        assert num_steps in (tiny.STEPS - 6, tiny.STEPS - 3), "from step 6, or from 3 if 6 was not committed yet"
+    if row.whole == row.after == (row.before or row.whole):
+        assert tiny.losses(directory) == tiny.losses(expected)
+        assert_every_byte(checkpoint(directory), checkpoint(expected))
+    else:
+        assert_close(expected, directory)
+    if row.whole.startswith("shard") and row.after in (
+        "one",
+        "shard4",
+        "shard2",
+    ):  # ranks read rows of their own, one after the other
+        order = [sum((result["rows"][step] for result in results), []) for step in range(tiny.STEPS)]
+        assert [sum((result["rows"][step] for result in resumed), []) for step in range(num_steps)] == order[
+            -num_steps:
+        ]
 
 
-GPT2 = {
-    **dict.fromkeys(tiny.QWEN3_KEYS),
-    "family": "gpt2",
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 3,
-    "n_positions": 64,
-    "resid_pdrop": 0.1,
-    "embd_pdrop": 0.1,
-    "attn_pdrop": 0.1,
-}
+def test_ranks_that_share_samples_read_the_same_rows(runs):
+    for settings, layout in (("heads", "tp2"), ("documents", "context2")):
+        _, (first, second) = runs.whole(settings, layout)
+        assert first["rows"] == second["rows"], layout
 
 
-@pytest.fixture(scope="module")
-def dropped(base, ranks):
-    """The directory of a run with dropout, never killed."""
-    config = tiny.recipe(base, "dropped", model=GPT2)
-    ranks.run(WORLD, tiny.train, config)
-    return config.run.directory
-
-
-def test_with_dropout_too_killed_and_resumed_is_bit_equal(base, ranks, dropped):
-    config = tiny.recipe(base, "dropped-killed", model=GPT2)
-    with pytest.raises(RankFailed):
-        ranks.run(WORLD, tiny.train, config, (1, 5))
-    ranks.run(WORLD, tiny.train, config)
-    assert tiny.losses(config.run.directory) == tiny.losses(dropped)
-    assert_same_state(config.run.directory, dropped)
-
-
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 4])
-def test_with_dropout_too_another_world_loses_the_same(base, ranks, dropped, world):
-    config = tiny.recipe(base, f"dropped-moved-{world}", model=GPT2)
-    with pytest.raises(RankFailed):
-        ranks.run(WORLD, tiny.train, config, (0, 8))
-    ranks.run(world, tiny.train, config)
-    expected, got = tiny.losses(dropped), tiny.losses(config.run.directory)
-    assert got.keys() == expected.keys()
-    for step, (loss, norm) in expected.items():
-        assert abs(got[step][0] - loss) <= 1e-5 and abs(got[step][1] - norm) <= 1e-5, step
-
-
-def test_dropout_is_told_before_step_1_and_changes_the_losses(base, ranks, dropped):
-    first = json.loads((dropped / "events.jsonl").read_text().splitlines()[0])
-    told = first["derived"]["dropout"]
+def test_dropout_is_told_before_step_1_and_changes_the_losses(runs, ranks):
+    whole, _ = runs.whole("dropout", "shard2")
+    told = header(whole)["dropout"]
     assert told.startswith("resid_pdrop 0.1, embd_pdrop 0.1, attn_pdrop 0.1") and "model.attn_pdrop=0.0" in told
-    config = tiny.recipe(base, "undropped", model={**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
-    ranks.run(WORLD, tiny.train, config)
-    with_dropout, without = tiny.losses(dropped), tiny.losses(config.run.directory)
-    assert all(abs(with_dropout[step][0] - without[step][0]) > 1e-6 for step in without)
-    first = json.loads((config.run.directory / "events.jsonl").read_text().splitlines()[0])
-    assert "dropout" not in first["derived"]
+    model = {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = recipe(runs.base, "undropped", "fused", "shard2", model=model, run={"steps": 3})
+    ranks.run(2, train, config)
+    with_dropout, without = tiny.losses(whole.run.directory), tiny.losses(config.run.directory)
+    assert len(without) == 3 and all(abs(with_dropout[step][0] - without[step][0]) > 1e-6 for step in without)
+    assert "dropout" not in header(config)
 
 
-def test_a_finished_run_started_again_does_nothing(base, ranks):
-    config = tiny.recipe(base, "again", run={"steps": 3})
-    first = ranks.run(1, tiny.train, config)[0]
+def header(config):
+    return tiny.lines(config.run.directory)[0]["derived"]
+
+
+def test_a_finished_run_started_again_does_nothing(runs, ranks):
+    config = recipe(runs.base, "again", "fused", "one", run={"steps": 3})
+    first = ranks.run(1, train, config)[0]
     before = tiny.losses(config.run.directory)
-    again = ranks.run(1, tiny.train, config)[0]
+    again = ranks.run(1, train, config)[0]
     assert (first["step"], again["step"], again["rows"]) == (3, 3, [])
     assert tiny.losses(config.run.directory) == before
+
+
+def test_fp16_skips_while_its_scale_falls_and_trains_in_between(runs):
+    whole, _ = runs.whole("fp16", "shard2")
+    text = (whole.run.directory / "events.jsonl").read_text()
+    lines = {line["step"]: line for line in map(json.loads, text.splitlines()) if line["kind"] == "step"}
+    skipped = [step for step, line in lines.items() if line["skipped"]]
+    assert skipped[0] == 1 and 2 <= len(skipped) <= 5, skipped
+    assert all(line["gradient_norm"] is None for step, line in lines.items() if step in skipped)
+    assert all(4 < line["loss"] < 7 for line in lines.values()), "in nats, whatever the scale"
+    assert lines[10]["loss"] < lines[1]["loss"]
+    assert '"incident"' not in text, "an overflow of the scale is no incident"
+
+
+def test_a_checkpoint_of_bf16_weights_is_read_by_every_other_job(runs):
+    saved = open_saved(runs.whole("bf16-pure", "shard2")[0].run.directory)
+    assert saved.step == tiny.STEPS
+    assert all(parameter.isfinite().all() for parameter in saved.model.parameters())

@@ -1,17 +1,11 @@
 """Between steps: when a checkpoint is due, and what a failed one does to the run."""
 
-import json
 import os
 
 import pytest
 
 from tests import tiny
 from windlass.proof.pool import RankFailed
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
 
 
 def steps_of(directory):
@@ -26,7 +20,7 @@ def test_checkpoints_are_kept_as_the_recipe_says(base, ranks):
         evaluate={"every_steps": 2},
     )
     ranks.run(2, tiny.train, config)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     told = [line for line in lines if line["kind"] == "checkpoint"]
     assert [line["step"] for line in told] == [1, 2, 4, 6, 8, 10]
     assert all(line["bytes"] > 10_000 and line["stall_s"] >= 0 for line in told)
@@ -43,7 +37,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss_of_its_own_step(bas
         checkpoint={"every_steps": 2, "keep_last": 1, "keep_best": 1, "keep_steps": [3]},
     )
     ranks.run(1, tiny.train, config)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     losses = {line["step"]: line["loss"] for line in lines if line["kind"] == "validation" and line["step"]}
     best = min(losses, key=losses.get)
     assert steps_of(config.run.directory) == sorted({3, best, 10})
@@ -56,7 +50,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss_of_its_own_step(bas
 def test_numbers_that_are_not_finite_end_neither_the_run_nor_its_checkpoints(base, ranks):
     config = tiny.recipe(base, "nan", optim={"learning_rate": 1e30, "schedule": "constant", "warmup_steps": 0})
     ranks.run(2, tiny.train, config)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     assert "not finite: the update was skipped" in next(line["what"] for line in lines if line["kind"] == "incident")
     assert steps_of(config.run.directory)[-1] == tiny.STEPS
 
@@ -77,7 +71,7 @@ def test_validation_runs_at_the_start_on_its_steps_and_at_the_end(base, ranks):
     )
     config = config.model_copy(update={"data": config.data.model_copy(update={"directory": str(base / "data2")})})
     ranks.run(1, tiny.train, config)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     validations = [line for line in lines if line["kind"] == "validation"]
     assert [(line["step"], line["name"]) for line in validations] == [
         (step, name) for step in (0, 4, 8, 10) for name in ("validation", "own")
@@ -109,7 +103,7 @@ def fill_disk_after_first_save(config, free_again):
 def test_a_save_that_fails_is_told_and_the_next_one_tries_again(base, ranks):
     config = tiny.recipe(base, "full-once", checkpoint={"async": False})
     ranks.run(1, fill_disk_after_first_save, config, True)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     (incident,) = [line for line in lines if line["kind"] == "incident"]
     assert "the disk is full: a checkpoint needs" in incident["error"] and "are free in" in incident["error"]
     assert steps_of(config.run.directory)[-1] == tiny.STEPS
@@ -118,7 +112,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(base, ranks):
 def test_one_process_survives_a_background_save_that_fails(base, ranks):
     config = tiny.recipe(base, "full-behind", checkpoint={"async": True})
     ranks.run(1, fill_disk_after_first_save, config, True)
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     assert "the disk is full" in next(line["error"] for line in lines if line["kind"] == "incident")
     assert steps_of(config.run.directory)[-1] == tiny.STEPS
 
@@ -129,7 +123,7 @@ def test_a_disk_that_stays_full_ends_the_run_by_name_and_keeps_the_last_checkpoi
     with pytest.raises(RankFailed, match="the disk is full: a checkpoint needs"):
         ranks.run(1, fill_disk_after_first_save, config, False)
     assert steps_of(config.run.directory) == [3]
-    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    lines = tiny.lines(config.run.directory)
     assert [line["step"] for line in lines if line["kind"] == "checkpoint"] == [3], "an event is a committed checkpoint"
     assert not list((config.run.directory / "checkpoints").glob(".tmp-*")), "its own half-written files are gone"
     resumed = ranks.run(1, tiny.train, config)[0]

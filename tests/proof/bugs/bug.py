@@ -1,0 +1,30 @@
+"""A row of the table of bugs."""
+
+from dataclasses import dataclass
+
+from tests.proof.planting import Patch
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: told of its first
+    difference."""
+
+    layout: tuple[str, ...]
+    what: str
+    where: str
+    model: str = "qwen3"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`origin`: who has made it, or what it does. `cells` of test_same_loss (check: model: layout) turn red, the first of them in
+    `make test`, each with `said` in its message. `verify`: what the command says. `mistake`: the function of test_known_mistakes
+    that sees it."""
+
+    origin: str
+    patches: tuple[Patch, ...]
+    cells: tuple[str, ...] = ()
+    verify: Seen | None = None
+    said: str = ""
+    mistake: str = ""

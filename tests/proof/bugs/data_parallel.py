@@ -1,0 +1,173 @@
+"""Sums over ranks, the norm, what an optimizer steps: DDP and FSDP."""
+
+from tests.proof.bugs.bug import Bug, Seen
+
+DDP, CLIP, PROGRAM, MESH = "parallel/ddp.py", "optim/clip.py", "parallel/program.py", "parallel/mesh.py"
+FSDP, ADAMW, GROUPS, MUON = "parallel/fsdp.py", "optim/adamw.py", "optim/groups.py", "optim/muon.py"
+
+# fmt: off
+# ruff: noqa: E501  texts of the source as they stand in it
+DATA_PARALLEL = {
+    "mean of means": Bug(
+        "LLaMA-Factory, axolotl: every rank divides by its own count; the mean over ranks follows",
+        ((MESH, "return _sum(value, self.batch_group)", "return value * self.batch_group.size()"),),
+        ("exact: qwen3 tied: shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: replicate2 shard2 micro1",
+         "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: zero0 replicate2 fp32",
+         "exact: qwen3 tied: replicate2 shard2 micro1 fp32"),
+    ),
+    "a mean of the ranks' means": Bug(
+        "transformers PR 34191, torchtune PR 1875: every rank divides by its own count",
+        (("objectives/pretrain.py", "return batches, program.mesh.sum_over_batch(local)",
+          "return batches, local * program.mesh.layout.batch_ranks"),),
+        verify=Seen(("parallel.shard=2",), "loss", "step 1"),
+    ),
+    "dropped count": Bug(
+        "the count of one rank is taken for that of all",
+        ((MESH, "return _sum(value, self.batch_group)", "return value"),),
+        ("exact: qwen3 tied: shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32",
+         "exact: qwen3 tied: shard2 fp32"),
+    ),
+    "dropped gradient of a bucket": Bug(
+        "the hook hands every rank its own gradient back",
+        ((DDP, "    work = dist.all_reduce(bucket.buffer(), group", "    kept = bucket.buffer().clone()\n"
+          "    work = dist.all_reduce(bucket.buffer(), group"),
+         (DDP, "lambda future: future.value()[0])", "lambda _future: kept)")),
+        ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
+    ),
+    "dropped gradient of replicas": Bug(
+        "shards are summed inside of a replica, and never over the replicas; counts and losses are",
+        ((MESH, 'self.dense["replicate", "fsdp"] if self.layout.replicate > 1 else ', ""),),
+        ("exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: replicate2 shard2 micro1 fp32"),
+    ),
+    "silenced replicas": Bug(
+        "FSDP2 is told not to all-reduce, and hands out no gradient at all: the census of gradients stops the run",
+        ((FSDP, "model.set_requires_all_reduce(is_last)", "model.set_requires_all_reduce(False)"),),
+        ("exact: qwen3 tied: replicate2 shard2 micro1",), said="BadLayout: .* parameters got no gradient in the first step",
+    ),
+    "averaged over data ranks": Bug(
+        "DDP's and FSDP's default: a loss that is divided by the global count is divided by the ranks once more",
+        ((FSDP, "one.set_gradient_divide_factor(1.0)", "pass"),
+         (DDP, "wrapper.register_comm_hook(group, _sum_bucket)", "pass"),
+         (DDP, "wrapper.register_comm_hook((group, reduce), _sum_bucket_in)", "pass")),
+        ("exact: qwen3 tied: zero2 shard2", "exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: replicate2 shard2 micro1",
+         "exact: qwen3 tied: zero1 shard2 micro1", "exact: qwen3 tied: zero2 shard2 fp32",
+         "exact: qwen3 tied: replicate2 shard2 micro1 fp32", "exact: qwen3 tied: zero1 shard2 micro1 fp32",
+         "policy: qwen3 tied: zero0 replicate2 bf16 reduce-bf16", "policy: qwen3 tied: shard2 bf16 reduce-bf16",
+         "policy: qwen3 tied: shard2 bf16 output-bf16"),
+        Seen(("parallel.shard=2",), "gradients", "is 0.5 times too large"),
+    ),
+    "averaged by DDP": Bug(
+        "torch's own reduction, which divides by the number of ranks",
+        ((DDP, "wrapper.register_comm_hook(group, _sum_bucket)", "pass"),),
+        ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
+    ),
+    "accumulation sums what was summed": Bug(
+        "torchtitan #1733, #1732: accumulation became a moving sum",
+        ((PROGRAM, "if isinstance(self.caller, DistributedDataParallel) and not is_last:", "if isinstance(self.caller, int):"),),
+        ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
+        Seen(("parallel.zero=0", "parallel.replicate=2"), "gradients", "model.embed_tokens.weight"),
+    ),
+    "gradients not sent without accumulation": Bug(
+        "a reviewer: what goes right with several micro-batches, and a recipe may have one",
+        ((PROGRAM, "is_last = index == len(batches) - 1", "is_last = index == len(batches) - 1 and index > 0"),),
+        ("exact: qwen3 tied: zero0 replicate2 micro4",),
+        Seen(("parallel.replicate=2", "parallel.zero=0"), "resumed: loss", "step 3"),
+    ),
+    "the last micro-batch only": Bug(
+        "what earlier micro-batches left on the host is overwritten and not added to",
+        ((PROGRAM, "            before_micro_batch(self", "            self.model.zero_grad()\n            before_micro_batch(self"),),
+        ("exact: qwen3 tied: shard2 micro1 offload", "exact: qwen3 tied: shard2 micro1 offload fp32"),
+    ),
+    "stepped elsewhere": Bug(
+        "the optimizer steps its own copy of the weights, which never goes back",
+        ((GROUPS, ".append(record.tensor)", ".append(torch.nn.Parameter(record.tensor.detach().clone()))"),
+         (ADAMW, "        self._num_steps += 1\n", "        for record in self._records:\n            record.tensor.grad = None\n")),
+        ("exact: qwen3 tied: shard2 micro1 offload", "exact: qwen3 tied: shard2 micro1 offload fp32"),
+    ),
+    "only the last bucket waited for": Bug(
+        "a reviewer: what goes right with one bucket of gradients",
+        ((DDP, "for work, flat, members in pending:", "for work, flat, members in pending[-1:]:"),),
+        ("exact: qwen3 tied: tp2 zero0 replicate2 bucket0.05",),
+        Seen(("parallel.tp=2", "parallel.replicate=2", "parallel.zero=0"), "gradients", "model.layers.2."),
+    ),
+    "norm of a rank's own shards": Bug(
+        "LLaMA-Factory PR 10640: norm off by sqrt(shards), each shard clipped by its own",
+        ((CLIP, "norm = torch.nn.utils.get_total_norm(gradients)", "norm = torch.nn.utils.get_total_norm(_local(gradients))"),),
+        verify=Seen(("parallel.shard=2",), "gradient norm", "step 1 on rank 0"), mistake="clip_per_rank",
+    ),
+    "clipped by a rank's own norm, the true one logged": Bug(
+        "each rank scales by the norm of what it holds, and reports the true norm",
+        ((CLIP, "(max_norm / (norm + EPSILON))", "(max_norm / (torch.nn.utils.get_total_norm(_local(gradients)) + EPSILON))"),),
+        # AdamW's step does not change with the scale of all gradients of a tensor: in a pipeline it shows in fp64's digits only
+        ("exact: qwen3 tied: shard2", "exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: shard2 micro1 offload",
+         "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: replicate2 shard2 micro1 fp32",
+         "exact: qwen3 tied: shard2 micro1 offload fp32", "exact: qwen3 tied blocks5: pp2 1f1b", "exact: qwen3 tied: tp2 shard2"),
+    ),
+    "small gradients scaled up to the norm": Bug(
+        "a reviewer: a clip that also does the opposite",
+        ((CLIP, "(max_norm / (norm + EPSILON)).clamp_(max=1.0)", "(max_norm / (norm + EPSILON))"),),
+        ("exact: qwen3 tied: shard2 unclipped",),
+        Seen(("parallel.shard=2",), "weights after 3 steps", "of 35 tensors"),
+    ),
+    "scale dropped by the schedule": Bug(
+        "a group's rate is set to the schedule's, without its own scale",
+        ((GROUPS, 'group["lr"] = rate * group["lr_scale"]', 'group["lr"] = rate'),),
+        ("exact: qwen3 tied: zero0 replicate2 rates", "exact: qwen3 tied: shard2 full rates"),
+    ),
+    "frozen weights decay": Bug(
+        "decay without a gradient: what is frozen becomes smaller",
+        ((ADAMW, "        self._records = trainable(records)\n", "        self._all = records\n        self._records = trainable(records)\n"),
+         (ADAMW, "        self.torch_optimizer.zero_grad()\n", "        self.torch_optimizer.zero_grad()\n"
+          "        [r.tensor.data.mul_(1 - 1e-4) for r in self._all if not r.tensor.requires_grad]\n")),
+        ("exact: qwen3 tied: zero0 replicate2 frozen-bottom", "exact: qwen3 tied: shard2 full frozen-middle"),
+    ),
+    "decay by the shape of a flat shard": Bug(
+        "0 of 20 parameters decayed: a flat shard has one dimension",
+        ((GROUPS, "if len(record.logical_shape) >= 2 else 0.0",
+          "if len(record.logical_shape) >= 2 and not isinstance(record.tensor, DTensor) else 0.0"),),
+        ("exact: qwen3 tied: zero2 shard2 rates",), mistake="decay_lost_to_sharding",
+    ),
+    "nothing is frozen": Bug(
+        "the names reach no parameter",
+        (("parallel/build.py", "parameter.requires_grad_(name not in names)", "parameter.requires_grad_(True)"),),
+        ("exact: qwen3 tied: shard2 full frozen-bottom", "exact: qwen3 tied: zero0 replicate2 frozen-middle"),
+    ),
+    "parts of a matrix orthogonalised alone": Bug(
+        "every rank iterates on its own rows or columns",
+        ((MUON, "        cut = _cut(dealt[0])\n", "        return [newton_schulz(one, 5) for one in updates]\n        cut = _cut(dealt[0])\n"),),
+        ("exact: qwen3 tied: shard2 full muons", "exact: qwen3 tied: replicate2 shard2 micro1 muons", "exact: qwen3 tied: tp2 micro8 muon"),
+    ),
+    "momentum at AdamW's rate": Bug(
+        "the factor that matches Muon's update to AdamW's is left out",
+        ((MUON, "size = rate * MATCH_ADAMW * ", "size = rate * "),),
+        ("exact: qwen3 tied: zero0 replicate2 muons",),
+    ),
+    "the optimizer's state is lost on resume": Bug(
+        "torchtitan #1136, axolotl #2744: a resumed run has another loss",
+        (("training/restore.py", "return weight_tensors(program) | state | scale", "return weight_tensors(program) | scale"),),
+        verify=Seen(("parallel.shard=2",), "resumed: loss", "step 3"),
+    ),
+    "a resume that loses the optimizer's states": Bug(
+        "a reviewer: a run that begins from another's checkpoint keeps them, its own resume does not",
+        (("training/restore.py", "    if trainer_state is not None:\n",
+          "    if trainer_state is not None:\n        [state.zero_() for state in optimizer.state_tensors().values()]\n"),),
+        verify=Seen(("parallel.shard=2",), "resumed: loss", "step 3"),
+    ),
+    "replicas draw apart": Bug(
+        "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
+        (("training/restore.py", "architecture, config.run.seed, block)", "architecture, torch.distributed.get_rank(), block)"),),
+        verify=Seen(("parallel.shard=2", "parallel.replicate=2"), "drawn weights", "model.layers.2.mlp.down_proj.weight["),
+    ),
+    "validation times the ranks": Bug(
+        "transformers #35078: the loss that is told of a set grows with the processes that score it",
+        (("data/stream/evaluation_set.py", "num_targets=len(targets),", "num_targets=len(targets) // batch_ranks,"),),
+        verify=Seen(("parallel.shard=2",), "reported validation", "step 0 on rank 0"),
+    ),
+    "a halved validation": Bug(
+        "a reviewer: what is scored is not what is learned from",
+        ((PROGRAM, "total = torch.stack([self._forward(batch) for batch in batches]).sum()",
+          "total = torch.stack([self._forward(batch) for batch in batches[::2]]).sum()"),),
+        ("masks: gpt2 tied drops: one micro1",),
+        Seen(("parallel.shard=2",), "validation before", "step 0 on rank 0"),
+    ),
+}

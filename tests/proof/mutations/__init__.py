@@ -1,1 +1,0 @@
-"""Published bugs of other frameworks, as patches of our source: `windlass verify` must see each."""

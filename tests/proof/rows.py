@@ -1,0 +1,283 @@
+"""The cells of test_same_loss: which models every layout trains, and which check holds it. QUICK are those of `make test`.
+
+Sizes are odd and masks uneven. In the words of matrix.py, checks of checks.py.
+"""
+
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    check: str
+    model: str
+    layout: str
+
+    def __str__(self) -> str:
+        return ": ".join(self)
+
+
+def split(text: str) -> list[str]:
+    """Layouts that stand one after the other, with commas in between."""
+    return [" ".join(one.split()) for one in text.split(",")]
+
+
+def each(layouts: list[str], words: str) -> list[str]:
+    return [f"{layout} {words}" for layout in layouts]
+
+
+SIX = split("qwen3 tied, qwen3, llama, llama tied, gpt2 tied, gpt2")
+WHOLE = split("""
+    one micro8, one, zero0 replicate2 micro4, zero0 replicate2, zero2 shard2 micro4, zero2 shard2, shard2 micro4, shard2,
+    shard4 micro1, replicate2 shard2, replicate2 shard2 micro1, zero2 replicate2 shard2 micro1, zero1 shard2 micro1,
+    zero1 replicate2 shard2 micro1, one offload, shard2 micro1 offload, zero2 shard2 micro1 offload,
+    zero1 shard2 micro1 offload, shard2 units2 prefetch1
+""")
+PACKED = split("""
+    one micro8 packed, zero0 replicate2 packed, zero2 shard2 micro4 packed, shard2 micro1 selective packed,
+    replicate2 shard2 full packed
+""")
+PACKED_RECOMPUTED = split("""
+    zero0 replicate2 packed selective, zero0 replicate2 packed full, zero2 shard2 packed, zero2 shard2 packed selective,
+    zero2 shard2 packed full, shard2 packed, shard2 packed selective, shard2 packed full, shard2 packed selective compile
+""")
+DROPPED = split("""
+    one micro1, zero0 replicate2 micro4, zero0 replicate2, zero2 shard2, shard2, shard4 micro1, replicate2 shard2 micro1,
+    one full, shard2 full, zero2 shard2 selective, zero0 replicate2 selective
+""")
+RULED = split("one micro8, zero0 replicate2, zero2 shard2, shard2 full, replicate2 shard2 micro1")
+SPOILT = split("one micro8, zero0 replicate2, zero2 shard2, shard4, replicate2 shard2")
+ROUNDED = split("zero0 replicate2, shard2, replicate2 shard2")
+POLICIES = split("""
+    bf16, fp16, fp32 states-bf16, bf16 states-bf16, fp16 states-bf16, bf16-pure, bf16-pure nearest, bf16-pure products-fp32,
+    bf16 reduce-bf16, bf16 output-bf16
+""")
+LARGE = split("""
+    pp2 1f1b zero0 replicate2, pp2 1f1b shard2, pp2 interleaved-1f1b zero0 replicate2, pp2 interleaved-1f1b shard2,
+    shard2 selective, zero1 shard2, zero2 shard2
+""")
+
+TENSOR = split("""
+    tp2 micro8, tp2, tp2 shard2, tp2 zero2 shard2, tp2 zero1 shard2 micro1, tp2 shard4 micro1, tp2 shard2 full, tp2 selective,
+    tp2 replicate2 shard2 micro1, tp2 shard2 offload, tp2 shard2 units2 prefetch1, tp2 replicate2, tp2 zero0 micro4,
+    tp2 zero0 replicate2, tp2 zero0 replicate2 micro1 full bucket1
+""")
+TENSOR_MUON = split("tp2 shard2, tp2 micro8, tp2 shard4 micro1, tp2 replicate2 shard2 micro1, tp2 zero0 replicate2")
+TENSOR_STAGED = split("""
+    tp2 pp2 1f1b, tp2 pp2 gpipe full, tp2 pp2 zbv, tp2 pp2 interleaved-1f1b shard2, tp2 pp2 interleaved-zero-bubble,
+    tp2 pp2 1f1b packed, tp2 pp2 1f1b replicate2 zero0, tp2 pp2 zbv zero0
+""")
+
+CONTEXT = split("context2, context2 micro8, context4 micro8, context2 packed, context4 packed micro1")
+CONTEXT_BESIDE = split("""
+    context2 shard2, context2 zero2 shard2 micro1, context2 zero1 shard2 micro1 packed, context2 zero1, context2 zero0,
+    context2 zero0 replicate2 packed, context2 replicate2, context2 replicate2 shard2 micro1 packed, context2 tp2,
+    context2 tp2 packed, context2 tp2 shard2, context2 tp2 replicate2 packed, context2 shard2 full packed,
+    context2 shard2 selective, context2 tp2 selective packed, context2 zero0 selective, context2 offload,
+    context2 units2 prefetch1
+""")
+CONTEXT_STAGED = split("""
+    context2 pp2 1f1b, context2 pp2 1f1b zero0, context2 pp2 1f1b packed, context2 pp2 gpipe full,
+    context2 pp2 interleaved-1f1b, context2 pp2 interleaved-zero-bubble zero0, context2 pp2 zbv, context2 pp2 1f1b shard2,
+    context2 pp2 zbv zero0 replicate2 packed, context2 pp2 1f1b tp2, context2 pp2 zbv tp2 packed, context4 pp2 1f1b,
+    context2 pp2 1f1b shard2 tp2
+""")
+CONTEXT_DROPPED = split("""
+    context2, context4 packed, context2 shard2 packed, context2 zero0, context2 tp2, context2 tp2 packed, context2 full,
+    context2 selective packed, context2 pp2
+""")
+
+KINDS = split("gpipe, 1f1b, interleaved-1f1b, interleaved-zero-bubble, zbv")
+STAGED = [
+    *(f"pp2 {kind}" for kind in KINDS),
+    *(f"pp2 {kind} shard2" for kind in KINDS),
+    *(f"pp2 {kind} zero0 replicate2" for kind in KINDS),
+    *split("""
+        pp2 1f1b micro4, pp2 gpipe micro8, pp4 1f1b, pp3 gpipe, pp2 1f1b replicate2 shard2, pp2 zbv replicate2 shard2,
+        pp2 1f1b full, pp2 interleaved-1f1b shard2 selective, pp2 interleaved-zero-bubble full, pp2 zbv shard2 full,
+        pp2 1f1b packed, pp2 zbv shard2 packed
+    """),
+]
+STAGED_FP32 = split("""
+    pp2 gpipe, pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv
+""")
+STAGED_NARROW = split("""
+    pp2 1f1b shard2, pp2 interleaved-1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b replicate2 shard2
+""")
+STAGED_FROZEN = split("""
+    pp2 1f1b, pp2 gpipe zero0 replicate2, pp2 interleaved-1f1b shard2, pp2 interleaved-zero-bubble, pp2 zbv shard2,
+    pp2 zbv zero0 replicate2
+""")
+
+EXPERTS = split("""
+    one micro8, one, zero0 replicate2, shard2, zero2 shard2 micro1, zero1 shard2 micro1, shard4 micro1, replicate2 shard2,
+    tp2 micro8, tp2 shard2, tp2 replicate2, context2, context2 shard2 packed, context2 tp2, shard2 full, shard2 selective,
+    shard2 offload, shard2 units2 prefetch1, shard2 packed, expert2 shard2, expert2 zero2 shard2 micro1,
+    expert2 zero1 shard2 micro1, expert2 shard4 micro1, expert2 shard2 replicate2, expert2 shard4 replicate2 micro1,
+    expert3 context3, expert2 context2, expert2 shard2 context2 packed, expert2 shard2 tp2, expert2 shard4 tp2 micro1,
+    expert2 shard2 full, expert2 shard2 offload, expert2 shard2 units2 prefetch1, expert2 shard2 packed
+""")
+EXPERTS_STAGED = split("""
+    pp2, pp2 zero0 replicate2, pp2 gpipe shard2, pp2 zbv, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 tp2,
+    pp2 context2, pp2 full, pp2 expert2 shard2, pp2 zbv expert2 shard2, pp2 interleaved-zero-bubble expert2 shard2,
+    pp2 expert2 shard4, pp2 expert2 shard2 tp2, pp2 expert2 context2 full
+""")
+EXPERTS_NARROW = split("shard2, expert2 shard2, zero0 replicate2")
+EXPERTS_EVEN = split("one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2")
+
+
+def of_context(models: str, layouts: list[str]) -> list[tuple[str, str]]:
+    """Both kinds of exchange. Ulysses cannot deal 6 query heads over 4 ranks."""
+    pairs = [
+        (model, f"{layout} {kind}")
+        for model in split(models)
+        for kind in ("allgather", "ulysses")
+        for layout in layouts
+    ]
+    return [
+        pair for pair in pairs if not (pair[0] == "llama" and pair[1].startswith("context4") and "ulysses" in pair[1])
+    ]
+
+
+def pairs(models: str | list[str], layouts: list[str]) -> list[tuple[str, str]]:
+    return [(model, layout) for model in (split(models) if isinstance(models, str) else models) for layout in layouts]
+
+
+EXACT = [
+    *pairs(SIX, [*WHOLE, *PACKED]),
+    *pairs("qwen3 tied", [*each(WHOLE, "fp32"), "one micro8 packed fp32", "shard2 micro1 selective packed fp32"]),
+    *pairs("qwen3 tied", [f"{one} {word}" for word in split("frozen-bottom, frozen-middle, rates, muons") for one in RULED]),
+    *pairs("qwen3", [f"{one} {word} fp32" for word in split("frozen-bottom, frozen-middle, rates") for one in RULED]),
+    *pairs("qwen3", each(RULED, "muons")),
+    *pairs("gpt2 tied, gpt2", [f"{one} {word}" for word in split("frozen-bottom, frozen-middle, rates")
+                               for one in ("shard2 full", "zero0 replicate2")]),
+    *pairs("qwen3 tied blocks5", ["pp2 1f1b shard2 compile", "zero2 shard2 compile"]),
+    # tensor and sequence parallelism; 9 channels of gpt2's are no heads for two
+    *pairs("qwen3 tied, qwen3, llama, llama tied, gpt2 tied heads4, gpt2 heads4", TENSOR),
+    *pairs("qwen3 tied", each(split("tp2 shard2, tp2, tp2 replicate2, tp2 zero0 replicate2"), "fp32")),
+    *pairs("qwen3 tied", each(split("tp2 shard2, tp2 zero0 replicate2"), "compile")),
+    *pairs("qwen3 tied", each(TENSOR_MUON, "muon")),
+    *pairs("llama tied", ["tp2 shard2 muon"]),
+    *pairs("qwen3 tied, gpt2 tied heads4", ["tp2 micro8 packed", "tp2 shard2 packed"]),
+    *pairs("qwen3 tied blocks5, gpt2 heads4 blocks5", TENSOR_STAGED),
+    *pairs("qwen3 tied blocks5", ["tp2 pp2 1f1b shard2 replicate2", "tp2 pp2 interleaved-1f1b shard2 context2"]),  # 16 ranks
+    *pairs("qwen3 tied", ["tp2 zero0 replicate2 bucket0.05", "shard2 unclipped"]),
+    *pairs("qwen3 tied pad", ["tp2 micro8"]),
+    *pairs("qwen3 tied", PACKED_RECOMPUTED),
+    # rows that ranks share
+    *of_context("qwen3 tied, qwen3, llama, gpt2 tied heads4, qwen3 tied window, smollm3 tied, qwen3 tied blocks5", CONTEXT),
+    *pairs("qwen3", ["context3 allgather", "context3 allgather packed"]),
+    # with ulysses each of two key/value heads is needed by two of three ranks
+    *pairs("llama", [f"context3 {kind}" for kind in split("ulysses, ulysses packed, allgather, allgather packed")]),
+    *of_context("qwen3 tied, gpt2 tied heads4, qwen3", CONTEXT_BESIDE),
+    *of_context("qwen3 tied blocks5", CONTEXT_STAGED),
+    *of_context("qwen3 tied", each(split("context2, context4 packed micro1, context2 tp2 packed"), "fp32")),
+    *of_context("qwen3 tied", each(split("context2 packed, context2 tp2, context2 shard2 selective"), "compile")),
+    *of_context("qwen3 tied", each(split("muons, frozen-bottom, rates"), "context2 shard2")),
+    # pipelines; five blocks, so that stages are unequal
+    *pairs([f"{model} blocks5" for model in SIX], STAGED),
+    *pairs("qwen3 tied blocks5", each(STAGED_FP32, "fp32")),
+    *pairs("qwen3 tied blocks5", [f"{one} tied-rates{muon}" for muon in ("", " muon")
+                                  for one in split("pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2")]),
+    *pairs("qwen3 tied blocks5, qwen3 blocks5", [f"{one} frozen-{stage}-stage" for stage in ("first", "middle", "last")
+                                                 for one in STAGED_FROZEN]),
+    # experts: six, three per token, a dense layer between two sparse ones; with "even" the grouped product, which wants fp32
+    *pairs("qwen3_moe", EXPERTS),
+    *pairs("qwen3_moe tied deep", EXPERTS_STAGED),
+    *pairs("qwen3_moe even", each(EXPERTS_EVEN, "fp32")),
+]  # fmt: skip
+MASKS = [
+    *pairs("gpt2 tied drops, qwen3 tied drops", DROPPED),
+    *pairs("gpt2 tied drops", each(split("zero0 replicate2, shard2 full, replicate2 shard2 micro1"), "fp32")),
+    *pairs("gpt2 tied drops, qwen3 tied drops", each(split("one, shard2, shard2 full"), "compile")),
+    *pairs("gpt2 tied heads4 drops, qwen3 tied drops", split("tp2 micro8, tp2 shard2, tp2 shard2 full")),
+    *of_context("gpt2 tied heads4 drops, qwen3 tied drops", CONTEXT_DROPPED),
+    *pairs(
+        "gpt2 tied blocks5 drops, qwen3 tied blocks5 drops",
+        split("pp2 1f1b, pp2 gpipe shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2"),
+    ),
+]
+NARROW = split("bf16, fp16, bf16-pure")
+NEAR = [
+    *pairs("qwen3 tied", ["zero0 replicate2 packed bf16", "shard2 packed bf16"]),
+    *(
+        pair
+        for policy in NARROW
+        for pair in pairs("qwen3 tied", each(split("tp2 shard2, tp2 zero0 replicate2"), policy))
+    ),
+    *(
+        pair
+        for policy in NARROW
+        for pair in of_context("qwen3 tied", each(split("context2 zero0 packed, context2 packed"), policy))
+    ),
+    *pairs("qwen3 tied blocks5", ["pp2 1f1b products-fp32 bf16-pure"]),
+    *pairs("qwen3 tied blocks5", each(STAGED_NARROW, "bf16-pure")),
+    *(
+        pair
+        for policy in NARROW
+        for pair in pairs("qwen3_moe even", each(split("shard2, expert2 shard2, zero0 replicate2"), policy))
+    ),
+    *pairs("qwen3_moe even", each(split("one micro8, tp2 shard2, shard2 full"), "compile bf16")),
+]
+POLICY = [
+    *(
+        pair
+        for policy in POLICIES
+        for pair in pairs("qwen3 tied", each(split("zero0 replicate2, shard2, replicate2 shard2"), policy))
+    ),
+    *pairs("qwen3 tied blocks5", each(LARGE, "bf16")),
+]
+POLICY.remove(("qwen3 tied", "zero0 replicate2 bf16-pure products-fp32"))  # refused: DDP multiplies what is stored
+
+CELLS = [
+    Cell(check, *pair)
+    for check, table in (
+        ("exact", EXACT),
+        ("masks", MASKS),
+        ("padded", pairs("gpt2 tied, qwen3", SPOILT)),
+        ("near", NEAR),
+        ("policy", POLICY),
+    )
+    for pair in table
+]
+
+# each layout of ranks once, each family and each policy once; most on two ranks
+QUICK_LAYOUTS = {
+    "exact: qwen3 tied": """
+        one micro8, one, zero0 replicate2, zero2 shard2, shard2, shard4 micro1, replicate2 shard2 micro1, shard2 unclipped,
+        zero1 shard2 micro1 offload, shard2 units2 prefetch1, zero2 shard2 micro4 packed, shard2 micro1 selective packed,
+        zero0 replicate2 fp32, shard2 full frozen-bottom, zero0 replicate2 frozen-middle, zero2 shard2 rates, shard2 full muons,
+        tp2 micro8, tp2 shard2, tp2 zero0 replicate2 bucket0.05, tp2 micro8 muon, context2 allgather, context2 fp32 allgather,
+        context4 packed micro1 ulysses
+    """,
+    "exact: qwen3": "shard2, context3 allgather",
+    "exact: qwen3 tied pad": "tp2 micro8",
+    "exact: qwen3 tied window": "context2 packed allgather",
+    "exact: smollm3 tied": "context2 ulysses",
+    "exact: llama": "one, tp2 micro8, context3 ulysses",
+    "exact: gpt2 tied": "zero2 shard2 micro4, shard2 full rates",
+    "exact: gpt2 tied heads4": "tp2 micro8 packed, context2 allgather",
+    "exact: qwen3 tied blocks5": """
+        pp2 gpipe, pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv,
+        pp2 1f1b micro4, pp3 gpipe, pp2 1f1b full, pp2 zbv shard2 packed, pp2 zbv fp32, pp2 interleaved-1f1b tied-rates muon,
+        pp2 1f1b frozen-first-stage, context2 pp2 1f1b allgather, tp2 pp2 1f1b packed
+    """,
+    "exact: qwen3 blocks5": "pp2 zbv, pp2 gpipe zero0 replicate2 frozen-last-stage",
+    "exact: gpt2 tied blocks5": "pp2 interleaved-1f1b",
+    "exact: qwen3_moe": "shard2, tp2 micro8, expert2 shard2",
+    "exact: qwen3_moe tied deep": "pp2 expert2 shard2",
+    "exact: qwen3_moe even": "one micro8 fp32",
+    "masks: gpt2 tied drops": "one full, shard2, zero0 replicate2 selective, zero0 replicate2 fp32",
+    "masks: qwen3 tied drops": "zero0 replicate2 micro4, tp2 micro8",
+    "masks: gpt2 tied heads4 drops": "tp2 micro8, context2 allgather, context2 selective packed ulysses",
+    "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
+    "padded: gpt2 tied": "zero2 shard2",
+    "padded: qwen3": "shard4",
+    "near: qwen3 tied": "tp2 shard2 bf16, shard2 packed bf16, context2 zero0 packed bf16 allgather, context2 packed bf16 ulysses",
+    "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure",
+    "policy: qwen3 tied": """
+        shard2 bf16, zero0 replicate2 bf16, shard2 fp16, shard2 fp32 states-bf16, shard2 bf16 states-bf16,
+        zero0 replicate2 fp16 states-bf16, zero0 replicate2 bf16-pure, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32,
+        shard2 bf16 reduce-bf16, zero0 replicate2 bf16 output-bf16
+    """,
+    "policy: qwen3 tied blocks5": "pp2 1f1b shard2 bf16, shard2 selective bf16",
+}
+QUICK = {f"{model}: {layout}" for model, layouts in QUICK_LAYOUTS.items() for layout in split(layouts)}
