@@ -12,7 +12,7 @@ from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
 from windlass.objectives.pretrain import Pretrain
 from windlass.parallel.build import UNWATCHED, Probe
-from windlass.parallel.runtime_checks import checked
+from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
 from windlass.training.base_model_files import base_files
@@ -21,7 +21,7 @@ from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import nothing, restore, starting_weights
+from windlass.training.restore import nothing, restore, starting_weights, state_tensors
 from windlass.training.run import Run
 from windlass.training.run_directory import open_checkpoints, open_directory
 
@@ -56,8 +56,9 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         architecture=architecture,
         runtime=runtime,
         prepared=prepared,
-        program=checked(program, optimizer.state_tensors, config.parallel),
+        program=checked(program, config.parallel),
         optimizer=optimizer,
+        replicas=Replicas(state_tensors(program, optimizer), program.mesh.dense.device_type),
         objective=Pretrain(),
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),
