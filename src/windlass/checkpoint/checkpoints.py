@@ -49,11 +49,13 @@ from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
+from windlass.errors import UserError
 
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A committed save. `stall_s`: how long training stood still for it; `elapsed_s`: until it was committed."""
+    """A committed save. `stall_s`: seconds that training waited for it. `elapsed_s`: until it was committed.
+    `not_deleted`: '', or why old checkpoints could not be deleted after it."""
 
     step: int
     directory: Path
@@ -61,6 +63,7 @@ class SavedStep:
     metric: float | None
     stall_s: float
     elapsed_s: float
+    not_deleted: str
 
 
 def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
@@ -230,14 +233,18 @@ class Checkpoints:
         """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
         write_checkpoint(job.tensors, local, writer, self._exchange)
-        num_bytes = self._exchange.from_first(lambda: self._prune(writer))
+        num_bytes, not_deleted = self._exchange.from_first(lambda: self._prune(writer))
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)
         stall_s = elapsed_s if stall_s is None else stall_s
-        return SavedStep(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
+        return SavedStep(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s, not_deleted)
 
-    def _prune(self, writer: TensorWriter) -> int:
-        """Rank 0, after the commit -> bytes of the new checkpoint."""
+    def _prune(self, writer: TensorWriter) -> tuple[int, str]:
+        """Rank 0, after the commit -> bytes of the new checkpoint, and why old ones could not be deleted. That is no failure: the
+        step is saved, and the next save tries again."""
         assert writer.manifest is not None
-        prune(self._directory, self._config, survey)
-        return writer.manifest.num_bytes
+        try:
+            prune(self._directory, self._config, survey)
+        except (UserError, OSError) as error:
+            return writer.manifest.num_bytes, str(error)
+        return writer.manifest.num_bytes, ""

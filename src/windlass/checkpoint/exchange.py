@@ -27,9 +27,12 @@ class _Failure:
     text: str
 
     def portable(self) -> "_Failure":
-        """A WindlassError travels as it is; any other error as its text, since not every exception can be pickled."""
+        """A WindlassError travels as it is. An OSError stays one, so that all ranks handle it alike. Any other error travels
+        as its text, since not every exception can be pickled."""
         if isinstance(self.error, WindlassError):
             return self
+        if isinstance(self.error, OSError):
+            return _Failure(self.rank, OSError(self.error.errno, f"rank {self.rank}: {self.text}"), self.text)
         return _Failure(self.rank, PeerFailed(f"rank {self.rank}: {self.text}"), self.text)
 
 

@@ -45,10 +45,10 @@ class DiskFull(UserError):
 
 
 def committed_steps(checkpoints: Path) -> list[int]:
-    """The committed steps, newest first. Nothing is verified yet."""
+    """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet."""
     if not checkpoints.is_dir():
         return []
-    found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_dir(follow_symlinks=False))
+    found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())
     return sorted((step for step in found if step is not None), reverse=True)
 
 
@@ -117,7 +117,7 @@ class Draft:
         self.directory.mkdir(parents=True)
 
     def refuse_overwrite(self) -> None:
-        if self.target.exists():
+        if os.path.lexists(self.target):
             raise UserError(
                 f"{self.target} is committed already",
                 "a committed checkpoint is never overwritten",
@@ -158,9 +158,10 @@ class Draft:
 
 
 def quarantine(directory: Path) -> Path:
-    """Renames a bad checkpoint to step-N.corrupt, or .corrupt-1, -2, ... -> where it is now. Nothing is deleted."""
+    """Renames a bad checkpoint, or the link to it, to step-N.corrupt, or .corrupt-1, -2, ... -> its new path. Nothing is
+    deleted."""
     target, number = directory.with_name(f"{directory.name}.corrupt"), 0
-    while target.exists():
+    while os.path.lexists(target):
         number += 1
         target = directory.with_name(f"{directory.name}.corrupt-{number}")
     directory.rename(target)
@@ -169,9 +170,15 @@ def quarantine(directory: Path) -> Path:
 
 
 def delete(checkpoints: Path, step: int, run_id: str) -> None:
-    """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint."""
+    """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint. Of a link it removes the link
+    alone: what it leads to belongs to somebody else."""
+    directory = checkpoints / step_name(step)
+    if directory.is_symlink():
+        directory.unlink()
+        fsync_directory(checkpoints)
+        return
     grave = checkpoints / f".tmp-{step:08d}-{new_token(run_id)}"
-    (checkpoints / step_name(step)).rename(grave)
+    directory.rename(grave)
     fsync_directory(checkpoints)
     shutil.rmtree(grave, ignore_errors=True)
 

@@ -1,8 +1,11 @@
 """Is a checkpoint whole? MANIFEST first, then a listing, then every byte. No torch.
 
 A file that differs is named with what differs: size, hash (which bytes), missing, extra, stale (it belongs to another
-save: our files carry the token of theirs), link. Nothing outside the directory is opened: names are checked and links
-are refused.
+save: our files carry the token of theirs), link. Names are checked and links inside the directory are refused, so nothing
+outside of it is opened. The directory itself may be a link.
+
+Files that windlass does not write (`.DS_Store`, `.nfs...`, notes) are ignored and listed: MANIFEST names every file that is
+read, so they change nothing. A file of a rank that MANIFEST does not list is an error, since it shows that two saves were mixed.
 """
 
 import os
@@ -13,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, step_of
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
@@ -31,6 +34,14 @@ class Checkpoint:
     def open(directory: Path) -> "Checkpoint":
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
+        if (
+            directory.is_symlink() and not directory.is_dir()
+        ):  # no BadCheckpoint: it may be on storage that is not mounted
+            raise UserError(
+                f"{directory} is a link to {os.readlink(directory)}, which is no directory here",
+                "a step of a run is a directory, or a link to one",
+                "mount the storage that it leads to, correct the link, or remove it to go on from the next older step",
+            )
         if path.is_symlink() or not path.is_file():
             raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
         size = path.stat().st_size
@@ -87,7 +98,7 @@ class Checkpoint:
             return bytes(reader.read(0, size)) if size else b""
 
     def survey(self) -> list[Problem]:
-        """What a listing shows: missing and extra files, links, wrong sizes, a directory of another step."""
+        """What a listing shows: missing files, links, wrong sizes, files of another save, a directory of another step."""
         step = step_of(self.directory.name)
         problems = []
         if step is not None and step != self.manifest.step:
@@ -101,8 +112,19 @@ class Checkpoint:
                 problems.append(Problem(name, "link", f"it is a {kind}; a checkpoint holds regular files only"))
             elif size != entry.size:
                 problems.append(Problem(name, "size", f"{size} bytes, written with {entry.size}"))
-        found.pop(MANIFEST, None)
-        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in sorted(found)]
+        extra = [name for name in sorted(found) if self._is_ours(name)]
+        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in extra if name != MANIFEST]
+
+    def foreign_files(self) -> list[str]:
+        """Files in the directory that windlass did not write."""
+        return [name for name in sorted(_listing(self.directory)) if not self._is_ours(name)]
+
+    def _is_ours(self, name: str) -> bool:
+        """A file of a checkpoint, or what has the name of one or of a directory of them."""
+        files = self.manifest.files
+        return (
+            name == MANIFEST or name in files or is_rank_name(name) or any(one.startswith(f"{name}/") for one in files)
+        )
 
     def verify(self, name: str) -> Problem | None:
         """Reads every byte of one file."""
@@ -137,7 +159,10 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
         here = Path(parent)
         links = [name for name in directories if (here / name).is_symlink()]
         for name in files + links:
-            state = (here / name).lstat()
+            try:
+                state = (here / name).lstat()
+            except FileNotFoundError:
+                continue  # removed since the listing, as .nfs files are
             kind = "file" if stat.S_ISREG(state.st_mode) else "link" if stat.S_ISLNK(state.st_mode) else "device"
             found[str((here / name).relative_to(directory))] = (kind, state.st_size)
     return found

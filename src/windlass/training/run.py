@@ -155,6 +155,8 @@ class Run:
             return
         for saved in committed:
             self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
+            if saved.not_deleted:
+                self.recorder.event("incident", saved.step, what="old checkpoints not deleted", error=saved.not_deleted)
 
     def _log_failure(self, step: int, error: Exception) -> None:
         self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
