@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from windlass.errors import UserError, exit_code_of
+from windlass.hardware import Accelerator
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
@@ -143,6 +144,11 @@ class Runtime:
 
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return kib if sys.platform == "darwin" else kib * 1024.0
+
+    def accelerators(self) -> list[Accelerator]:
+        """The device of every rank. Collective, on the host."""
+        capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
+        return self.gathered(Accelerator(self.device_name(), capability))
 
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"

@@ -16,6 +16,7 @@ from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime, redirect_output
 from windlass.training.announce import announce
 from windlass.training.base_model_files import base_files
+from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
@@ -37,7 +38,9 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
-    notes = check_data(trainer_state, config, prepared, runtime)
+    config = keep_policy(config, trainer_state) if trainer_state else config
+    config, notes = choose_policy(config, runtime.accelerators())
+    notes += check_data(trainer_state, config, prepared, runtime)
     architecture, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
     run_lock = open_directory(config.run.directory, runtime)
     restore_output = redirect_output(config.run.directory, runtime.rank)

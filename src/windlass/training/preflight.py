@@ -25,6 +25,7 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
+from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
@@ -45,7 +46,7 @@ def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     keep = None
     trainer_state = begun(config)
     if trainer_state is not None:
-        config = keep_pins(config, trainer_state)
+        config = keep_policy(keep_pins(config, trainer_state), trainer_state)
         check_settings(trainer_state, config)
         architecture = architecture_from_hf(trainer_state["model"])
         config.check_layout(architecture, world)
