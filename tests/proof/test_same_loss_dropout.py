@@ -16,6 +16,7 @@ from tests.proof.test_same_loss import TOLERANCE
 from windlass.data.stream.collate import sample_keys
 from windlass.model import dropout, transformer
 from windlass.model.config import ModelConfig
+from windlass.model.open_config import architecture_of
 from windlass.model.transformer import Decoder
 from windlass.proof.pool import RankFailed
 from windlass.proof.reference import train_reference
@@ -65,7 +66,7 @@ def train_mutated(mutation, directory, case):
 
 def clean_loss(directory, weights):
     """Of the last batch, by the plain decoder with these weights and without any key."""
-    decoder = Decoder(ModelConfig.model_validate({"from": str(directory)}).architecture()).double()
+    decoder = Decoder(architecture_of(ModelConfig.model_validate({"from": str(directory)}))).double()
     decoder.load_state_dict(weights, strict=False)
     decoder.tie()
     ids, targets = cases.global_batches()[-1]

@@ -16,6 +16,7 @@ from tests.proof.test_same_loss import DTYPE, TOLERANCE, assert_losses, assert_s
 from tests.proof.test_same_loss_dropout import FIELDS
 from windlass.model.config import ModelConfig
 from windlass.model.names import VOCABULARY, stored_as
+from windlass.model.open_config import architecture_of
 from windlass.optim.config import OptimConfig
 from windlass.parallel import ddp, pipeline, tie
 from windlass.parallel.schedules import KINDS
@@ -105,7 +106,7 @@ def theirs(tensors, name, architecture):
 
 def assert_same_tensors(results, trace, directory, tolerance):
     """Every parameter of the model lies on one pipeline rank, by its own name, and is what it should be."""
-    architecture = ModelConfig.model_validate({"from": str(directory)}).architecture()
+    architecture = architecture_of(ModelConfig.model_validate({"from": str(directory)}))
     for kind in ("gradients", "weights"):
         found = {name: tensor for result in results for name, tensor in result[kind].items()}
         expected = {name: theirs(getattr(trace, kind), name, architecture) for name in found}

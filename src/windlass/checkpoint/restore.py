@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
-from windlass.checkpoint.sealed_json import unseal
+from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.storage import TensorReader
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.verify import Checkpoint, complaint
@@ -97,6 +97,9 @@ def load_one(
     """One attempt -> the trainer state, which has `step`. All ranks return, or raise the same error."""
     offer: _Offer = exchange.from_first(lambda: _offer(directory, log))
     checkpoint = Checkpoint.parse(directory, offer.manifest)
+    trainer_state = unseal(offer.trainer_state, TRAINER_STATE).get("trainer_state")
+    if not isinstance(trainer_state, dict):
+        raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
     reader = TensorReader(checkpoint, offer.index_json)
     saved = reader.read_metadata()
 
@@ -116,8 +119,7 @@ def load_one(
 
     exchange.reduce(names, no_surprise)
     exchange.reduce(read, lambda _: None)
-    body = unseal(offer.trainer_state, TRAINER_STATE)
-    return {**body["trainer_state"], "step": checkpoint.manifest.step}
+    return {**trainer_state, "step": checkpoint.manifest.step}
 
 
 def _newest(checkpoints: Path) -> Path | None:

@@ -19,7 +19,7 @@ from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
 from windlass.errors import BadCheckpoint, UserError
-from windlass.units import format_bytes
+from windlass.units import format_bytes, printable
 
 _TOKEN = re.compile(rb'"token":"([0-9a-f]{16})"')
 
@@ -38,7 +38,7 @@ class Checkpoint:
             directory.is_symlink() and not directory.is_dir()
         ):  # no BadCheckpoint: it may be on storage that is not mounted
             raise UserError(
-                f"{directory} is a link to {os.readlink(directory)}, which is no directory here",
+                f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
                 "a step of a run is a directory, or a link to one",
                 "mount the storage that it leads to, correct the link, or remove it to go on from the next older step",
             )

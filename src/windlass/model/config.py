@@ -1,4 +1,4 @@
-"""The recipe's `model:` section, and config.json in. No torch.
+"""The recipe's `model:` section, and the fields of a config.json. Reads no file (open_config.py does). No torch.
 
 A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory, or a name of the hub),
 `family` (and its sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A
@@ -10,13 +10,12 @@ write numbers as YAML leaves them ("1e-5"), and a field without effect is refuse
 """
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
-from windlass.hub.client import locate
 from windlass.hub.config import check_revision
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import ANSWERS
@@ -67,7 +66,7 @@ class ModelConfig(Settings):
         if self.family is not None:
             _family(self.family)
         check_revision("model", self.from_, self.revision, self.commit)
-        if self.from_ is None:  # a directory is read when it is needed: here no file is touched
+        if self.from_ is None:
             _checked(self.hf_fields())
         return self
 
@@ -76,17 +75,14 @@ class ModelConfig(Settings):
         hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
         return next((hint for hint in hints if hint), "")
 
-    def directory(self) -> Path:
-        """Where config.json and weights of `from` lie: the directory, or what is in the hub's cache. Raises UserError."""
-        assert self.from_ is not None
-        return locate(self.from_, self.commit or self.revision, "model.from", self.hub_cache)
-
-    def hf_fields(self) -> dict[str, Any]:
-        """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""
+    def hf_fields(self, file: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The family's config: preset, `file` or nothing, overridden by the recipe's own keys; has `model_type`. `file`: the
+        config.json of `from`."""
         if self.preset is not None:
             base = dict(PRESETS[self.preset])
         elif self.from_ is not None:
-            base = _causal(read_hf_config(self.directory()), self.from_)
+            assert file is not None
+            base = _causal(file, self.from_)
         else:
             base = {"model_type": self.family}
         aliases = _family(base["model_type"]).aliases
@@ -100,9 +96,10 @@ class ModelConfig(Settings):
         family.check_own(own, merged)
         return merged
 
-    def architecture(self, vocab_size: int | None = None) -> Architecture:
-        """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none."""
-        fields = _checked(self.hf_fields())
+    def architecture(self, vocab_size: int | None = None, file: Mapping[str, Any] | None = None) -> Architecture:
+        """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none. `file`: the config.json of
+        `from`; open_config.architecture_of reads it."""
+        fields = _checked(self.hf_fields(file))
         rows = fields.vocab_size if fields.vocab_size is not None else vocab_size
         if rows is None:
             raise UserError(
@@ -135,32 +132,7 @@ def architecture_from_hf(config: dict[str, Any]) -> Architecture:
     return fields.to_architecture(fields.vocab_size)
 
 
-def read_hf_config(directory: str | Path) -> dict[str, Any]:
-    """config.json of a local Hugging Face directory, parsed. Raises UserError if there is none or it is damaged."""
-    path = Path(directory)
-    if not path.is_dir():
-        raise UserError(
-            f"model.from: {directory}",
-            "this is neither a directory nor a name of the hub, which has the form org/name",
-            "give a Hugging Face directory, or a name such as Qwen/Qwen3-4B",
-        )
-    file = path / "config.json"
-    if not file.is_file():
-        raise UserError(
-            f"model.from: {directory} has no config.json",
-            "a Hugging Face directory holds config.json beside its safetensors files",
-            "give the directory that holds config.json",
-        )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: {error}", "config.json is valid JSON", "copy or download the file again") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: a {type(config).__name__}", "config.json holds one object", "copy the file again")
-    return config
-
-
-def _causal(config: dict[str, Any], source: str) -> dict[str, Any]:
+def _causal(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A copy with Hugging Face's field names, if its family is one of ours."""
     if "model_type" not in config:
         raise UserError(f"{source}: no model_type", "config.json names its family", f"add one of {', '.join(FAMILIES)}")

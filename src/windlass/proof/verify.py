@@ -30,6 +30,7 @@ from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL
+from windlass.model.open_config import architecture_of
 from windlass.parallel.program import Batch
 from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
@@ -72,7 +73,7 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
     """Proves and prints; whether everything agrees. Raises UserError."""
     _check_options(nproc, json_file)
     config = pin_model(load_recipe(recipe, *overrides))
-    architecture = config.model.architecture(config.data.tokenizer.train or 1)
+    architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
     config.check_layout(architecture)
     rules_of(config, architecture)
     folding = fold(config.parallel, nproc, AT_HAND)
