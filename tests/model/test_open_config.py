@@ -48,6 +48,12 @@ def test_a_model_larger_than_its_weights_is_refused_before_it_has_a_shape(change
     assert "belong together" in caught.value.change
 
 
+def test_a_long_value_is_cut_in_the_message():
+    with pytest.raises(UserError) as caught:
+        architecture_within({**FIELDS, "surprise": "x" * 10_000}, HELD, Path("here"))
+    assert caught.value.given == f'model: surprise: "{"x" * 199}...'
+
+
 def test_a_config_that_is_huge_deep_or_full_of_digits_is_refused(tmp_path):
     file = tmp_path / "config.json"
 
@@ -56,8 +62,15 @@ def test_a_config_that_is_huge_deep_or_full_of_digits_is_refused(tmp_path):
             read_hf_config(tmp_path)
         return caught.value.given, caught.value.rule
 
+    deep = (f"{file}: the model's config is nested too deeply", "a config.json has at most 16 levels")
     file.write_text("[" * 100_000)
-    assert refusal() == (f"{file} is nested too deeply", "a config.json has a few levels")
+    assert refusal() == deep
+    file.write_text('{"rope_scaling": ' * 17 + "1" + "}" * 17)
+    assert refusal() == deep
+    with pytest.raises(UserError, match="nested too deeply"):
+        architecture_within({**FIELDS, "rope_scaling": json.loads("[" * 900 + "]" * 900)}, HELD, file)
+    file.write_text('{"rope_scaling": ' * 16 + "1" + "}" * 16)
+    assert read_hf_config(tmp_path)
     file.write_text('{"vocab_size": ' + "9" * 10_000 + "}")
     assert refusal()[1] == "config.json is valid JSON" and "4300 digits" in refusal()[0]
     os.truncate(file, MAX_BYTES + 1)  # sparse: it takes no space

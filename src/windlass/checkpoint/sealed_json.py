@@ -87,8 +87,23 @@ def parse_strict(data: bytes, name: str) -> dict[str, Any]:
 def unseal(data: bytes, name: str) -> dict[str, Any]:
     """The body of a sealed file, verified; BadCheckpoint if a single bit differs."""
     body = parse_strict(data, name)
-    said = body.pop("hash", None)
-    found = digest(_canonical(body))
-    if said != found or data != _canonical({**body, "hash": said}):
-        raise bad(f"{name}: hash differs: it says {str(said)[:40]}, its content has {found}", "a file hashes itself")
+    stated = body.pop("hash", None)
+    try:
+        found, again = digest(_canonical(body)), _canonical({**body, "hash": stated})
+    except RecursionError:
+        raise bad(f"{name} is nested too deeply", "it must be JSON of a few levels") from None
+    if stated != found:
+        raise bad(
+            f"{name}: hash differs: it states {str(stated)[:40]}, its content has {found}", "a file hashes itself"
+        )
+    if data != again:
+        raise bad(f"{name} is not as it was written: {_first_difference(data, again)}", "a file is canonical JSON")
     return body
+
+
+def _first_difference(data: bytes, expected: bytes) -> str:
+    """Where a file whose content is right has other bytes: a blank, another escape, or its end cut off."""
+    at = next(
+        (at for at, (one, other) in enumerate(zip(data, expected)) if one != other), min(len(data), len(expected))
+    )
+    return f"{len(data)} bytes, written with {len(expected)}; the first that differs is byte {at}"

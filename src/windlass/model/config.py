@@ -11,7 +11,7 @@ write numbers as YAML leaves them ("1e-5"), and a field without effect is refuse
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,8 @@ from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
 from windlass.settings import Settings
+
+MAX_SHOWN: Final = 200  # characters of a value in a message
 
 
 class ModelConfig(Settings):
@@ -180,13 +182,13 @@ def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
         if key in family.fixed:
             if value not in family.fixed[key]:
                 raise UserError(
-                    f"model: {key}: {json.dumps(value, default=str)}",
+                    f"model: {key}: {_cut(json.dumps(value, default=str))}",
                     f"{family.architecture_class} with this field set computes what is not implemented here",
                     f"take a model without it; accepted: {key}: {json.dumps(family.fixed[key][0])}",
                 )
         elif key not in family.model_fields and key not in family.harmless:
             raise UserError(
-                f"model: {key}: {json.dumps(value, default=str)}",
+                f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
                 f"{hint}write that, or remove `{key}`" if (hint := nearest(key, known)) else f"remove `{key}`",
             )
@@ -197,7 +199,7 @@ def _refuse_useless(own: dict[str, Any], family: type[Family]) -> None:
     useless = [key for key in own if key in family.harmless]
     if useless:
         raise UserError(
-            "; ".join(f"model: {key}: {json.dumps(own[key], default=str)}" for key in useless),
+            "; ".join(f"model: {key}: {_cut(json.dumps(own[key], default=str))}" for key in useless),
             "a setting that has no effect on training is refused in a recipe",
             "; ".join(f"{key}: {ANSWERS.get(key, 'remove it')}" for key in useless),
         )
@@ -221,9 +223,16 @@ def _checked(fields: dict[str, Any]) -> Family:
         raise _wrong_kind("model", family, error.errors()[0]) from error
 
 
+def _cut(text: str) -> str:
+    """The beginning of a value that is long."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _wrong_kind(source: str, family: type[Family], error: Any) -> UserError:
     """One complaint of pydantic as a sentence with what the field takes."""
     name = str(error["loc"][0])
     field = ".".join(str(part) for part in error["loc"])
     message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return UserError(f"{source}: {field}: {error['input']!r}", message, f"give {name} as {family.kind_of(name)}")
+    return UserError(
+        f"{source}: {field}: {_cut(repr(error['input']))}", message, f"give {name} as {family.kind_of(name)}"
+    )

@@ -16,6 +16,7 @@ from windlass.model.flops import count_parameters
 from windlass.units import MIB, format_bytes
 
 MAX_BYTES: Final = 16 * MIB  # a bound, not a target: published ones have a few KiB
+MAX_LEVELS: Final = 16  # likewise: published ones have three
 LAYERS: Final = ("num_hidden_layers", "n_layer")
 SIZES: Final = (
     *("vocab_size", "hidden_size", "n_embd", "num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
@@ -67,18 +68,35 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError:
-        raise UserError(
-            f"{file} is nested too deeply", "a config.json has a few levels", "copy or download the file again"
-        ) from None
+        raise _too_deep(file) from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, and numbers of thousands of digits
         raise UserError(f"{file}: {error}", "config.json is valid JSON", "copy or download the file again") from error
     if not isinstance(config, dict):
         raise UserError(f"{file}: a {type(config).__name__}", "config.json holds one object", "copy the file again")
+    _check_depth(config, file)
     return config
+
+
+def _check_depth(config: dict[str, Any], where: Path) -> None:
+    level: list[Any] = [config]
+    for _ in range(MAX_LEVELS):
+        inside = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [one for values in inside for one in values if isinstance(one, dict | list)]
+    if level:
+        raise _too_deep(where)
+
+
+def _too_deep(where: Path) -> UserError:
+    return UserError(
+        f"{where}: the model's config is nested too deeply",
+        f"a config.json has at most {MAX_LEVELS} levels",
+        "copy or download it again",
+    )
 
 
 def architecture_within(fields: dict[str, Any], held: StoredSizes, where: Path) -> Architecture:
     """architecture_from_hf(`fields`) for weights that hold `held`. Raises UserError where it is larger than they are."""
+    _check_depth(fields, where)
     for name, most in [*((name, held.num_tensors) for name in LAYERS), *((name, held.num_elements) for name in SIZES)]:
         value = fields.get(name)
         if isinstance(value, int) and value > most:
