@@ -273,7 +273,7 @@ def test_a_directory_that_is_a_link_is_not_followed(copy):
         ("tokenizer/vocab.txt", "missing"),
         ("tokenizer", "extra"),
     ]
-    with pytest.raises(BadCheckpoint, match=r"tokenizer/vocab.txt .* lies outside of it, through a link"):
+    with pytest.raises(BadCheckpoint, match=r"tokenizer/vocab.txt .* is outside of it, through a link"):
         Checkpoint.open(directory).read("tokenizer/vocab.txt")
 
 

@@ -105,8 +105,8 @@ class Checkpoints:
     """The checkpoints of one run. All ranks make one, and call save, wait and restore together and in the same order.
 
     `directory`: `<run>/checkpoints`. `run_id` stays the same over restarts of a run; by it leftovers are known as our
-    own. `group`: a gloo group of all ranks that nobody else uses (None where world is 1). `log`: gets a sentence for
-    whatever the user should know (a quarantined checkpoint, swept leftovers); on rank 0.
+    own. `group`: a gloo group of all ranks for checkpoints alone (None where world is 1). `log`: called on rank 0
+    with each sentence for the user (a quarantined checkpoint, removed drafts).
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Checkpoints:
         """Saves; True unless this very step is saved already. Returns when it is committed, or staged if asynchronous.
 
         `final`: wait for the commit in any case. Raises what the previous asynchronous save failed with, else DiskFull,
-        BadCheckpoint (this step is committed by somebody else) or the error that writing met: on all ranks alike.
+        UserError (this step is committed already) or the error of the write: on all ranks alike.
         """
         self.wait()
         if step == self._last_step:

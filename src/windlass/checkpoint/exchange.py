@@ -1,6 +1,6 @@
 """One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
 
-Without this, the rank that fails leaves and the others wait in a collective until it times out. Each call is one
+Without this, the rank that fails exits and the others wait in a collective until it times out. Each call is one
 gather to rank 0 and one broadcast or scatter from it, over the group that is handed in (gloo; an asynchronous save
 needs one of its own, since its collectives run beside the training's). One rank without torch.distributed is the same
 code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
@@ -17,7 +17,7 @@ from windlass.errors import WindlassError
 
 
 class PeerFailed(RuntimeError):
-    """Another rank failed with an error that has no three sentences; its text is ours."""
+    """Another rank failed with an error that is no WindlassError. The text is that rank's."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class _Failure:
 
 
 class Exchange:
-    """The ranks of one job. `group` None is the default group, or nobody where world is 1."""
+    """The ranks of one job. `group` None: the default group, or no group where world is 1."""
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None):
         self.rank, self.world, self._group = rank, world, group

@@ -37,7 +37,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class FileEntry(BaseModel):
-    """What a manifest promises of one file."""
+    """One file's entry in MANIFEST: size and hashes."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -112,7 +112,7 @@ class PieceWriter:
         _write_all(self._descriptor, batch)
 
     def close(self) -> FileEntry:
-        """Everything on disk (fsync) and hashed -> what the manifest says of this file."""
+        """Flushes to disk (fsync) and finishes the hashes -> the file's entry in MANIFEST."""
         if self._batch:
             self._flush()
         os.fsync(self._descriptor)
@@ -201,7 +201,8 @@ class PieceReader:
                 filled += count
         except OSError as error:
             raise bad(
-                f"{self._path.name} cannot be read at byte {start}: {error.strerror}", "storage must deliver"
+                f"{self._path.name} cannot be read at byte {start}: {error.strerror}",
+                "every byte of the file must be readable",
             ) from None
         found = digest(into[:filled])
         if filled < len(into) or found != self._hashes[number]:

@@ -2,7 +2,7 @@
 
 Kept: the newest `keep_last`, the `keep_best` with the lowest metric (ties: the newer), and `keep_steps`. Deleting
 follows a commit, never precedes it, and the newest checkpoint that passes the check is never deleted, whatever the
-settings say.
+settings are.
 """
 
 from bisect import bisect_left
@@ -176,7 +176,7 @@ def largest_difference(first: Path, second: Path, name: str) -> float:
 
 
 def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
-    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see pieces.py."""
+    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see hashed_file.py."""
     result: list[str] = []
     for chunk in _boxes(tensor):
         lengths, hashes = checkpoint.manifest.files[chunk.file].rows()

@@ -1,4 +1,4 @@
-"""Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. See state.py.
+"""Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. checkpoints.py calls it.
 
 One attempt is: rank 0 verifies MANIFEST, the small files and the listing and hands them out; every rank compares
 names, shapes and dtypes; every rank reads and verifies what it needs; one verdict. A bad checkpoint (BadCheckpoint)
@@ -28,7 +28,7 @@ WHATS = ("weights", "all")
 
 
 class _Offer(NamedTuple):
-    """What rank 0 has read and verified for all."""
+    """What rank 0 has read and verified, and sends to all ranks."""
 
     manifest: bytes
     index_json: bytes
@@ -63,7 +63,7 @@ def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where
         raise UserError(
             f"{where} has no tensor {list_names(missing)}",
             f"every tensor of the model must be in the checkpoint; {len(missing)} of {len(tensors)} are not",
-            "resume with the recipe that made the checkpoint (its resolved.yaml lies in it), or start a new run",
+            "resume with the recipe that made the checkpoint (resolved.yaml in the checkpoint), or start a new run",
         )
     for name, tensor in tensors.items():
         assert tensor.device.type != "meta", f"{name} is on the meta device; materialise it before the restore"

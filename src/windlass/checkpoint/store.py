@@ -91,7 +91,7 @@ def check_space(directory: Path, need: int) -> None:
 
 @contextmanager
 def named_errors(directory: Path, need: int) -> Iterator[None]:
-    """Turns what the operating system says while writing into a UserError with the path; a full disk into DiskFull."""
+    """Turns an OSError while writing into a UserError with the path, and a full disk into DiskFull."""
     try:
         yield
     except OSError as error:
@@ -105,7 +105,7 @@ def named_errors(directory: Path, need: int) -> Iterator[None]:
 
 
 class Draft:
-    """A checkpoint that is being written: a directory that `commit` turns into a checkpoint, and a kill into rubbish."""
+    """A checkpoint that is being written: `commit` renames its directory to a step, and after a kill `sweep` removes it."""
 
     def __init__(self, checkpoints: Path, step: int, token: str):
         self.checkpoints, self.step, self.token = checkpoints, step, token
@@ -171,7 +171,7 @@ def quarantine(directory: Path) -> Path:
 
 def delete(checkpoints: Path, step: int, run_id: str) -> None:
     """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint. Of a link it removes the link
-    alone: what it leads to belongs to somebody else."""
+    alone: the directory that it leads to may be in use elsewhere."""
     directory = checkpoints / step_name(step)
     if directory.is_symlink():
         directory.unlink()

@@ -52,7 +52,7 @@ class Checkpoint:
         except OSError as error:  # no BadCheckpoint: its bytes may well be good
             raise UserError(
                 f"{path} cannot be read: {error.strerror}",
-                "whoever loads a checkpoint must be allowed to read it",
+                "the user who loads a checkpoint must be allowed to read it",
                 "mend the permissions or the storage",
             ) from error
         return Checkpoint.parse(directory, data)
@@ -61,7 +61,7 @@ class Checkpoint:
     def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
         body = unseal(manifest_bytes, MANIFEST)
         schema = body.get("schema_version")
-        if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may well be whole, so nobody renames it
+        if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may be whole, and must not be renamed
             age = "an older" if schema < SCHEMA else "a newer"
             raise UserError(
                 f"{directory} is of {age} format, {schema}" + (", with a capsule.json" if schema == 1 else ""),
@@ -83,7 +83,7 @@ class Checkpoint:
             raise bad(f"{self.directory.name} has no file {name!r}", "MANIFEST lists every file")
         path = self.directory / name
         if not path.parent.resolve().is_relative_to(self.directory.resolve()):
-            raise bad(f"{name} of {self.directory.name} lies outside of it, through a link", "links are not followed")
+            raise bad(f"{name} of {self.directory.name} is outside of it, through a link", "links are not followed")
         return PieceReader(path, self.manifest.files[name])
 
     def read(self, name: str) -> bytes:
@@ -141,7 +141,7 @@ class Checkpoint:
         return None
 
     def _token_of(self, name: str) -> str:
-        """The save that a file of ours says it belongs to, a rank's file at its start, JSON at its end; else ''."""
+        """The token in a file of ours: of a rank's file at its start, of JSON at its end; else ''."""
         path = self.directory / name
         if not path.is_file() or path.is_symlink():
             return ""
@@ -184,4 +184,4 @@ def complaint(directory: Path, problems: list[Problem]) -> BadCheckpoint:
     """The problems as one error, the first five named."""
     more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
     listed = "; ".join(str(problem) for problem in problems[:5])
-    return bad(f"{directory}: {listed}{more}", "every file must be byte for byte what MANIFEST says")
+    return bad(f"{directory}: {listed}{more}", "every file must match its entry in MANIFEST, byte for byte")

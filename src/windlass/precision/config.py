@@ -1,6 +1,6 @@
 """What a recipe says of precision: the policies as a table, the settings beside them, and what those mean together. No torch.
 
-parallel/precision says what each policy is for and what it costs.
+precision/policy.py gives the use and the cost of each policy.
 """
 
 from typing import Final, Literal, Self
