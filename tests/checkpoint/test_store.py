@@ -249,3 +249,15 @@ def test_a_link_that_leads_nowhere_is_refused_by_name_and_left_alone(tmp_path):
     assert list_checkpoints(tmp_path / "run")[1].problem == caught.value.given
     with pytest.raises(UserError, match="step-00000200 is committed already"):
         make_run(tmp_path / "run").save(200, make_tensors(200), {}, {})
+
+
+def test_a_directory_of_steps_that_is_a_link_is_followed_or_refused_but_never_begun_anew(tmp_path):
+    save_steps(tmp_path / "run", 100)
+    (tmp_path / "run/checkpoints").rename(tmp_path / "bulk")
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "bulk")
+    assert make_run(tmp_path / "run").restore(blank())["step"] == 100
+    (tmp_path / "bulk").rename(tmp_path / "unmounted")
+    with pytest.raises(UserError) as caught:
+        make_run(tmp_path / "run").restore(blank())
+    assert caught.value.given == f"{tmp_path}/run/checkpoints is a link to {tmp_path}/bulk, which is no directory here"
+    assert "mount the storage" in caught.value.change

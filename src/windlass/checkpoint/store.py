@@ -32,7 +32,7 @@ from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
 from windlass.checkpoint.sealed_json import check_name, digest, seal
 from windlass.errors import UserError
-from windlass.units import format_bytes
+from windlass.units import format_bytes, printable
 
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
 
@@ -44,8 +44,20 @@ class DiskFull(UserError):
     """Not enough space for a checkpoint; the last committed one stays."""
 
 
+def check_link(directory: Path) -> None:
+    """Raises UserError for a link that leads nowhere. No BadCheckpoint: its storage may only be unmounted."""
+    if directory.is_symlink() and not directory.is_dir():
+        raise UserError(
+            f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
+            "a step of a run, and the directory of its steps, is a directory or a link to one",
+            "mount the storage that it leads to, correct the link, or remove it to go on without what it leads to",
+        )
+
+
 def committed_steps(checkpoints: Path) -> list[int]:
-    """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet."""
+    """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet. Raises
+    UserError where `checkpoints` is a link that leads nowhere."""
+    check_link(checkpoints)
     if not checkpoints.is_dir():
         return []
     found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())

@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
+from windlass.checkpoint.store import check_link
 from windlass.errors import BadCheckpoint, UserError
-from windlass.units import format_bytes, printable
+from windlass.units import format_bytes
 
 _TOKEN = re.compile(rb'"token":"([0-9a-f]{16})"')
 
@@ -34,14 +35,7 @@ class Checkpoint:
     def open(directory: Path) -> "Checkpoint":
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
-        if (
-            directory.is_symlink() and not directory.is_dir()
-        ):  # no BadCheckpoint: it may be on storage that is not mounted
-            raise UserError(
-                f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
-                "a step of a run is a directory, or a link to one",
-                "mount the storage that it leads to, correct the link, or remove it to go on from the next older step",
-            )
+        check_link(directory)
         if path.is_symlink() or not path.is_file():
             raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
         size = path.stat().st_size
