@@ -208,7 +208,7 @@ def test_a_missing_shard_is_named(tmp_path):
         load_ours(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', "[" * 100_000])
 def test_a_damaged_index_is_named(tmp_path, content):
     save_theirs(tmp_path, "llama", False, shard_size="20KB")
     (tmp_path / "model.safetensors.index.json").write_text(content)
