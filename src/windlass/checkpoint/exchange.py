@@ -1,8 +1,8 @@
 """One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
 
 Without this, the rank that fails exits and the others wait in a collective until it times out. Each call is one
-gather to rank 0 and one broadcast or scatter from it, over the group that is handed in (gloo; an asynchronous save
-needs one of its own, since its collectives run beside the training's). One rank without torch.distributed is the same
+gather to rank 0 and one broadcast or scatter from it, over the given group (gloo; an asynchronous save needs its own
+group, since its collectives run beside the training's). One rank without torch.distributed is the same
 code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
 is unpickled.
 """

@@ -1,9 +1,8 @@
 """Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. checkpoints.py calls it.
 
-One attempt is: rank 0 verifies MANIFEST, the small files and the listing and hands them out; every rank compares
-names, shapes and dtypes; every rank reads and verifies what it needs; one verdict. A bad checkpoint (BadCheckpoint)
-leads to the next older one, which overwrites whatever the attempt had written; a wrong request (any other UserError)
-ends the restore.
+One attempt: rank 0 verifies MANIFEST, the small files and the listing, and sends them to all ranks; every rank compares
+names, shapes and dtypes; every rank reads and verifies its shards; all ranks agree on one verdict. After BadCheckpoint
+the next older checkpoint is tried, which overwrites what the attempt has written. Any other UserError ends the restore.
 """
 
 from collections.abc import Callable

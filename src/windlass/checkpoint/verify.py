@@ -1,6 +1,6 @@
-"""Is a checkpoint whole? MANIFEST first, then a listing, then every byte. No torch.
+"""Decides whether a checkpoint is whole: MANIFEST first, then a listing, then every byte. No torch.
 
-A file that differs is named with what differs: size, hash (which bytes), missing, extra, stale (it belongs to another
+Each file that differs is named with its difference: size, hash (which bytes), missing, extra, stale (it belongs to another
 save: our files carry the token of theirs), link. Names are checked and links inside the directory are refused, so nothing
 outside of it is opened. The directory itself may be a link.
 

@@ -1,9 +1,9 @@
 """A layout folded to the ranks at hand: which small layouts together represent the recipe's.
 
 A layout that fits is proved as it is. A larger one keeps all of its axes, each of 2 ranks; where even those are too many, every
-pair of axes is proved by itself (every triple on 8 ranks). What a mistake needs is nearly always two axes of two ranks: a sum
-over the wrong group, a scale by the wrong size, a slice by the wrong coordinate. What needs more axes at once, or more ranks per
-axis, is not seen, and the output lists it.
+pair of axes is proved by itself (every triple on 8 ranks). Two axes of two ranks show nearly every mistake: a sum over the wrong
+group, a scale by the wrong size, a slice by the wrong coordinate. A mistake that needs more axes at once, or more ranks per axis,
+is not seen, and the output lists what was left out.
 """
 
 import itertools

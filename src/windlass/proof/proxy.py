@@ -1,11 +1,11 @@
-"""The tiny proxy model of a recipe: all that makes a layout wrong or right, in a model of fifty thousand parameters.
+"""The tiny proxy model of a recipe: everything that a layout can get wrong, in a model of fifty thousand parameters.
 
-What is kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
+Kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
 dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its clip.
-What is small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
+Small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
 rows left over: a slice that is off by one, a sum over padding or a scale by the wrong count then changes a number.
-What is other: fp64 (which parts rounding, 1e-13, from a mistake, 1e-6), a learning rate that moves weights, a clip that bites
-in some steps and not in others (`verify` sets it between their norms), weights drawn wide enough that norms and biases matter.
+Changed: fp64 (which separates rounding, 1e-13, from a mistake, 1e-6); a learning rate that moves weights; a clip that cuts some
+steps and not others (`verify` sets it between their norms); weights drawn wide enough that norms and biases matter.
 
 A layer of the proxy model represents a layer of the model: the recipe's groups and frozen names apply to it by that layer's name.
 """
