@@ -10,6 +10,7 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel.runtime_checks import Checked, Replicas, hash_of
 
+MUON = OptimConfig.model_validate({"kind": "muon"})
 FOUR = {**MODEL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 SPARSE = {**FOUR, "family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LAYOUTS = {
@@ -113,6 +114,13 @@ def test_the_loss_scale_is_compared_over_all_stages(ranks):
     assert raised.startswith("program.scale differs between ranks 0 and 1 after step 2\n")
 
 
+def test_a_master_weight_of_bf16_and_the_momentum_of_muon_are_compared(ranks):
+    master = all_raise(ranks, "ddp2", [(0, "layers.0.mlp.down_proj.weight")], "bf16")
+    assert master.startswith("model.model.layers.0.mlp.down_proj.weight differs between ranks 0 and 1 after step 2")
+    momentum = all_raise(ranks, "hsdp", [(1, "layers.0.mlp.down_proj.weight.momentum")], "fp32", MUON)
+    assert "down_proj.weight.momentum differs between ranks 1 and 3 after step 2" in momentum
+
+
 def test_the_first_of_several_is_named_and_the_rest_counted(ranks):
     faults = [(1, "model.norm.weight"), (0, "2.mlp.up_proj.weight.exp_avg"), (1, "2.mlp.up_proj.weight.exp_avg_sq")]
     given = all_raise(ranks, "ddp2", faults).splitlines()[0]
@@ -125,7 +133,6 @@ def test_what_one_rank_holds_alone_is_not_compared(ranks, layout, name):
     assert all_raise(ranks, layout, [(0, name)]) is None
 
 
-MUON = OptimConfig.model_validate({"kind": "muon"})
 ALIKE = {
     "ddp2": (2, {"zero": 0, "replicate": 2}, "bf16"),
     "zero1 x 2, accumulated": (2, {"zero": 1, "shard": 2}, "fp32"),
