@@ -11,6 +11,7 @@ from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
 from windlass.model.names import names_of, stored_as
+from windlass.model.open_config import architecture_of
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
@@ -161,7 +162,7 @@ def train_layout(directory: str, case: Layout) -> dict:
     )
     chosen = PrecisionConfig(policy=case.policy, **dict(case.precision))
     precision = precision_of(chosen)
-    architecture = ModelConfig.model_validate({"from": directory}).architecture()
+    architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
     rules = assign(case.optim.groups, names_of(architecture))
     mesh = make_mesh(parallel.layout(case.world), "cpu")
     program = build_program(
@@ -221,7 +222,7 @@ def assert_same_tensors(
 ) -> None:
     """By our names and by Hugging Face's: every tensor, to `tolerance` of its largest element (of 1/1000 of the model's largest
     where that is more). Padded rows are 0."""
-    architecture = ModelConfig.model_validate({"from": str(directory)}).architecture()
+    architecture = architecture_of(ModelConfig.model_validate({"from": str(directory)}))
     theirs = by_matrix(theirs)
     scale = 1e-3 * max(float(tensor.abs().max()) for tensor in theirs.values())
     compared = set()

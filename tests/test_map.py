@@ -106,6 +106,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "launch": ("local",),
     "model": (
         "config",
+        "open_config",
         "architecture",
         "names",
         "flops",
@@ -469,6 +470,32 @@ def test_imports_go_down_only():
             f"{place(path)}:{line} imports {name}"
             for path in source_files()
             for line, name in forbidden_imports(module_of(path), tree_of(path))
+        ]
+    )
+
+
+def test_a_rooms_config_imports_configs_its_own_room_and_the_lower_hall():
+    """So that a recipe can be checked without a file, a network or another room."""
+    allowed = {f"windlass.{name}" for name in HALL} | {f"windlass.{room}.config" for room in ROOMS}
+    found = []
+    for module, _, name, _ in edges():
+        room, is_config = module.rpartition(".")[0], module.endswith(".config") and module != "windlass.config"
+        if is_config and name not in allowed and not name.startswith(f"{room}."):
+            found.append(f"{module} imports {name}")
+    assert_none(found)
+
+
+FILE_CALLS = {"open", "read_text", "read_bytes", "is_file", "is_dir", "exists", "stat", "iterdir", "glob"}
+
+
+def test_a_rooms_config_looks_at_no_file():
+    assert_none(
+        [
+            f"{place(path)}:{node.lineno} calls {node.attr}"
+            for path in source_files()
+            if path.name == "config.py" and path.parent != SOURCE
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Attribute) and node.attr in FILE_CALLS
         ]
     )
 

@@ -153,7 +153,7 @@ class RunConfig(Settings):
         """Raises one UserError that lists what the layout cannot have: beside the other sections, for the model and on `world`
         ranks, where they are known."""
         beside = Beside(
-            policy=self.precision.policy,
+            policy=self.precision.assumed,
             optimizer=self.optim.kind,
             sequence_length=self.data.sequence_length,
             tokens_per_step=self.run.tokens_per_step,

@@ -7,12 +7,34 @@ a figure, or against a default for an unknown card, is wrong by that factor. A n
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from windlass.units import GIB
 
 TERA: Final = 1e12
+BF16_SINCE: Final = (8, 0)  # Ampere: CUDA C++ Programming Guide, "Compute Capabilities", tensor core data types
+FP16_SINCE: Final = (7, 0)  # Volta, the first tensor cores: the same table
+FP16_GAIN: Final = 8  # of their fp16 cores over fp32, data sheets: T4 65 / 8.1 TFLOP/s, V100 SXM2 125 / 15.7
+
+
+class Accelerator(NamedTuple):
+    """What torch says of a rank's device. `capability`: CUDA's compute capability; None for a CPU."""
+
+    name: str
+    capability: tuple[int, int] | None
+
+    @property
+    def lacks_bf16(self) -> bool:
+        """A GPU whose matrix units have no bf16."""
+        return self.capability is not None and self.capability < BF16_SINCE
+
+
+def fastest_policy(devices: Sequence[Accelerator]) -> Literal["bf16", "fp16", "fp32"]:
+    """The mixed precision that the matrix units of all `devices` have; fp32 where one has none, and on CPUs."""
+    lowest = min((device.capability or (0, 0) for device in devices), default=(0, 0))
+    return "bf16" if lowest >= BF16_SINCE else "fp16" if lowest >= FP16_SINCE else "fp32"
 
 
 @dataclass(frozen=True)

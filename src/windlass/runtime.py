@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from windlass.contract import adopt, attempt
 from windlass.errors import UserError, WindlassError, exit_code_of
+from windlass.hardware import Accelerator
 from windlass.signals import Signals
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
@@ -141,6 +142,11 @@ class Runtime:
 
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return kib if sys.platform == "darwin" else kib * 1024.0
+
+    def accelerators(self) -> list[Accelerator]:
+        """The device of every rank. Collective, on the host."""
+        capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
+        return self.gathered(Accelerator(self.device_name(), capability))
 
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"

@@ -64,3 +64,9 @@ def test_one_process_needs_no_torch_distributed():
     assert exchange.reduce_scatter(lambda: 4, lambda values: values) == 4
     with pytest.raises(UserError, match="given"):
         exchange.from_first(lambda: (_ for _ in ()).throw(UserError("given", "rule", "change")))
+
+
+def test_an_error_of_the_system_on_one_rank_is_one_on_all_with_its_number(ranks):
+    found = ranks.run(3, what_ranks_raise, (2,), PermissionError(13, "Permission denied"))
+    assert [kind for kind, _, _ in found] == [PermissionError] * 3 and [rest for _, _, rest in found] == [3] * 3
+    assert "rank 2: PermissionError: [Errno 13] Permission denied" in found[0][1]

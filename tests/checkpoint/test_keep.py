@@ -137,3 +137,36 @@ def test_a_tensor_saved_without_dims_or_elements_compares(tmp_path):
     for step in (1, 2):
         make_run(tmp_path).save(step, {"a": torch.tensor(7), "b": torch.empty(0)}, {}, {})
     assert diff(tmp_path / "checkpoints/step-00000001", tmp_path / "checkpoints/step-00000002").same == 2
+
+
+def test_a_step_that_cannot_be_deleted_is_named_and_the_others_are_deleted(tmp_path, monkeypatch):
+    save_steps(tmp_path, 10, 20, 30)
+    checkpoints, rename = tmp_path / "checkpoints", type(tmp_path).rename
+
+    def refuse(path, target):
+        if path.name == "step-00000010":
+            raise PermissionError(13, "Permission denied", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "rename", refuse)
+    with pytest.raises(UserError) as caught:
+        prune(checkpoints, CheckpointConfig(keep_last=1))
+    assert caught.value.given == f"{checkpoints}: old checkpoints cannot be deleted: step-00000010: Permission denied"
+    assert committed_steps(checkpoints) == [30, 10]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_save_counts_although_older_steps_cannot_be_deleted(tmp_path, monkeypatch, asynchronous):
+    checkpoints = make_run(tmp_path, keep_last=1, **{"async": asynchronous})
+    monkeypatch.setattr("windlass.checkpoint.keep.delete", denied)
+    for step in (10, 20):
+        checkpoints.save(step, make_tensors(step), {}, {})
+    checkpoints.wait()
+    first, second = checkpoints.poll()
+    assert (first.not_deleted, first.step, second.step) == ("", 10, 20)
+    assert "step-00000010: Permission denied" in second.not_deleted
+    assert committed_steps(tmp_path / "checkpoints") == [20, 10]
+
+
+def denied(*_):
+    raise PermissionError(13, "Permission denied")

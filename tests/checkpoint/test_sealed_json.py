@@ -28,9 +28,27 @@ def test_every_single_bit_flip_is_refused_and_the_file_is_named():
 
 def test_blanks_reordered_keys_and_a_missing_hash_are_refused():
     data = seal(BODY)
-    for other in (data + b" ", data.replace(b",", b", ", 1), b" " + data, data.strip(), b"{}\n", b'{"hash":null}\n'):
+    for other in (data + b" ", data.replace(b",", b", ", 1), b" " + data, data.strip()):
+        with pytest.raises(BadCheckpoint, match="x is not as it was written"):
+            unseal(other, "x")
+    for other in (b"{}\n", b'{"hash":null}\n'):
         with pytest.raises(BadCheckpoint, match="hash differs"):
             unseal(other, "x")
+
+
+def test_a_file_whose_last_byte_is_cut_off_is_not_said_to_have_another_hash():
+    data = seal(BODY)
+    with pytest.raises(BadCheckpoint) as caught:
+        unseal(data[:-1], "x")
+    size = len(data)
+    where = f"{size - 1} bytes, written with {size}; the first that differs is byte {size - 1}"
+    assert caught.value.given == f"x is not as it was written: {where}"
+
+
+def test_json_that_is_read_but_too_deep_to_be_written_again_is_refused():
+    for depth in range(900, 1000):
+        with pytest.raises(BadCheckpoint):
+            unseal(b'{"x":' + b"[" * depth + b"]" * depth + b"}", "x")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint import storage
-from windlass.checkpoint.keep import survey
+from windlass.checkpoint.keep import list_checkpoints, survey
 from windlass.checkpoint.store import (
     DiskFull,
     Draft,
@@ -176,7 +176,7 @@ def test_quarantine_renames_and_numbers_and_deletes_nothing(tmp_path):
     assert names(tmp_path / "checkpoints") == [f"step-00000100.corrupt{end}" for end in ("", "-1", "-2")]
 
 
-def test_only_exact_names_of_real_directories_count_as_steps(tmp_path):
+def test_only_exact_names_of_directories_and_links_count_as_steps(tmp_path):
     for name in (
         "step-00000007",
         "step-0000000008",
@@ -188,7 +188,8 @@ def test_only_exact_names_of_real_directories_count_as_steps(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000013").write_text("")
     (tmp_path / "step-00000014").symlink_to(tmp_path / "step-00000007")
-    assert committed_steps(tmp_path) == [7]
+    (tmp_path / "step-00000015").symlink_to(tmp_path / "nowhere")
+    assert committed_steps(tmp_path) == [15, 14, 7]
     assert committed_steps(tmp_path / "nowhere") == []
 
 
@@ -201,3 +202,62 @@ def test_a_directory_copied_elsewhere_is_whole(tmp_path):
     assert Checkpoint.open(tmp_path / "usb-stick").read("resolved.yaml") == b"seed: 1\n"
     with pytest.raises(BadCheckpoint, match="has no file 'other'"):
         Checkpoint.open(tmp_path / "usb-stick").read("other")
+
+
+def move_and_link(run, *steps):
+    """Steps moved to other storage, with links in their places -> that storage."""
+    bulk = run.parent / "bulk"
+    bulk.mkdir()
+    for step in steps:
+        (run / f"checkpoints/step-{step:08d}").rename(bulk / f"{step}")
+        (run / f"checkpoints/step-{step:08d}").symlink_to(bulk / f"{step}")
+    return bulk
+
+
+def test_steps_that_are_links_are_restored_and_pruned_without_what_they_lead_to(tmp_path):
+    save_steps(tmp_path / "run", 100, 200)
+    bulk = move_and_link(tmp_path / "run", 100, 200)
+    state = blank()
+    checkpoints = make_run(tmp_path / "run", keep_last=1)
+    assert checkpoints.restore(state) == {"samples": 2000, "step": 200} and is_state_of(state, 200)
+    assert [row.problem for row in list_checkpoints(tmp_path / "run", verified=True)] == ["", ""]
+    assert checkpoints.save(300, make_tensors(300), {}, {})
+    assert names(tmp_path / "run/checkpoints") == ["step-00000300"], "the links are deleted"
+    assert names(bulk) == ["100", "200"] and verify(bulk / "100") == verify(bulk / "200") == []
+
+
+def test_a_link_to_a_bad_checkpoint_is_put_aside_and_its_files_stay(tmp_path):
+    save_steps(tmp_path / "run", 100, 200)
+    bulk = move_and_link(tmp_path / "run", 200)
+    (bulk / "200/rank-00000.bin").write_bytes(b"")
+    told, state = [], blank()
+    assert make_run(tmp_path / "run", told).restore(state)["step"] == 100 and is_state_of(state, 100)
+    assert names(tmp_path / "run/checkpoints") == ["step-00000100", "step-00000200.corrupt"]
+    assert "rank-00000.bin: size" in told[0] and names(bulk) == ["200"]
+
+
+def test_a_link_that_leads_nowhere_is_refused_by_name_and_left_alone(tmp_path):
+    save_steps(tmp_path / "run", 100, 200)
+    bulk = move_and_link(tmp_path / "run", 200)
+    (bulk / "200").rename(bulk / "elsewhere")
+    told, link = [], tmp_path / "run/checkpoints/step-00000200"
+    with pytest.raises(UserError) as caught:
+        make_run(tmp_path / "run", told).restore(blank())
+    assert not isinstance(caught.value, BadCheckpoint) and told == []
+    assert caught.value.given == f"{link} is a link to {bulk}/200, which is no directory here"
+    assert "mount the storage" in caught.value.change and link.is_symlink()
+    assert list_checkpoints(tmp_path / "run")[1].problem == caught.value.given
+    with pytest.raises(UserError, match="step-00000200 is committed already"):
+        make_run(tmp_path / "run").save(200, make_tensors(200), {}, {})
+
+
+def test_a_directory_of_steps_that_is_a_link_is_followed_or_refused_but_never_begun_anew(tmp_path):
+    save_steps(tmp_path / "run", 100)
+    (tmp_path / "run/checkpoints").rename(tmp_path / "bulk")
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "bulk")
+    assert make_run(tmp_path / "run").restore(blank())["step"] == 100
+    (tmp_path / "bulk").rename(tmp_path / "unmounted")
+    with pytest.raises(UserError) as caught:
+        make_run(tmp_path / "run").restore(blank())
+    assert caught.value.given == f"{tmp_path}/run/checkpoints is a link to {tmp_path}/bulk, which is no directory here"
+    assert "mount the storage" in caught.value.change

@@ -135,11 +135,6 @@ def add(directory):
     return "rank-00001.bin", "extra", "MANIFEST does not list it"
 
 
-def add_hidden(directory):
-    (directory / "tokenizer/.hidden").write_bytes(b"")
-    return "tokenizer/.hidden", "extra", "MANIFEST does not list it"
-
-
 def stale_tensors(directory):
     shutil.copy(directory.with_name("step-00000100") / "rank-00000.bin", directory)
     return "rank-00000.bin", "stale", "it belongs to the save"
@@ -186,7 +181,7 @@ def linked_manifest(directory):
 
 
 FAULTS = [
-    *(truncate, grow, zero_a_page, zero_all, remove, remove_small, add, add_hidden, stale_tensors, stale_trainer_state),
+    *(truncate, grow, zero_a_page, zero_all, remove, remove_small, add, stale_tensors, stale_trainer_state),
     *(stale_manifest, link, pipe, no_manifest, empty_manifest, linked_manifest),
 ]
 
@@ -212,6 +207,10 @@ def test_a_fault_is_named_with_its_file_and_restore_uses_the_older_step(copy, fa
         ({"step": "200"}, "step: Input should be a valid integer"),
         ({"step": True}, "step: Input should be a valid integer"),
         ({"token": "x"}, "token"),
+        ({"run_id": "\x1b[2J"}, "run_id: String should match pattern"),
+        ({"run_id": ""}, "run_id: String should match pattern"),
+        ({"time": "\x1b]0;owned\x07"}, "time: String should match pattern"),
+        ({"time": "yesterday"}, "time: String should match pattern"),
         ({"surprise": 1}, "surprise: Extra inputs"),
         ({"files": []}, "files: Input should be a valid dictionary"),
         ({"files": {"../secret": {"size": 1, "hash": "0" * 32, "lengths": [], "pieces": []}}}, "'../secret'"),
@@ -274,12 +273,66 @@ def test_a_directory_that_is_a_link_is_not_followed(copy):
         ("tokenizer/vocab.txt", "missing"),
         ("tokenizer", "extra"),
     ]
-    with pytest.raises(BadCheckpoint, match=r"tokenizer/vocab.txt .* lies outside of it, through a link"):
+    with pytest.raises(BadCheckpoint, match=r"tokenizer/vocab.txt .* is outside of it, through a link"):
         Checkpoint.open(directory).read("tokenizer/vocab.txt")
 
 
 def test_many_problems_are_cut_to_five(copy):
-    for number in range(8):
-        (copy / f"checkpoints/step-00000200/more-{number}").write_text("")
+    for number in range(1, 9):
+        (copy / f"checkpoints/step-00000200/rank-{number:05d}.bin").write_text("")
     text = str(complaint(copy, verify(copy / "checkpoints/step-00000200")))
-    assert "more-4: extra" in text and "more-5" not in text and "(and 3 more)" in text
+    assert "rank-00005.bin: extra" in text and "rank-00006" not in text and "(and 3 more)" in text
+
+
+FOREIGN = (".DS_Store", ".nfs000000000012ab34", "notes.txt", "tokenizer/.DS_Store", "lost+found/inner")
+
+
+def add_foreign(directory):
+    for name in FOREIGN:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("of somebody else")
+
+
+def test_files_that_we_did_not_write_are_ignored_and_listed(copy):
+    newest = copy / "checkpoints/step-00000200"
+    add_foreign(newest)
+    assert verify(newest) == [] and Checkpoint.open(newest).foreign_files() == sorted(FOREIGN)
+    told, state = [], blank()
+    assert make_run(copy, told).restore(state)["step"] == 200 and is_state_of(state, 200)
+    (sentence,) = told
+    assert sentence == f"{newest}: ignored files that windlass did not write: {', '.join(sorted(FOREIGN))}"
+    assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [100]
+
+
+@pytest.mark.parametrize("fault", [truncate, zero_a_page, remove, remove_small, add, stale_tensors, link, no_manifest])
+def test_a_fault_of_our_files_is_found_beside_files_that_are_not_ours(copy, fault):
+    newest = copy / "checkpoints/step-00000200"
+    add_foreign(newest)
+    file, what, _ = fault(newest)
+    assert [(problem.file, problem.what) for problem in verify(newest)] == [(file, what)]
+
+
+def test_a_checkpoint_with_files_that_are_not_ours_is_deleted_whole(copy):
+    add_foreign(copy / "checkpoints/step-00000100")
+    assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [100]
+    assert [path.name for path in (copy / "checkpoints").iterdir()] == ["step-00000200"]
+
+
+def test_names_of_other_files_cannot_drive_the_terminal(copy):
+    newest, told = copy / "checkpoints/step-00000200", []
+    (newest / "\x1b[2Jx").write_text("")
+    make_run(copy, told).restore(blank())
+    assert told[0].endswith("did not write: \\x1b[2Jx")
+
+
+def test_a_file_that_vanishes_while_a_directory_is_listed_is_no_error(copy, monkeypatch):
+    newest, lstat = copy / "checkpoints/step-00000200", type(copy).lstat
+    (newest / ".nfs01").write_text("")
+
+    def vanish(path):
+        if path.name == ".nfs01":
+            path.unlink()
+        return lstat(path)
+
+    monkeypatch.setattr(type(copy), "lstat", vanish)
+    assert Checkpoint.open(newest).foreign_files() == [] and verify(newest) == []

@@ -27,3 +27,11 @@ def test_checkpoint_commands_print_what_there_is(run, tmp_path):
 def test_numbers_that_keep_nothing_are_refused(run, keep_last, keep_best):
     with pytest.raises(UserError, match=f"--keep-last {keep_last} --keep-best {keep_best}"):
         checkpoints.delete(run, keep_last, keep_best)
+
+
+def test_verify_lists_files_that_windlass_did_not_write(run, tmp_path):
+    directory = shutil.copytree(run / "checkpoints" / "step-00000009", tmp_path / "step-00000009")
+    (directory / ".DS_Store").write_text("")
+    (directory / "a\nb").write_text("")
+    (line,) = checkpoints.check(directory)
+    assert line == f"{directory}: whole; ignored files that windlass did not write: .DS_Store, a\\nb"

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from tests.cases import write_model
 from windlass.commands.export import export
 from windlass.commands.generate import generate
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -246,3 +247,17 @@ def test_a_difference_of_one_in_ten_thousand_is_not_exported(run, tmp_path, monk
     with pytest.raises(UserError, match=r"transformers computes another model .*logits differ by \d\.\de-0[45]"):
         export(run, tmp_path / "bad")
     assert not list(tmp_path.iterdir())
+
+
+def test_experts_of_a_width_that_is_no_multiple_of_four_are_exported(tmp_path):
+    source = write_model(tmp_path / "moe", "qwen3_moe", tied=False, moe_intermediate_size=27, hidden_size=42)
+    done = export(source, tmp_path / "export")
+    assert done.largest_difference <= 1e-5
+    ours, theirs = (open_weights(path) for path in (source, done.directory))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def open_weights(directory):
+    from safetensors.torch import load_file
+
+    return load_file(directory / "model.safetensors")

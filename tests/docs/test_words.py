@@ -51,6 +51,16 @@ def test_a_name_of_a_file_is_seen_where_it_is_one():
     assert PATH.findall(text) == ["data/order.py", "loss.py", "stream/"]
 
 
+SOURCES = sorted(path for room in ("checkpoint", "proof") for path in (ROOT / "src" / "windlass" / room).glob("*.py"))
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_docstrings_and_messages_use_the_words_of_the_field(file):
+    lines = file.read_text("utf-8").replace("capsule.json", "").splitlines()  # a file of the format before
+    found = [f"{at}: {match[0]}: {line}" for at, line in enumerate(lines, 1) if (match := COINED.search(line))]
+    assert not found, "\n" + "\n".join(found)
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_pages_use_the_words_of_the_field(page):
     found = [f"{match[0]}: {line}" for line in prose(page).splitlines() if (match := COINED.search(line))]

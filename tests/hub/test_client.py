@@ -191,6 +191,13 @@ def test_an_index_names_safetensors_of_its_own_directory_alone(hub, tmp_path, na
     assert room.indexed_files(tmp_path / "index.json", "", "") == ["a.safetensors", "sub/b.safetensors"]
 
 
+def test_a_huge_index_is_refused_before_it_is_read(tmp_path):
+    (tmp_path / "index.json").touch()
+    os.truncate(tmp_path / "index.json", room.INDEX_BYTES + 1)  # sparse: it takes no space
+    error = refused(room.indexed_files, tmp_path / "index.json", "here", "mend")
+    assert (error.given, error.rule) == ("here has 256.0 MiB", "an index has at most 256.0 MiB")
+
+
 def test_the_models_configs_come_with_its_tokenizer_and_its_card_with_its_config(hub):
     commit = hub.add(NAME, {**TOKENIZER, **WHOLE, "README.md": "---\nlicense: mit\n---\n"})
     room.fetch_tokenizer(NAME, commit)

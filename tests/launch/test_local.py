@@ -129,13 +129,19 @@ def test_what_a_process_without_launcher_tells_goes_to_its_terminal(monkeypatch,
     assert capsys.readouterr().err == "windlass: given\n  rule:   a rule\n  change: a change\n"
 
 
+def test_what_an_error_quotes_from_a_file_cannot_drive_the_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("WINDLASS_ERRORS", raising=False)
+    local.show_error(UserError("a name: \x1b]0;owned\x07", "two\nlines", "a change"))
+    assert capsys.readouterr().err == "windlass: a name: \\x1b]0;owned\\x07\n  rule:   two\nlines\n  change: a change\n"
+
+
 @pytest.fixture
 def launched(tmp_path):
     """launched(case): two workers that do what `case` says, under `launch`, in a process of its own."""
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
-    for name in ("launch", "contract.py", "signals.py", "errors.py", "status.py"):
+    for name in ("launch", "contract.py", "signals.py", "errors.py", "status.py", "units.py"):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)

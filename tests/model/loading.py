@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
+from windlass.model.open_config import architecture_of
 from windlass.model.transformer import Decoder
 
 
@@ -46,7 +47,7 @@ class Peak:
 
 def load_watched(path: str) -> dict[str, int]:
     """On each rank -> bytes: its own share, growth of RssAnon over the load, what storage delivered, a sum to compare."""
-    arch = ModelConfig(**{"from": path}).architecture()
+    arch = architecture_of(ModelConfig(**{"from": path}))
     with torch.device("meta"):
         decoder = Decoder(arch)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))

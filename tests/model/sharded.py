@@ -6,12 +6,13 @@ from torch.distributed.fsdp import fully_shard
 
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights, save_weights
+from windlass.model.open_config import architecture_of
 from windlass.model.transformer import Decoder
 
 
 def load_sharded(path, out):
     """On each rank: FSDP2 shards filled from the directory; gathered, and exported by rank 0."""
-    arch = ModelConfig(**{"from": path}).architecture()
+    arch = architecture_of(ModelConfig(**{"from": path}))
     with torch.device("meta"):
         decoder = Decoder(arch)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))

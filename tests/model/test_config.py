@@ -10,6 +10,7 @@ from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
 from windlass.model.families.family_table import to_hf
 from windlass.model.families.presets import PRESETS
+from windlass.model.open_config import architecture_of, directory_of
 
 SIZES = {"hidden_size": 48, "intermediate_size": 76, "num_hidden_layers": 3, "num_attention_heads": 6}
 LLAMA = {"family": "llama", **SIZES}
@@ -19,7 +20,7 @@ GPT2 = {"family": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 6}
 
 def refusal(fields, vocab_size=211):
     with pytest.raises(UserError) as caught:
-        ModelConfig(**fields).architecture(vocab_size)
+        architecture_of(ModelConfig(**fields), vocab_size)
     return str(caught.value)
 
 
@@ -49,7 +50,7 @@ def test_recipe_keys_override_the_preset_and_the_directory(tmp_path):
     arch = ModelConfig(preset="qwen3-4b", num_hidden_layers=2, rope_theta="1e5").architecture()
     assert (arch.num_layers, arch.rope_theta, arch.hidden_size) == (2, 1e5, 2560)
     (tmp_path / "config.json").write_text(json.dumps(to_hf(arch)))
-    again = ModelConfig(**{"from": str(tmp_path)}, rope_theta=7.0, attention_dropout=0.1).architecture()
+    again = architecture_of(ModelConfig(**{"from": str(tmp_path)}, rope_theta=7.0, attention_dropout=0.1))
     assert (again.num_layers, again.rope_theta, again.attn_dropout) == (2, 7.0, 0.1)
 
 
@@ -120,7 +121,7 @@ def test_a_field_without_effect_is_refused_in_a_recipe_and_not_in_a_file(tmp_pat
     assert f"change: {change}" in said and "no effect on training" in said
     config = {"model_type": "llama", "vocab_size": 211, **SIZES}
     (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
-    assert ModelConfig(**{"from": str(tmp_path)}).architecture() == architecture_from_hf(config)
+    assert architecture_of(ModelConfig(**{"from": str(tmp_path)})) == architecture_from_hf(config)
     assert f"change: {change}" in refusal({"from": str(tmp_path), **fields})
 
 
@@ -139,7 +140,7 @@ def test_half_a_window_is_refused_in_a_recipe_and_not_in_a_file(tmp_path):
         config = {"model_type": "qwen3", "vocab_size": 211, **QWEN3, **fields}
         del config["family"]
         (tmp_path / "config.json").write_text(json.dumps(config))
-        assert ModelConfig(**{"from": str(tmp_path)}).architecture().window is None
+        assert architecture_of(ModelConfig(**{"from": str(tmp_path)})).window is None
 
 
 @pytest.mark.parametrize(
@@ -217,8 +218,8 @@ def test_a_pinned_commit_is_read_although_its_branch_has_moved(tmp_path, monkeyp
         (refs / branch).write_text(newer)
     for revision in ({}, {"revision": "v1"}):
         config = ModelConfig(**{"from": "org/name", **revision, "commit": pinned})
-        assert config.directory().name == pinned and config.architecture().num_layers == 3
-        assert ModelConfig(**{"from": "org/name", **revision}).directory().name == newer
+        assert directory_of(config).name == pinned and architecture_of(config).num_layers == 3
+        assert directory_of(ModelConfig(**{"from": "org/name", **revision})).name == newer
 
 
 def test_a_config_json_without_its_family_is_named():

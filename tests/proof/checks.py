@@ -18,6 +18,7 @@ from tests import cases
 from tests.cases import Layout
 from tests.proof.matrix import References, groups_in, layout_of, run
 from windlass.model.config import ModelConfig
+from windlass.model.open_config import architecture_of
 from windlass.model.slices import local_part, owned_ranges
 from windlass.model.transformer import Decoder
 
@@ -103,7 +104,7 @@ def train_and_look(directory, case):
 
 def clean_loss(directory, weights, case):
     """Of the last batch, by the plain decoder with these weights and without any key."""
-    decoder = Decoder(ModelConfig.model_validate({"from": str(directory)}).architecture()).double()
+    decoder = Decoder(architecture_of(ModelConfig.model_validate({"from": str(directory)}))).double()
     decoder.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
     decoder.tie()
     ids, targets = cases.global_batches(case.length)[-1]

@@ -1,4 +1,4 @@
-"""Which small layouts stand for a recipe's."""
+"""Which small layouts represent a recipe's."""
 
 import pytest
 

@@ -13,6 +13,7 @@ from tests.proof.matrix import layout_of, run
 from tests.proof.planting import Planting
 from tests.proof.rows import CELLS, QUICK
 from windlass.model.config import ModelConfig
+from windlass.model.open_config import architecture_of
 from windlass.parallel.activations import plan_recompute
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
@@ -72,7 +73,7 @@ def test_bf16_moments_are_right_on_the_mean(references, ranks, layout):
 
 def train_within(gib, directory, case):
     """On a rank: train_layout with the kind of each block that a budget chooses -> its result and the kinds."""
-    architecture = ModelConfig.model_validate({"from": directory}).architecture()
+    architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
     parallel = ParallelConfig(recompute="selective", activation_gib=gib)
     precision = precision_of(PrecisionConfig(policy=case.policy))
     kinds = plan_recompute(architecture, parallel, precision, "cpu", case.micro_batch, case.length).kinds

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.data.prepare.prepare import prepare
-from windlass.errors import BadCheckpoint, OutOfSync, UserError
+from windlass.errors import BadCheckpoint, OutOfSync, UserError, exit_code_of
 from windlass.optim.adamw import AdamW
 from windlass.runtime import start_runtime
 from windlass.training.assemble import assemble, with_steps
@@ -79,14 +79,14 @@ def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
     assert "\r\x1b[2Kcheckpoint refused: " in terminal.getvalue()
 
 
-def spoil_a_moment(config):
-    """Three steps in step, then one bit of a moment turns on rank 1 -> what the fourth says."""
+def give_other_rows(config):
+    """Two tensor ranks; at the fourth step rank 1 is given other rows -> what that step raises."""
     with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
         run = assemble(config, runtime, is_prepared=True)
         for step in range(4):
-            if step == 3 and runtime.rank == 1:
-                run.optimizer.state_tensors()["model.norm.weight.exp_avg"].view(torch.int32)[0] ^= 1
             batches, count = run.objective.weigh(run.source.next(), run.program)
+            if step == 3 and runtime.rank == 1:
+                batches[0]["input_ids"] = batches[0]["input_ids"].roll(1, 1)
             try:
                 run.program.run(batches, count)
             except OutOfSync as error:
@@ -95,29 +95,33 @@ def spoil_a_moment(config):
 
 
 def test_a_recipe_that_asks_for_checks_is_checked(base, prepared, ranks):
-    parallel = {"zero": 0, "replicate": 2, "check": True, "check_every": 3}
-    for step, said in ranks.run(2, spoil_a_moment, tiny.recipe(base, "checked", parallel=parallel)):
-        assert step == 3 and said.startswith("model.norm.weight.exp_avg differs between ranks 0 and 1 at step 4")
+    parallel = {"pp": 2, "check": True}
+    for step, raised in ranks.run(2, give_other_rows, tiny.recipe(base, "checked", parallel=parallel)):
+        assert step == 3 and raised.startswith("ranks 0 and 1 were given different batches at step 4")
 
 
 def drift_apart(config):
-    """In the update of step 5 one rank makes another; nothing is compared by the hundred steps of `check_every` for long."""
+    """In the update of step 5 one rank makes another."""
     step = AdamW.step
 
     def other(self, norm):
         step(self, norm)
         if self._num_steps == 5 and dist.get_rank() == 1:
-            self._records[0].tensor.data.view(-1)[3] += 1e-3
+            self._records[0].tensor.data.view(-1).view(torch.int32)[3] ^= 1
 
     with mock.patch.object(AdamW, "step", other), contextlib.redirect_stdout(io.StringIO()):
         try:
             train(config, is_prepared=True)
         except OutOfSync as error:
-            return str(error)
+            return exit_code_of(error), str(error)
 
 
-def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ranks):
-    config = tiny.recipe(base, "drifting", parallel={"zero": 0, "replicate": 2, "check": True})
-    for said in ranks.run(2, drift_apart, config):
-        assert said.startswith("model.embed_tokens.weight differs between ranks 0 and 1 at step 6")
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ranks, asynchronous):
+    name, checkpoint = f"drifting-{asynchronous}", {"async": asynchronous}
+    config = tiny.recipe(base, name, parallel={"zero": 0, "replicate": 2}, checkpoint=checkpoint)
+    for code, raised in ranks.run(2, drift_apart, config):
+        assert code == 5 and "embed_tokens.weight differs between ranks 0 and 1 after step 6\n" in raised
     assert committed_steps(config.run.directory / "checkpoints") == [3], "every third step, and not the sixth"
+    assert [path.name for path in (config.run.directory / "checkpoints").iterdir()] == ["step-00000003"]
+    assert ("incident", 6) in tiny.kinds(config.run.directory)

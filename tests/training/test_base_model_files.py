@@ -8,6 +8,7 @@ import yaml
 from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
+from windlass.model.open_config import directory_of
 from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
 from windlass.training.pins import fetch_weights, pin_model
 
@@ -21,7 +22,7 @@ def test_an_export_says_what_the_base_said_though_hub_and_cache_are_gone(hub, ra
     named = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": None, "from": "org/tiny"}
     config = pin_model(tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=named))
     fetch_weights(config)
-    local = {**named, "from": str(config.model.directory())}
+    local = {**named, "from": str(directory_of(config.model))}
     config = tiny.recipe(tmp_path, run={"steps": 1}, optim={"warmup_steps": 0}, model=local)
     ranks.run(1, tiny.train, config)
     shutil.rmtree(tmp_path / "cache")

@@ -13,6 +13,7 @@ from tests.loopback import Hub
 from tests.loopback import hub as hub  # a fixture
 from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
+from windlass.model.open_config import directory_of
 from windlass.training.drift import check_settings
 from windlass.training.pins import keep_pins, pin_model, pins, with_pins
 from windlass.training.preflight import make_ready, prepare_only
@@ -120,7 +121,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "texts")
     ready = make_ready(config, 1, "cpu")
-    assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in ready.model.directory().parents
+    assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
     assert (
         f"{prepared.place} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"
         in capsys.readouterr().out

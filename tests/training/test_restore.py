@@ -181,3 +181,13 @@ def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(
     assert max(tiny.losses(config.run.directory)) == 6
     log = (config.run.directory / "logs" / "rank-0.log").read_text()
     assert "accepted drift: data: other documents or another tokenizer than the checkpoint's" in log
+
+
+def test_a_run_whose_steps_are_links_goes_on_from_them(base, ranks, copy, tmp_path):
+    (tmp_path / "bulk").mkdir()
+    for step in (3, 4):
+        name = f"step-{step:08d}"
+        (copy / "checkpoints" / name).rename(tmp_path / "bulk" / name)
+        (copy / "checkpoints" / name).symlink_to(tmp_path / "bulk" / name)
+    assert ranks.run(1, tiny.train, again(base, copy, run={"steps": 6}))[0]["step"] == 6
+    assert ("resume", 4) in tiny.kinds(copy) and ("checkpoint", 6) in tiny.kinds(copy)

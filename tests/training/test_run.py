@@ -1,6 +1,8 @@
 """Between steps: when a checkpoint is due, and what a failed one does to the run."""
 
+import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -128,3 +130,24 @@ def test_a_disk_that_stays_full_ends_the_run_by_name_and_keeps_the_last_checkpoi
     assert not list((config.run.directory / "checkpoints").glob(".tmp-*")), "its own half-written files are gone"
     resumed = ranks.run(1, tiny.train, config)[0]
     assert resumed["step"] == tiny.STEPS and len(resumed["rows"]) == tiny.STEPS - 3
+
+
+def train_where_nothing_can_be_deleted(config):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with mock.patch("windlass.checkpoint.keep.delete", denied):  # only rank 0 deletes
+        return tiny.train(config)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_training_goes_on_where_old_checkpoints_cannot_be_deleted(base, ranks, asynchronous):
+    config = tiny.recipe(base, f"undeleted-{asynchronous}", checkpoint={"async": asynchronous, "keep_last": 1})
+    assert [one["step"] for one in ranks.run(2, train_where_nothing_can_be_deleted, config)] == [tiny.STEPS] * 2
+    assert steps_of(config.run.directory) == [3, 6, 9, 10]
+    lines = [json.loads(line) for line in (config.run.directory / "events.jsonl").read_text().splitlines()]
+    incidents = [line for line in lines if line["kind"] == "incident"]
+    assert [(line["step"], line["what"]) for line in incidents] == [
+        (at, "old checkpoints not deleted") for at in (6, 9, 10)
+    ]
+    assert "step-00000003: Permission denied; step-00000006: Permission denied" in incidents[1]["error"]

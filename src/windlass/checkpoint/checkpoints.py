@@ -8,22 +8,22 @@
     ...
     checkpoints.save(step, tensors, trainer_state, files, final=True)
 
-A checkpoint is `tensors` (name -> Tensor or DTensor, sharded or replicated: weights, optimizer state, 0-dim
-counters), the trainer state (JSON: step, data position, schedule, fingerprints; rank 0's is written) and `files`
-(resolved recipe, tokenizer, provenance; rank 0's are written). All of it is in one directory under one MANIFEST:
-copied elsewhere, it suffices.
+A checkpoint holds `tensors` (name -> Tensor or DTensor, sharded or replicated: weights, optimizer state, 0-dim
+counters), the trainer state (JSON: step, data position, schedule, fingerprints) and `files` (resolved recipe,
+tokenizer, provenance). Rank 0 writes the last two. One directory with one MANIFEST holds all of it, so a copy of the
+directory is a whole checkpoint.
 
-Asynchronous: `save` copies every local shard into host buffers that are kept between saves, and returns; a thread
-plans, writes and commits over its own gloo group while training goes on. One save is under way at a time: the next
-one waits for it first.
+Asynchronous: `save` copies every local shard into host buffers, which it keeps between saves, and returns. A thread
+plans, writes and commits over its own gloo group while training goes on. One save runs at a time: the next one waits
+for it first.
 
 Who reads what on restore. Rank 0 reads MANIFEST, index.json, trainer_state.json and lists the directory (names and sizes),
 and hands them to all ranks. Every rank then reads the rows its own shards need, in pieces of at most 4 MiB, and
-verifies each piece before a byte of it reaches a tensor. Every tensor of the checkpoint is asked for by someone, and
-the pieces tile the files, so every byte that is used is verified, once per rank that uses it, and none is read only
-to be verified. Bytes read per rank: its shards, rounded out to pieces, plus what is replicated; in the layout that
-saved, 1/world of the checkpoint. If one rank finds a bad piece, all ranks drop the checkpoint together, rank 0
-quarantines it, and the next older one overwrites every tensor.
+verifies each piece before a byte of it reaches a tensor. At least one rank reads each tensor, and the pieces tile the
+files, so a rank verifies every byte that it uses, and reads none only to verify it. Bytes read per rank: its shards,
+rounded up to pieces, and replicated tensors; in the layout that saved, 1/world of the checkpoint. If one rank finds a
+bad piece, all ranks drop the checkpoint together, rank 0 quarantines it, and the next older one overwrites every
+tensor.
 """
 
 import json
@@ -49,11 +49,13 @@ from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
+from windlass.errors import UserError
 
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A committed save. `stall_s`: how long training stood still for it; `elapsed_s`: until it was committed."""
+    """A committed save. `stall_s`: seconds that training waited for it. `elapsed_s`: until it was committed.
+    `not_deleted`: '', or why old checkpoints could not be deleted after it."""
 
     step: int
     directory: Path
@@ -61,12 +63,13 @@ class SavedStep:
     metric: float | None
     stall_s: float
     elapsed_s: float
+    not_deleted: str
 
 
 def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
     """Whether every_minutes has passed since the last save. Ask on rank 0 only, and let it send the answer to the others.
 
-    Clocks differ between ranks, so each asking its own would make some save and some not. The trainer already agrees
+    Clocks differ between ranks: if each read its own, some would save and others would not. The trainer already agrees
     on a stop flag without waiting for it (posted at one step, read at the next); this flag travels in the same
     message.
     """
@@ -99,11 +102,11 @@ class _Job:
 
 
 class Checkpoints:
-    """The checkpoints of one run. All ranks make one, and call save, wait and restore together and in the same order.
+    """The checkpoints of one run. Every rank makes one, and all call save, wait and restore together, in the same order.
 
     `directory`: `<run>/checkpoints`. `run_id` stays the same over restarts of a run; by it leftovers are known as our
-    own. `group`: a gloo group of all ranks that nobody else uses (None where world is 1). `log`: gets a sentence for
-    whatever the user should know (a quarantined checkpoint, swept leftovers); on rank 0.
+    own. `group`: a gloo group of all ranks for checkpoints alone (None where world is 1). `log`: called on rank 0
+    with each sentence for the user (a quarantined checkpoint, removed drafts).
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class Checkpoints:
         """Saves; True unless this very step is saved already. Returns when it is committed, or staged if asynchronous.
 
         `final`: wait for the commit in any case. Raises what the previous asynchronous save failed with, else DiskFull,
-        BadCheckpoint (this step is committed by somebody else) or the error that writing met: on all ranks alike.
+        UserError (this step is committed already) or the error of the write: on all ranks alike.
         """
         self.wait()
         if step == self._last_step:
@@ -230,14 +233,18 @@ class Checkpoints:
         """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
         write_checkpoint(job.tensors, local, writer, self._exchange)
-        num_bytes = self._exchange.from_first(lambda: self._prune(writer))
+        num_bytes, not_deleted = self._exchange.from_first(lambda: self._prune(writer))
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)
         stall_s = elapsed_s if stall_s is None else stall_s
-        return SavedStep(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s)
+        return SavedStep(job.step, directory, num_bytes, job.metric, stall_s, elapsed_s, not_deleted)
 
-    def _prune(self, writer: TensorWriter) -> int:
-        """Rank 0, after the commit -> bytes of the new checkpoint."""
+    def _prune(self, writer: TensorWriter) -> tuple[int, str]:
+        """Rank 0, after the commit -> bytes of the new checkpoint, and why old ones could not be deleted. That is no failure: the
+        step is saved, and the next save tries again."""
         assert writer.manifest is not None
-        prune(self._directory, self._config, survey)
-        return writer.manifest.num_bytes
+        try:
+            prune(self._directory, self._config, survey)
+        except (UserError, OSError) as error:
+            return writer.manifest.num_bytes, str(error)
+        return writer.manifest.num_bytes, ""

@@ -1,8 +1,8 @@
 """One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
 
-Without this, the rank that fails leaves and the others wait in a collective until it times out. Each call is one
-gather to rank 0 and one broadcast or scatter from it, over the group that is handed in (gloo; an asynchronous save
-needs one of its own, since its collectives run beside the training's). One rank without torch.distributed is the same
+Without this, the rank that fails exits and the others wait in a collective until it times out. Each call is one
+gather to rank 0 and one broadcast or scatter from it, over the given group (gloo; an asynchronous save needs its own
+group, since its collectives run beside the training's). One rank without torch.distributed is the same
 code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
 is unpickled.
 """
@@ -17,7 +17,7 @@ from windlass.errors import WindlassError
 
 
 class PeerFailed(RuntimeError):
-    """Another rank failed with an error that has no three sentences; its text is ours."""
+    """Another rank failed with an error that is no WindlassError. The text is that rank's."""
 
 
 @dataclass
@@ -27,14 +27,17 @@ class _Failure:
     text: str
 
     def portable(self) -> "_Failure":
-        """A WindlassError travels as it is; any other error as its text, since not every exception can be pickled."""
+        """A WindlassError travels as it is. An OSError stays one, so that all ranks handle it alike. Any other error travels
+        as its text, since not every exception can be pickled."""
         if isinstance(self.error, WindlassError):
             return self
+        if isinstance(self.error, OSError):
+            return _Failure(self.rank, OSError(self.error.errno, f"rank {self.rank}: {self.text}"), self.text)
         return _Failure(self.rank, PeerFailed(f"rank {self.rank}: {self.text}"), self.text)
 
 
 class Exchange:
-    """The ranks of one job. `group` None is the default group, or nobody where world is 1."""
+    """The ranks of one job. `group` None: the default group, or no group where world is 1."""
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None):
         self.rank, self.world, self._group = rank, world, group

@@ -1,12 +1,11 @@
-"""A file is a row of pieces; each piece has its own hash, so a part of a file can be read and still be verified.
+"""A file is a row of pieces; each piece has its own hash, so a reader can verify a part of a file without the rest.
 
-Writing: what `write` is given is cut into pieces of at most PIECE_BYTES; a piece never spans two calls, so a tensor's
-bytes are whole pieces. The hash runs in a second thread while the write call runs in this one: both release the GIL,
-both read the same 4 MiB, nothing is read twice from disk and nothing is copied. It hides where a core is free or the
-disk is waited for (benchmarks/results/checkpoint.json: 1 rank within noise, 2 ranks on 2 cores +2.4 % on disk, where
-it would add 4 to 8 % in line), not where every core is busy copying (+8 % in a file system in memory). The file's own
-hash is the hash of its pieces' hashes (of its only piece: that piece's hash, which is then what `xxhsum -H128`
-prints).
+Writing: `write` cuts its data into pieces of at most PIECE_BYTES; a piece never spans two calls, so a tensor's bytes
+are whole pieces. A second thread hashes while this one writes: both release the GIL and read the same 4 MiB, and nothing
+is copied or read twice from disk. The hash costs no time where a core is free or the disk is the limit
+(benchmarks/results/checkpoint.json: 1 rank within noise; 2 ranks on 2 cores +2.4 % on disk, where hashing in line would
+add 4 to 8 %). Where every core is busy copying it costs 8 % (a file system in memory). The file's own hash is the hash of
+its pieces' hashes; a file of one piece has that piece's hash, which is what `xxhsum -H128` prints.
 
 Reading: `read(at, length)` reads the pieces that overlap the range, verifies each before handing out a byte of it. A
 rank that needs a slice of a large tensor reads at most one piece more at either end.
@@ -37,7 +36,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class FileEntry(BaseModel):
-    """What a manifest promises of one file."""
+    """One file's entry in MANIFEST: size and hashes."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -112,7 +111,7 @@ class PieceWriter:
         _write_all(self._descriptor, batch)
 
     def close(self) -> FileEntry:
-        """Everything on disk (fsync) and hashed -> what the manifest says of this file."""
+        """Flushes to disk (fsync) and finishes the hashes -> the file's entry in MANIFEST."""
         if self._batch:
             self._flush()
         os.fsync(self._descriptor)
@@ -201,7 +200,8 @@ class PieceReader:
                 filled += count
         except OSError as error:
             raise bad(
-                f"{self._path.name} cannot be read at byte {start}: {error.strerror}", "storage must deliver"
+                f"{self._path.name} cannot be read at byte {start}: {error.strerror}",
+                "every byte of the file must be readable",
             ) from None
         found = digest(into[:filled])
         if filled < len(into) or found != self._hashes[number]:

@@ -81,7 +81,7 @@ def _check(name: str, tensor: SavedTensor, manifest: Manifest) -> None:
                 f"{INDEX}: {name!r}: {chunk.offsets} + {chunk.sizes} is not in {tensor.shape}", "chunks tile a tensor"
             )
         if chunk.file not in manifest.files:
-            raise bad(f"{INDEX}: {name!r} lies in the file {chunk.file[:80]!r}", "MANIFEST lists every file")
+            raise bad(f"{INDEX}: {name!r} is in the file {chunk.file[:80]!r}", "MANIFEST lists every file")
         end, size = chunk.at + tensor.num_bytes(chunk), manifest.files[chunk.file].size
         if end > size:
             raise bad(f"{INDEX}: {name!r} ends at byte {end} of {chunk.file}", f"that file has {size} bytes")
@@ -91,14 +91,16 @@ def _check(name: str, tensor: SavedTensor, manifest: Manifest) -> None:
 
 
 def _check_apart(tensors: dict[str, SavedTensor]) -> None:
-    """No two chunks have bytes in common."""
+    """BadCheckpoint where two chunks share bytes."""
     spans = [
         (c.file, c.at, c.at + t.num_bytes(c), name) for name, t in tensors.items() for c in t.chunks if t.num_bytes(c)
     ]
     spans.sort()
     for (file, _, end, name), (next_file, start, _, next_name) in pairwise(spans):
         if file == next_file and start < end:
-            raise bad(f"{INDEX}: {next_name[:80]!r} shares bytes of {file} with {name[:80]!r}", "chunks lie apart")
+            raise bad(
+                f"{INDEX}: {next_name[:80]!r} shares bytes of {file} with {name[:80]!r}", "two chunks share no byte"
+            )
 
 
 def read_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:

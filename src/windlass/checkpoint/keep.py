@@ -2,7 +2,7 @@
 
 Kept: the newest `keep_last`, the `keep_best` with the lowest metric (ties: the newer), and `keep_steps`. Deleting
 follows a commit, never precedes it, and the newest checkpoint that passes the check is never deleted, whatever the
-settings say.
+settings are.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], l
 
     `check` finds the newest whole checkpoint, which is kept in any case; where there is none, nothing is deleted. The
     command line reads every byte (`verify`); training, which has just hashed and fsynced the newest one, only lists
-    it (`survey`).
+    it (`survey`). Where a step cannot be deleted, the others are, and a UserError then names it.
     """
     opened: dict[int, Checkpoint] = {}
     for step in committed_steps(checkpoints):
@@ -52,9 +52,18 @@ def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], l
     whole = next((step for step in opened if not check(checkpoints / step_name(step))), None)
     if whole is None:
         return []
-    gone = sorted(set(opened) - keep - {whole})
+    gone, failures = sorted(set(opened) - keep - {whole}), []
     for step in gone:
-        delete(checkpoints, step, opened[step].manifest.run_id)
+        try:
+            delete(checkpoints, step, opened[step].manifest.run_id)
+        except OSError as error:
+            failures.append(f"{step_name(step)}: {error.strerror}")
+    if failures:
+        raise UserError(
+            f"{checkpoints}: old checkpoints cannot be deleted: {'; '.join(failures)}",
+            "deleting a checkpoint renames it first, so this user must be allowed to write to its directory and to the one above",
+            "mend the permissions, or delete these checkpoints by hand; newer checkpoints are not touched",
+        )
     return gone
 
 
@@ -167,7 +176,7 @@ def largest_difference(first: Path, second: Path, name: str) -> float:
 
 
 def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
-    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see pieces.py."""
+    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see hashed_file.py."""
     result: list[str] = []
     for chunk in _boxes(tensor):
         lengths, hashes = checkpoint.manifest.files[chunk.file].rows()

@@ -32,11 +32,11 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     schema_version: Count
-    run_id: str
+    run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     step: Count
     world: Annotated[int, Field(ge=1)]
     token: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    time: str
+    time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
     """When it was committed, ISO 8601, UTC."""
     metric: float | None
     """Validation loss in nats, if it was known: lower is better."""

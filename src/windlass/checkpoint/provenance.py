@@ -3,7 +3,7 @@
 Written: the commit, branch and uncommitted diff of the repository that the command was started in (the user's code),
 names of untracked files, the command line, Python, platform, installed packages, hosts. Not written: environment
 variables, addresses of repositories and indices (they may hold credentials), and the values of arguments whose name
-says that they are secret. All of it is data for people; nothing in it is ever executed or loaded.
+marks them as secret. All of it is data for people; nothing in it is ever executed or loaded.
 """
 
 import importlib.metadata

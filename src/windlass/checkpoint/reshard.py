@@ -10,7 +10,7 @@ storage is slow at small reads, and on the way to another cluster, where the byt
     held      FILES_AT_ONCE files with at most IN_FLIGHT + 1 pieces of 4 MiB each; a block of 32 MiB and what is read for it
 
 The new checkpoint is a draft until MANIFEST is written (store.py): a kill leaves the draft, which the next attempt sweeps, never
-half of a checkpoint. No torch: the caller says where each rank's parts are.
+half of a checkpoint. No torch: the caller gives each rank's parts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,9 +42,9 @@ Parts = Mapping[str, list[RankPart]]
 
 
 def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifest:
-    """Writes the checkpoint at `source` once more, as the step of the same number in the directory `target`, to which nobody else
-    writes meanwhile. `parts` has every tensor of it; `num_ranks` is the size of the layout. Raises UserError where that step is
-    there already, BadCheckpoint where a byte of `source` is not what was written."""
+    """Writes the checkpoint at `source` once more, as the step of the same number in the directory `target`, to which no other
+    process writes meanwhile. `parts` has every tensor of it; `num_ranks` is the size of the layout. Raises UserError where that
+    step is there already, BadCheckpoint where a byte of `source` is not what was written."""
     checkpoint = Checkpoint.open(source)
     if problems := checkpoint.survey():
         raise complaint(source, problems)
@@ -65,11 +65,11 @@ def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifes
             entries[INDEX] = draft.add(INDEX, seal_index(moved, draft.token))
             return draft.commit(manifest.run_id, num_ranks, manifest.metric, entries)
         finally:
-            draft.discard()  # nothing is there any more once it was committed
+            draft.discard()  # does nothing after the commit, which has renamed it
 
 
 def _other_files(checkpoint: Checkpoint, token: str) -> Iterator[tuple[str, bytes]]:
-    """Everything but the tensors, verified; the trainer state says which save it belongs to."""
+    """Everything but the tensors, verified; the trainer state gets the token of this save."""
     for name in sorted(checkpoint.manifest.files):
         if name == TRAINER_STATE:
             yield name, seal({**unseal(checkpoint.read(name), name), "token": token})
@@ -80,7 +80,7 @@ def _other_files(checkpoint: Checkpoint, token: str) -> Iterator[tuple[str, byte
 def _move(
     source: TensorSource, tensors: Mapping[str, SavedTensor], parts: Parts, draft: Draft
 ) -> tuple[dict[str, FileEntry], dict[str, SavedTensor]]:
-    """All ranks' files, some at a time -> what the manifest and the index say of them."""
+    """Writes all ranks' files, some at a time -> their entries in the manifest and in the index."""
     entries: dict[str, FileEntry] = {}
     chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}
     ranks = sorted({part.rank for held in parts.values() for part in held if part.box.num_elements})
@@ -129,7 +129,7 @@ def _around(boxes: list[Box]) -> Box:
 
 
 class _File:
-    """A rank's file: what arrives in blocks of any size leaves in pieces of PIECE_BYTES, cut anew at each part."""
+    """A rank's file: takes blocks of any size and writes pieces of PIECE_BYTES; each part begins a new piece."""
 
     def __init__(self, writer: PieceWriter, token: str):
         self._writer = writer

@@ -1,9 +1,8 @@
-"""Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. See state.py.
+"""Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. checkpoints.py calls it.
 
-One attempt is: rank 0 verifies MANIFEST, the small files and the listing and hands them out; every rank compares
-names, shapes and dtypes; every rank reads and verifies what it needs; one verdict. A bad checkpoint (BadCheckpoint)
-leads to the next older one, which overwrites whatever the attempt had written; a wrong request (any other UserError)
-ends the restore.
+One attempt: rank 0 verifies MANIFEST, the small files and the listing, and sends them to all ranks; every rank compares
+names, shapes and dtypes; every rank reads and verifies its shards; all ranks agree on one verdict. After BadCheckpoint
+the next older checkpoint is tried, which overwrites what the attempt has written. Any other UserError ends the restore.
 """
 
 from collections.abc import Callable
@@ -17,26 +16,29 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
-from windlass.checkpoint.sealed_json import unseal
+from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.storage import TensorReader
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
+from windlass.units import printable
 
 WHATS = ("weights", "all")
 
 
 class _Offer(NamedTuple):
-    """What rank 0 has read and verified for all."""
+    """What rank 0 has read and verified, and sends to all ranks."""
 
     manifest: bytes
     index_json: bytes
     trainer_state: bytes
 
 
-def _offer(directory: Path) -> _Offer:
+def _offer(directory: Path, log: Callable[[str], None]) -> _Offer:
     """Rank 0: everything but the tensors' bytes, verified. BadCheckpoint names the files that are not whole."""
     checkpoint = Checkpoint.open(directory)
+    if foreign := checkpoint.foreign_files():
+        log(f"{directory}: ignored files that windlass did not write: {list_names(foreign)}")
     problems = checkpoint.survey()
     seen = {problem.file for problem in problems}
     small = [name for name in sorted(checkpoint.manifest.files) if not is_rank_name(name) and name not in seen]
@@ -46,9 +48,10 @@ def _offer(directory: Path) -> _Offer:
     return _Offer(checkpoint.manifest_bytes, checkpoint.read(INDEX), checkpoint.read(TRAINER_STATE))
 
 
-def _list_names(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
+    """The first five, printable, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+    return printable(", ".join(names[:5])) + more
 
 
 def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where: Path) -> None:
@@ -57,9 +60,9 @@ def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where
     missing = sorted(set(tensors) - set(state))
     if missing:
         raise UserError(
-            f"{where} has no tensor {_list_names(missing)}",
+            f"{where} has no tensor {list_names(missing)}",
             f"every tensor of the model must be in the checkpoint; {len(missing)} of {len(tensors)} are not",
-            "resume with the recipe that made the checkpoint (its resolved.yaml lies in it), or start a new run",
+            "resume with the recipe that made the checkpoint (resolved.yaml in the checkpoint), or start a new run",
         )
     for name, tensor in tensors.items():
         assert tensor.device.type != "meta", f"{name} is on the meta device; materialise it before the restore"
@@ -81,16 +84,21 @@ def _refuse_unexpected(names: list[str], saved: Metadata, where: Path) -> None:
     unexpected = sorted(set(saved.state_dict_metadata) - set(names))
     if unexpected:
         raise UserError(
-            f"{where} also holds {_list_names(unexpected)}, which this run has not",
+            f"{where} also holds {list_names(unexpected)}, which this run has not",
             "to go on exactly, every tensor of the checkpoint must have its place",
             "set model and optimizer as they were, or start from the weights only (run.start_what: weights)",
         )
 
 
-def load_one(directory: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange) -> dict[str, Any]:
+def load_one(
+    directory: Path, tensors: dict[str, torch.Tensor], what: str, exchange: Exchange, log: Callable[[str], None]
+) -> dict[str, Any]:
     """One attempt -> the trainer state, which has `step`. All ranks return, or raise the same error."""
-    offer: _Offer = exchange.from_first(lambda: _offer(directory))
+    offer: _Offer = exchange.from_first(lambda: _offer(directory, log))
     checkpoint = Checkpoint.parse(directory, offer.manifest)
+    trainer_state = unseal(offer.trainer_state, TRAINER_STATE).get("trainer_state")
+    if not isinstance(trainer_state, dict):
+        raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
     reader = TensorReader(checkpoint, offer.index_json)
     saved = reader.read_metadata()
 
@@ -110,8 +118,7 @@ def load_one(directory: Path, tensors: dict[str, torch.Tensor], what: str, excha
 
     exchange.reduce(names, no_surprise)
     exchange.reduce(read, lambda _: None)
-    body = unseal(offer.trainer_state, TRAINER_STATE)
-    return {**body["trainer_state"], "step": checkpoint.manifest.step}
+    return {**trainer_state, "step": checkpoint.manifest.step}
 
 
 def _newest(checkpoints: Path) -> Path | None:
@@ -121,7 +128,7 @@ def _newest(checkpoints: Path) -> Path | None:
     aside = quarantined(checkpoints)
     if aside:
         raise BadCheckpoint(
-            f"{checkpoints} holds no whole checkpoint, only {_list_names(aside)}",
+            f"{checkpoints} holds no whole checkpoint, only {list_names(aside)}",
             "a run whose checkpoints are all bad is not started over silently",
             "copy a whole checkpoint back as step-<number>, or delete the bad ones to start at step 0",
         )
@@ -139,7 +146,7 @@ def load_newest(
 
     while (directory := exchange.from_first(lambda: _newest(checkpoints))) is not None:
         try:
-            return load_one(directory, tensors, "all", exchange)
+            return load_one(directory, tensors, "all", exchange, log)
         except BadCheckpoint as error:
             exchange.from_first(partial(put_aside, directory, error))
     return None
@@ -156,7 +163,7 @@ def candidates(path: Path) -> list[Path]:
         steps = committed_steps(checkpoints)
         if steps:
             return [checkpoints / step_name(step) for step in steps]
-    listed = _list_names(sorted(entry.name for entry in path.iterdir()))
+    listed = list_names(sorted(entry.name for entry in path.iterdir()))
     raise _no_checkpoint(f"{path} has neither a MANIFEST nor a committed step; it holds {listed or 'nothing'}")
 
 
@@ -177,7 +184,7 @@ def load_path(
     found: list[Path] = exchange.from_first(lambda: candidates(path))
     for older, directory in enumerate(found, start=1):
         try:
-            return load_one(directory, tensors, what, exchange)
+            return load_one(directory, tensors, what, exchange, log)
         except BadCheckpoint as error:
             if older == len(found):
                 raise

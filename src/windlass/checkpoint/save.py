@@ -1,4 +1,4 @@
-"""Writing one checkpoint: plan, write, commit, with one verdict for all ranks. See state.py.
+"""Writing one checkpoint: plan, write, commit, with one verdict for all ranks. checkpoints.py calls it.
 
 This is what dcp.save does with the same planner and writer, in two exchanges: the plans go to rank 0 and come back
 without duplicates and with the token; the places of all chunks go to rank 0, which commits. Our own loop, because an
@@ -18,10 +18,9 @@ from windlass.checkpoint.storage import TensorWriter
 def write_checkpoint(
     tensors: dict[str, torch.Tensor], local: dict[str, torch.Tensor], writer: TensorWriter, exchange: Exchange
 ) -> None:
-    """Returns on all ranks when the checkpoint is committed; raises on all ranks when it is not, and leaves nothing
-    behind.
+    """Returns on all ranks when the checkpoint is committed. Where it is not, raises on all ranks and removes the draft.
 
-    `tensors` say what there is (shapes, dtypes, placements); the bytes come from `local`, this rank's shards by name.
+    `tensors` give shapes, dtypes and placements; the bytes come from `local`, this rank's shards by name.
     """
     planner, first = LocalPlanner(local), exchange.rank == 0
     metadata: list[Metadata] = []

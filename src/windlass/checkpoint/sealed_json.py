@@ -3,8 +3,8 @@
 A sealed file is one canonical JSON object (sorted keys, no spaces, ASCII) whose key `hash` is the xxh3-128 of the
 same object without that key. Reading parses strictly (no NaN, no overflowing number, no key twice, a size cap), takes
 the hash out, writes the rest again in canonical form, and compares both the hash and the bytes: a flipped bit
-anywhere, even in a blank, is found. xxh3 finds accidents, not attackers; whoever can write the directory can write a
-fitting hash. So nothing that is read here is ever executed, and every path is checked before use. https://xxhash.com
+anywhere, even in a blank, is found. xxh3 finds accidents, not attackers: a user who can write the directory can write
+a matching hash. So nothing that is read here is ever executed, and every path is checked before use. https://xxhash.com
 (28 GB/s a core on an EPYC of Zen 4: measured, benchmarks/checkpoint.py).
 """
 
@@ -72,7 +72,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_strict(data: bytes, name: str) -> dict[str, Any]:
-    """A JSON object, or BadCheckpoint that says what is wrong with the file `name`."""
+    """A JSON object, or BadCheckpoint with what is wrong in the file `name`."""
     if len(data) > MAX_SEALED_BYTES:
         raise bad(f"{name} has {format_bytes(len(data))}", f"such a file has at most {format_bytes(MAX_SEALED_BYTES)}")
     try:
@@ -87,8 +87,23 @@ def parse_strict(data: bytes, name: str) -> dict[str, Any]:
 def unseal(data: bytes, name: str) -> dict[str, Any]:
     """The body of a sealed file, verified; BadCheckpoint if a single bit differs."""
     body = parse_strict(data, name)
-    said = body.pop("hash", None)
-    found = digest(_canonical(body))
-    if said != found or data != _canonical({**body, "hash": said}):
-        raise bad(f"{name}: hash differs: it says {str(said)[:40]}, its content has {found}", "a file hashes itself")
+    stated = body.pop("hash", None)
+    try:
+        found, again = digest(_canonical(body)), _canonical({**body, "hash": stated})
+    except RecursionError:
+        raise bad(f"{name} is nested too deeply", "it must be JSON of a few levels") from None
+    if stated != found:
+        raise bad(
+            f"{name}: hash differs: it states {str(stated)[:40]}, its content has {found}", "a file hashes itself"
+        )
+    if data != again:
+        raise bad(f"{name} is not as it was written: {_first_difference(data, again)}", "a file is canonical JSON")
     return body
+
+
+def _first_difference(data: bytes, expected: bytes) -> str:
+    """Where a file whose content is right has other bytes: a blank, another escape, or its end cut off."""
+    at = next(
+        (at for at, (one, other) in enumerate(zip(data, expected)) if one != other), min(len(data), len(expected))
+    )
+    return f"{len(data)} bytes, written with {len(expected)}; the first that differs is byte {at}"

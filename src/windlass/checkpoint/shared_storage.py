@@ -1,9 +1,8 @@
-"""Do all ranks see the same storage? Asked once, at the start, before anything is written that only one host could
-read.
+"""Checks once, at the start, that all ranks see the same storage.
 
-Every rank writes a file with a token of this start; rank 0's token must be readable by every rank, and every rank's
-file by rank 0. Nothing else shows it: two hosts may each have a directory of the same name, and a checkpoint would then
-be written in parts to both, each part looking right on its own host.
+Every rank writes a file with a token of this start. Every rank must be able to read rank 0's file, and rank 0 every
+rank's. Without this check, two hosts that each have a directory of the same name would each write a part of the
+checkpoint, and each part would look right on its own host.
 """
 
 import platform

@@ -10,7 +10,7 @@ Bytes written: each chunk once, hashed as it is written. Bytes read per rank: th
 chunk it overlaps, rounded out to pieces of at most 4 MiB, each verified before a byte of it reaches a tensor. In the
 layout that saved, that is the rank's own file.
 
-Only tensors are stored. Objects (DCP would pickle them) are refused: the trainer state is JSON, see state.py.
+Only tensors are stored. Objects (DCP would pickle them) are refused: the trainer state is JSON (checkpoints.py).
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ assert set(DTYPES) == set(ITEM_BYTES)
 
 
 class StoredPlace(NamedTuple):
-    """Where a chunk's bytes begin. `entry`, on a file's first chunk only, is what the manifest will say of the file."""
+    """Where a chunk's bytes begin. `entry`, on a file's first chunk only, is the file's entry in MANIFEST."""
 
     file: str
     at: int

@@ -32,7 +32,7 @@ from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
 from windlass.checkpoint.sealed_json import check_name, digest, seal
 from windlass.errors import UserError
-from windlass.units import format_bytes
+from windlass.units import format_bytes, printable
 
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
 
@@ -44,11 +44,23 @@ class DiskFull(UserError):
     """Not enough space for a checkpoint; the last committed one stays."""
 
 
+def check_link(directory: Path) -> None:
+    """Raises UserError for a link that leads nowhere. No BadCheckpoint: its storage may only be unmounted."""
+    if directory.is_symlink() and not directory.is_dir():
+        raise UserError(
+            f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
+            "a step of a run, and the directory of its steps, is a directory or a link to one",
+            "mount the storage that it leads to, correct the link, or remove it to go on without what it leads to",
+        )
+
+
 def committed_steps(checkpoints: Path) -> list[int]:
-    """The committed steps, newest first. Nothing is verified yet."""
+    """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet. Raises
+    UserError where `checkpoints` is a link that leads nowhere."""
+    check_link(checkpoints)
     if not checkpoints.is_dir():
         return []
-    found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_dir(follow_symlinks=False))
+    found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())
     return sorted((step for step in found if step is not None), reverse=True)
 
 
@@ -91,7 +103,7 @@ def check_space(directory: Path, need: int) -> None:
 
 @contextmanager
 def named_errors(directory: Path, need: int) -> Iterator[None]:
-    """Turns what the operating system says while writing into a UserError with the path; a full disk into DiskFull."""
+    """Turns an OSError while writing into a UserError with the path, and a full disk into DiskFull."""
     try:
         yield
     except OSError as error:
@@ -105,7 +117,7 @@ def named_errors(directory: Path, need: int) -> Iterator[None]:
 
 
 class Draft:
-    """A checkpoint that is being written: a directory that `commit` turns into a checkpoint, and a kill into rubbish."""
+    """A checkpoint that is being written: `commit` renames its directory to a step, and after a kill `sweep` removes it."""
 
     def __init__(self, checkpoints: Path, step: int, token: str):
         self.checkpoints, self.step, self.token = checkpoints, step, token
@@ -117,7 +129,7 @@ class Draft:
         self.directory.mkdir(parents=True)
 
     def refuse_overwrite(self) -> None:
-        if self.target.exists():
+        if os.path.lexists(self.target):
             raise UserError(
                 f"{self.target} is committed already",
                 "a committed checkpoint is never overwritten",
@@ -158,9 +170,10 @@ class Draft:
 
 
 def quarantine(directory: Path) -> Path:
-    """Renames a bad checkpoint to step-N.corrupt, or .corrupt-1, -2, ... -> where it is now. Nothing is deleted."""
+    """Renames a bad checkpoint, or the link to it, to step-N.corrupt, or .corrupt-1, -2, ... -> its new path. Nothing is
+    deleted."""
     target, number = directory.with_name(f"{directory.name}.corrupt"), 0
-    while target.exists():
+    while os.path.lexists(target):
         number += 1
         target = directory.with_name(f"{directory.name}.corrupt-{number}")
     directory.rename(target)
@@ -169,9 +182,15 @@ def quarantine(directory: Path) -> Path:
 
 
 def delete(checkpoints: Path, step: int, run_id: str) -> None:
-    """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint."""
+    """Removes a committed step; a kill in between leaves a draft's name, never half a checkpoint. Of a link it removes the link
+    alone: the directory that it leads to may be in use elsewhere."""
+    directory = checkpoints / step_name(step)
+    if directory.is_symlink():
+        directory.unlink()
+        fsync_directory(checkpoints)
+        return
     grave = checkpoints / f".tmp-{step:08d}-{new_token(run_id)}"
-    (checkpoints / step_name(step)).rename(grave)
+    directory.rename(grave)
     fsync_directory(checkpoints)
     shutil.rmtree(grave, ignore_errors=True)
 

@@ -1,8 +1,11 @@
-"""Is a checkpoint whole? MANIFEST first, then a listing, then every byte. No torch.
+"""Decides whether a checkpoint is whole: MANIFEST first, then a listing, then every byte. No torch.
 
-A file that differs is named with what differs: size, hash (which bytes), missing, extra, stale (it belongs to another
-save: our files carry the token of theirs), link. Nothing outside the directory is opened: names are checked and links
-are refused.
+Each file that differs is named with its difference: size, hash (which bytes), missing, extra, stale (it belongs to another
+save: our files carry the token of theirs), link. Names are checked and links inside the directory are refused, so nothing
+outside of it is opened. The directory itself may be a link.
+
+Files that windlass does not write (`.DS_Store`, `.nfs...`, notes) are ignored and listed: MANIFEST names every file that is
+read, so they change nothing. A file of a rank that MANIFEST does not list is an error, since it shows that two saves were mixed.
 """
 
 import os
@@ -13,8 +16,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, step_of
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
+from windlass.checkpoint.store import check_link
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
 
@@ -31,6 +35,7 @@ class Checkpoint:
     def open(directory: Path) -> "Checkpoint":
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
+        check_link(directory)
         if path.is_symlink() or not path.is_file():
             raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
         size = path.stat().st_size
@@ -41,7 +46,7 @@ class Checkpoint:
         except OSError as error:  # no BadCheckpoint: its bytes may well be good
             raise UserError(
                 f"{path} cannot be read: {error.strerror}",
-                "whoever loads a checkpoint must be allowed to read it",
+                "the user who loads a checkpoint must be allowed to read it",
                 "mend the permissions or the storage",
             ) from error
         return Checkpoint.parse(directory, data)
@@ -50,7 +55,7 @@ class Checkpoint:
     def parse(directory: Path, manifest_bytes: bytes) -> "Checkpoint":
         body = unseal(manifest_bytes, MANIFEST)
         schema = body.get("schema_version")
-        if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may well be whole, so nobody renames it
+        if isinstance(schema, int) and schema != SCHEMA:  # no BadCheckpoint: it may be whole, and must not be renamed
             age = "an older" if schema < SCHEMA else "a newer"
             raise UserError(
                 f"{directory} is of {age} format, {schema}" + (", with a capsule.json" if schema == 1 else ""),
@@ -72,7 +77,7 @@ class Checkpoint:
             raise bad(f"{self.directory.name} has no file {name!r}", "MANIFEST lists every file")
         path = self.directory / name
         if not path.parent.resolve().is_relative_to(self.directory.resolve()):
-            raise bad(f"{name} of {self.directory.name} lies outside of it, through a link", "links are not followed")
+            raise bad(f"{name} of {self.directory.name} is outside of it, through a link", "links are not followed")
         return PieceReader(path, self.manifest.files[name])
 
     def read(self, name: str) -> bytes:
@@ -87,7 +92,7 @@ class Checkpoint:
             return bytes(reader.read(0, size)) if size else b""
 
     def survey(self) -> list[Problem]:
-        """What a listing shows: missing and extra files, links, wrong sizes, a directory of another step."""
+        """What a listing shows: missing files, links, wrong sizes, files of another save, a directory of another step."""
         step = step_of(self.directory.name)
         problems = []
         if step is not None and step != self.manifest.step:
@@ -101,8 +106,19 @@ class Checkpoint:
                 problems.append(Problem(name, "link", f"it is a {kind}; a checkpoint holds regular files only"))
             elif size != entry.size:
                 problems.append(Problem(name, "size", f"{size} bytes, written with {entry.size}"))
-        found.pop(MANIFEST, None)
-        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in sorted(found)]
+        extra = [name for name in sorted(found) if self._is_ours(name)]
+        return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in extra if name != MANIFEST]
+
+    def foreign_files(self) -> list[str]:
+        """Files in the directory that windlass did not write."""
+        return [name for name in sorted(_listing(self.directory)) if not self._is_ours(name)]
+
+    def _is_ours(self, name: str) -> bool:
+        """A file of a checkpoint, or what has the name of one or of a directory of them."""
+        files = self.manifest.files
+        return (
+            name == MANIFEST or name in files or is_rank_name(name) or any(one.startswith(f"{name}/") for one in files)
+        )
 
     def verify(self, name: str) -> Problem | None:
         """Reads every byte of one file."""
@@ -119,7 +135,7 @@ class Checkpoint:
         return None
 
     def _token_of(self, name: str) -> str:
-        """The save that a file of ours says it belongs to, a rank's file at its start, JSON at its end; else ''."""
+        """The token in a file of ours: of a rank's file at its start, of JSON at its end; else ''."""
         path = self.directory / name
         if not path.is_file() or path.is_symlink():
             return ""
@@ -137,7 +153,10 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
         here = Path(parent)
         links = [name for name in directories if (here / name).is_symlink()]
         for name in files + links:
-            state = (here / name).lstat()
+            try:
+                state = (here / name).lstat()
+            except FileNotFoundError:
+                continue  # removed since the listing, as .nfs files are
             kind = "file" if stat.S_ISREG(state.st_mode) else "link" if stat.S_ISLNK(state.st_mode) else "device"
             found[str((here / name).relative_to(directory))] = (kind, state.st_size)
     return found
@@ -159,4 +178,4 @@ def complaint(directory: Path, problems: list[Problem]) -> BadCheckpoint:
     """The problems as one error, the first five named."""
     more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
     listed = "; ".join(str(problem) for problem in problems[:5])
-    return bad(f"{directory}: {listed}{more}", "every file must be byte for byte what MANIFEST says")
+    return bad(f"{directory}: {listed}{more}", "every file must match its entry in MANIFEST, byte for byte")

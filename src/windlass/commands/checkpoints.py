@@ -6,7 +6,7 @@ from pathlib import Path
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.keep import checkpoints_of, diff, largest_difference, list_checkpoints, prune
-from windlass.checkpoint.restore import candidates
+from windlass.checkpoint.restore import candidates, list_names
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import UserError
 from windlass.training.open_saved import read_trainer_state
@@ -26,11 +26,15 @@ def table(run_directory: Path, verified: bool) -> Iterator[str]:
 
 
 def check(path: Path) -> Iterator[str]:
-    """Reads every byte of every checkpoint that `path` names. Raises BadCheckpoint for the first that is not whole."""
+    """Reads every byte of every checkpoint that `path` names, and lists files in it that windlass did not write. Raises
+    BadCheckpoint for the first that is not whole."""
     for directory in candidates(path):
         if problems := verify(directory):
             raise complaint(directory, problems)
-        yield f"{directory}: whole"
+        foreign = Checkpoint.open(directory).foreign_files()
+        yield f"{directory}: whole" + f"; ignored files that windlass did not write: {list_names(foreign)}" * bool(
+            foreign
+        )
 
 
 def compare(first: Path, second: Path) -> tuple[list[str], bool]:

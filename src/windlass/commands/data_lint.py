@@ -7,6 +7,7 @@ from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import FULL, Coverage, lint
 from windlass.data.prepare.manifest import Prepared, check_shards, load_prepared, open_prepared
 from windlass.errors import UserError, nearest
+from windlass.model.open_config import directory_of
 from windlass.units import format_count
 
 
@@ -46,7 +47,7 @@ def choose_set(prepared: Prepared, name: str) -> str:
 def check(path: str, overrides: list[str]) -> tuple[list[str], bool]:
     """(lines to print, whether there is an error). Raises UserError."""
     prepared, config = open_data(path, overrides)
-    model = None if config is None or config.model.from_ is None else config.model.directory()
+    model = None if config is None or config.model.from_ is None else directory_of(config.model)
     result = lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
     lines = []
     for finding in result.findings:

@@ -134,7 +134,11 @@ def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype) -> fl
             "export an earlier step (--step); the run's events say when its numbers stopped being finite",
         )
     saved.model.to("meta")  # its memory goes before the other one comes
-    loaded: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    # its default, grouped experts, takes only widths that are multiples of 4
+    plain = {"experts_implementation": "eager"} if saved.architecture.sparse_layers else {}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True, **plain
+    )
     theirs, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"], report
     their_logits_BTV = theirs(ids_BT).logits

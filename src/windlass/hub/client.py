@@ -21,6 +21,7 @@ from typing import Final
 from windlass.errors import UserError
 from windlass.hub.config import COMMIT, NAME
 from windlass.hub.errors import MAIN, SHOWN, cache_directory, is_outage, reason, refused, renamed, unreachable
+from windlass.units import MIB, format_bytes
 
 CONFIG: Final = "config.json"
 SINGLE: Final = "model.safetensors"
@@ -28,6 +29,7 @@ INDEX: Final = "model.safetensors.index.json"
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json")
 TOKENIZER_BESIDE: Final = ("special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
+INDEX_BYTES: Final = 256 * MIB  # a bound, not a target: 10 MB name the tensors of the largest published models
 DOWNLOADS: Final = 8  # files at a time, as huggingface_hub's own snapshot_download
 GENERATION: Final = "generation_config.json"
 CARD: Final = "README.md"
@@ -163,9 +165,13 @@ def fetch_tokenizer(name: str, commit: str, cache: str | None = None, *, with_co
 def indexed_files(index: Path, named: str, change: str) -> list[str]:
     """The safetensors files that an index names. It comes from elsewhere, so it names nothing outside its own directory.
     `named`: the index, for messages. Raises UserError."""
+    if (size := index.stat().st_size) > INDEX_BYTES:
+        raise UserError(
+            f"{named} has {format_bytes(size)}", f"an index has at most {format_bytes(INDEX_BYTES)}", change
+        )
     try:
         names = list(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         rule = "the index is JSON with a `weight_map` from tensor to file"
         raise UserError(f"{named}: {error!r}", rule, change) from None
     for name in names:

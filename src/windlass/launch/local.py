@@ -23,6 +23,7 @@ from windlass.contract import AGENT
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
 from windlass.signals import SIGNALS, held_back
 from windlass.status import Status, read_status, write_status
+from windlass.units import printable
 
 SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
@@ -67,10 +68,11 @@ def show_error(error: WindlassError) -> None:
     """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may raise the same error, or only one
     that has no terminal."""
     folder = os.environ.get(_ERRORS)
+    text = "\n".join(map(printable, str(error).split("\n")))  # it may quote a file
     if folder is None:
-        print(f"windlass: {error}", file=sys.stderr)
+        print(f"windlass: {text}", file=sys.stderr)
     else:
-        Path(folder, os.environ["RANK"].zfill(6)).write_text(f"{error.code}\n{error}", "utf-8")
+        Path(folder, os.environ["RANK"].zfill(6)).write_text(f"{error.code}\n{text}", "utf-8")
 
 
 def die_with_agent() -> None:

@@ -3,7 +3,8 @@
 attention/    `attend(q, k, v, layout)`: every kernel behind one function
 families/     the fields of each family's config.json; a file per family
 
-config        the recipe's `model` section; reads config.json (no torch)
+config        the recipe's `model` section, and the fields of a config.json (no torch)
+open_config   config.json of a directory, read, and its sizes compared with the weights (no torch)
 architecture  what the decoder needs to know, in neutral names; parameter shapes (no torch)
 names         our parameter names <-> Hugging Face's tensor names (no torch)
 flops         parameters and FLOPs per token (no torch)

@@ -1,4 +1,4 @@
-"""The recipe's `model:` section, and config.json in. No torch.
+"""The recipe's `model:` section, and the fields of a config.json. Reads no file (open_config.py does). No torch.
 
 A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory, or a name of the hub),
 `family` (and its sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A
@@ -10,13 +10,12 @@ write numbers as YAML leaves them ("1e-5"), and a field without effect is refuse
 """
 
 import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from windlass.errors import UserError, nearest
-from windlass.hub.client import locate
 from windlass.hub.config import check_revision
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import ANSWERS
@@ -24,6 +23,8 @@ from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
 from windlass.settings import Settings
+
+MAX_SHOWN: Final = 200  # characters of a value in a message
 
 
 class ModelConfig(Settings):
@@ -67,7 +68,7 @@ class ModelConfig(Settings):
         if self.family is not None:
             _family(self.family)
         check_revision("model", self.from_, self.revision, self.commit)
-        if self.from_ is None:  # a directory is read when it is needed: here no file is touched
+        if self.from_ is None:
             _checked(self.hf_fields())
         return self
 
@@ -76,17 +77,14 @@ class ModelConfig(Settings):
         hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
         return next((hint for hint in hints if hint), "")
 
-    def directory(self) -> Path:
-        """Where config.json and weights of `from` lie: the directory, or what is in the hub's cache. Raises UserError."""
-        assert self.from_ is not None
-        return locate(self.from_, self.commit or self.revision, "model.from", self.hub_cache)
-
-    def hf_fields(self) -> dict[str, Any]:
-        """The family's config: preset, file or nothing, overridden by the recipe's own keys; has `model_type`."""
+    def hf_fields(self, file: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The family's config: preset, `file` or nothing, overridden by the recipe's own keys; has `model_type`. `file`: the
+        config.json of `from`."""
         if self.preset is not None:
             base = dict(PRESETS[self.preset])
         elif self.from_ is not None:
-            base = _causal(read_hf_config(self.directory()), self.from_)
+            assert file is not None
+            base = _causal(file, self.from_)
         else:
             base = {"model_type": self.family}
         aliases = _family(base["model_type"]).aliases
@@ -100,9 +98,10 @@ class ModelConfig(Settings):
         family.check_own(own, merged)
         return merged
 
-    def architecture(self, vocab_size: int | None = None) -> Architecture:
-        """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none."""
-        fields = _checked(self.hf_fields())
+    def architecture(self, vocab_size: int | None = None, file: Mapping[str, Any] | None = None) -> Architecture:
+        """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none. `file`: the config.json of
+        `from`; open_config.architecture_of reads it."""
+        fields = _checked(self.hf_fields(file))
         rows = fields.vocab_size if fields.vocab_size is not None else vocab_size
         if rows is None:
             raise UserError(
@@ -135,32 +134,7 @@ def architecture_from_hf(config: dict[str, Any]) -> Architecture:
     return fields.to_architecture(fields.vocab_size)
 
 
-def read_hf_config(directory: str | Path) -> dict[str, Any]:
-    """config.json of a local Hugging Face directory, parsed. Raises UserError if there is none or it is damaged."""
-    path = Path(directory)
-    if not path.is_dir():
-        raise UserError(
-            f"model.from: {directory}",
-            "this is neither a directory nor a name of the hub, which has the form org/name",
-            "give a Hugging Face directory, or a name such as Qwen/Qwen3-4B",
-        )
-    file = path / "config.json"
-    if not file.is_file():
-        raise UserError(
-            f"model.from: {directory} has no config.json",
-            "a Hugging Face directory holds config.json beside its safetensors files",
-            "give the directory that holds config.json",
-        )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: {error}", "config.json is valid JSON", "copy or download the file again") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{file}: a {type(config).__name__}", "config.json holds one object", "copy the file again")
-    return config
-
-
-def _causal(config: dict[str, Any], source: str) -> dict[str, Any]:
+def _causal(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A copy with Hugging Face's field names, if its family is one of ours."""
     if "model_type" not in config:
         raise UserError(f"{source}: no model_type", "config.json names its family", f"add one of {', '.join(FAMILIES)}")
@@ -208,13 +182,13 @@ def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
         if key in family.fixed:
             if value not in family.fixed[key]:
                 raise UserError(
-                    f"model: {key}: {json.dumps(value, default=str)}",
+                    f"model: {key}: {_cut(json.dumps(value, default=str))}",
                     f"{family.architecture_class} with this field set computes what is not implemented here",
                     f"take a model without it; accepted: {key}: {json.dumps(family.fixed[key][0])}",
                 )
         elif key not in family.model_fields and key not in family.harmless:
             raise UserError(
-                f"model: {key}: {json.dumps(value, default=str)}",
+                f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
                 f"{hint}write that, or remove `{key}`" if (hint := nearest(key, known)) else f"remove `{key}`",
             )
@@ -225,7 +199,7 @@ def _refuse_useless(own: dict[str, Any], family: type[Family]) -> None:
     useless = [key for key in own if key in family.harmless]
     if useless:
         raise UserError(
-            "; ".join(f"model: {key}: {json.dumps(own[key], default=str)}" for key in useless),
+            "; ".join(f"model: {key}: {_cut(json.dumps(own[key], default=str))}" for key in useless),
             "a setting that has no effect on training is refused in a recipe",
             "; ".join(f"{key}: {ANSWERS.get(key, 'remove it')}" for key in useless),
         )
@@ -249,9 +223,16 @@ def _checked(fields: dict[str, Any]) -> Family:
         raise _wrong_kind("model", family, error.errors()[0]) from error
 
 
+def _cut(text: str) -> str:
+    """The beginning of a value that is long."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _wrong_kind(source: str, family: type[Family], error: Any) -> UserError:
     """One complaint of pydantic as a sentence with what the field takes."""
     name = str(error["loc"][0])
     field = ".".join(str(part) for part in error["loc"])
     message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return UserError(f"{source}: {field}: {error['input']!r}", message, f"give {name} as {family.kind_of(name)}")
+    return UserError(
+        f"{source}: {field}: {_cut(repr(error['input']))}", message, f"give {name} as {family.kind_of(name)}"
+    )

@@ -12,6 +12,7 @@ read nor written.
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
 from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
+from windlass.model.open_config import StoredSizes
 from windlass.model.slices import local_part, owned_ranges
 from windlass.model.weight_files import INDEX, SINGLE, check_stored_head, is_pointer, listed, weight_files
 
@@ -85,24 +87,38 @@ def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, 
     local[: len(rows)] = piece.T if where.transposed else piece
 
 
+def stored_sizes(directory: Path) -> StoredSizes:
+    """What the files' headers state; a header that states more than its file has is refused. Raises UserError."""
+    shapes = []
+    with contextlib.ExitStack() as stack:
+        for file in weight_files(directory):
+            opened = _open_file(file, stack)
+            shapes += [opened.get_slice(key).get_shape() for key in opened.keys()]  # noqa: SIM118  it is no dict
+    return StoredSizes(len(shapes), sum(map(math.prod, shapes)))
+
+
+def _open_file(file: Path, stack: contextlib.ExitStack) -> Any:
+    try:
+        return stack.enter_context(safe_open(file, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, SafetensorError) and is_pointer(file):
+            raise UserError(
+                f"{file} is a git-LFS pointer, not the weights",
+                "git without git-lfs leaves a text of three lines in place of each large file",
+                "run `git lfs pull` in that directory, or fetch the repository with `hf download`",
+            ) from None
+        raise UserError(
+            f"{file}: {error}",
+            "a safetensors file is as long as its header says",
+            "copy or download this file again",
+        ) from error
+
+
 def _open_tensors(directory: Path, arch: Architecture, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Stored tensor's name -> lazy slice of it, over all files of the directory; of a tied model's head under STORED_HEAD."""
     known, stored = stored_shapes(arch), {}
     for file in weight_files(directory):
-        try:
-            opened = stack.enter_context(safe_open(file, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            if isinstance(error, SafetensorError) and is_pointer(file):
-                raise UserError(
-                    f"{file} is a git-LFS pointer, not the weights",
-                    "git without git-lfs leaves a text of three lines in place of each large file",
-                    "run `git lfs pull` in that directory, or fetch the repository with `hf download`",
-                ) from None
-            raise UserError(
-                f"{file}: {error}",
-                "a safetensors file is as long as its header says",
-                "copy or download this file again",
-            ) from error
+        opened = _open_file(file, stack)
         for key in opened.keys():  # noqa: SIM118  it is no dict
             name = expected_name(key, arch, known)
             if name is not None:

@@ -11,7 +11,7 @@ stages          where a pipeline cuts the model
 schedules       in which order a pipeline's ranks run their micro-batches (no torch)
 activations     how many bytes the blocks keep, and which of them recompute within a budget
 invariants      what must hold once the techniques are applied: units, dtypes, a gradient for every parameter
-runtime_checks  checks what a layout relies on while it runs: ranks in step, the same data (`parallel.check`)
+runtime_checks  compares the ranks while a layout runs: what several hold, before every save; batches, with `parallel.check`
 
 Inside:
 

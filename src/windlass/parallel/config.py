@@ -79,12 +79,9 @@ class ParallelConfig(Settings):
     """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch. Each block then
     keeps all, or as selective, or as full, so that the least is computed again within it. Head and embedding are not in it."""
     check: bool = False
-    """Check the run: the ranks of a model-parallel group read the same batch, no gradient is left from the step before, and every
-    `check_every` steps the copies of weights and optimizer states on several ranks are bit for bit equal. A fault is one named
-    error on all ranks. The host then waits for the device at every step."""
-    check_every: int = Field(100, ge=1)
-    """With check: steps between two comparisons of weights and states, which read them once. 1: before every step. They are
-    compared after the first update and before every checkpoint too."""
+    """Check every step: the ranks of a model-parallel group read the same batch, and no gradient is left from the step before. A
+    fault is one named error on all ranks. The host then waits for the device at every step. (Copies of weights and optimizer
+    states on several ranks are compared before every checkpoint, whatever is set here.)"""
     compile: bool = False
     """Compile each block with torch.compile (one graph for blocks that recompute alike), and AdamW's update where it stores in
     bf16 or the kernel is foreach. Needs a C++ compiler on CPU."""

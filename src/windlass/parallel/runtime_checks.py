@@ -1,23 +1,29 @@
-"""`parallel.check`: checks, while a layout runs, what it relies on.
+"""Compares the ranks while a layout runs: what several ranks hold before every save, and with `parallel.check` their batches.
 
-    every step       ranks of one model-parallel group (same position on the batch axes) get the same batch
-    every step       no gradient is left from the step before
-    every N steps,   weights and optimizer states that two ranks both hold (replicas, and what tensor ranks hold whole) are equal
-    after the first, bit for bit: so a checkpoint is never made of ranks that have drifted apart, and the last one is sound
-    before a save
+before a save    always: every tensor of the checkpoint that several ranks hold (replicas, what tensor ranks hold whole, counters,
+                 the loss scale) is equal bit for bit, so no checkpoint is made of ranks that have drifted apart
+every step       with `parallel.check`: ranks of one model-parallel group (same position on the batch axes) get the same batch,
+                 and no gradient is left from the step before
 
-Each rank hashes its own data and sends the hashes to all ranks, and every rank judges all of them. A fault on one rank is
-therefore the same named error on every rank, and no rank is left waiting in a collective.
+Each rank sends hashes of its own data to all ranks, and every rank judges all of them. A fault on one rank is therefore the same
+named error on every rank, and no rank waits in a collective.
 
-A hash is the sum of all words, each times an odd number of its own, modulo 2^64: equal tensors hash alike whatever their memory
-layout, a flipped bit always shows, two differences cancel once in 2^64.
+A hash is the sum of all words, each times an odd number of its own, modulo 2^64. A tensor is read as words of 4 bytes, or of its
+element size where that is less, so equal tensors hash alike whatever their memory layout. One flipped bit always changes the
+hash. So do two swapped words, and equal changes of opposite sign at two places, in tensors of less than 2^31 words. Any other
+two differences cancel once in 2^64.
 
-    sent per step    24 bytes from every rank to every rank; every N steps 8 bytes per tensor of weights and states more
-    read per step    the batch; every N steps the rank's own weights and states once, in pieces (PIECE words of scratch)
-    waits per step   one: the host reads the hashes before the forward, so it does not run ahead of the device
+Not compared: a tensor that one rank alone holds; the head's mirror of a tied embedding, which the embedding overwrites before
+every forward (tie.py). Not seen: a fault that reaches all holders alike, such as a wrong gradient before the sum over ranks.
+
+    sent per save    one all-gather of 8 bytes per shared tensor; at the start 8 bytes per tensor, once
+    read per save    this rank's shared tensors once, in pieces (PIECE words of scratch); one flag reaches the host
+    sent per step    with `parallel.check`, 24 bytes from every rank to every rank; the host waits for them before the forward
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Final
 
 import torch
@@ -31,13 +37,9 @@ from windlass.parallel.records import Record
 
 PIECE: Final = 1 << 22  # words hashed at a time: 64 MiB of scratch
 ODD: Final = -7046029254386353131  # 2^64 / golden ratio, as a signed number
-WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 NOTHING: Final = -1  # no parameter
-
-Held = tuple[str, tuple[tuple[str, int], ...]]
-"""A tensor's name, and which part of it: the position along each axis that cuts it."""
-States = Callable[[], dict[str, torch.Tensor]]
-"""An optimizer's states by name, each cut as its parameter is; the same names in the same order at every call."""
+MOST_RANKS: Final = 8  # named in a message
 
 
 @torch.no_grad()
@@ -53,40 +55,107 @@ def hash_of(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def checked(program: Program, states: States, config: ParallelConfig) -> Program:
+class Replicas:
+    """The tensors of a checkpoint that several ranks hold. Collective: every rank makes it, and calls it, alike."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], device_type: str):
+        """`tensors`: this rank's; every later call brings the same names. `device_type`: where the ranks exchange numbers."""
+        self._device = device_type
+        most = torch.tensor(len(tensors), device=device_type)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        keys = {_key(name, tensor): name for name, tensor in tensors.items()}
+        padded = list(keys) + [0] * (int(most) - len(keys))
+        rows = _of_all_ranks(torch.tensor(padded, dtype=torch.int64, device=device_type)).tolist()
+        holders = Counter(key for row in rows for key in row if key)
+        shared = [[key for key in row if holders[key] > 1] for row in rows]
+        self._names = [keys[key] for key in shared[dist.get_rank()]]
+        self._width = max(map(len, shared))
+        first_of: dict[int, int] = {}
+        flat = [key for row in shared for key in row + [0] * (self._width - len(row))]
+        self._first = [first_of.setdefault(key, at) for at, key in enumerate(flat)]
+        """Of each number that the ranks send: the place of the first number that must equal it."""
+        self._first_places = torch.tensor(self._first, device=device_type)
+
+    def compare(self, tensors: Mapping[str, torch.Tensor], step: int) -> None:
+        """Raises OutOfSync, on every rank alike, where two ranks hold other bits of one part of a tensor."""
+        if not self._width:
+            return
+        own = torch.zeros(self._width, dtype=torch.int64, device=self._device)
+        for index, name in enumerate(self._names):
+            own[index] = hash_of(tensors[name])
+        values = _of_all_ranks(own).view(-1)
+        differs = values != values[self._first_places]
+        if differs.any():
+            raise self._drifted(values.tolist(), differs.nonzero().view(-1).tolist(), step)
+
+    def _drifted(self, values: list[int], different: list[int], step: int) -> OutOfSync:
+        at = different[0]
+        holder = at // self._width
+        box = [self._names[at % self._width] if dist.get_rank() == holder else None]
+        dist.broadcast_object_list(box, holder)  # another stage of a pipeline does not know the name
+        by_value: dict[int, list[int]] = {}
+        for place, first in enumerate(self._first):
+            if first == self._first[at]:
+                by_value.setdefault(values[place], []).append(place // self._width)
+        *few, most = sorted(by_value.values(), key=len)
+        odd = [rank for ranks in few for rank in ranks]
+        more = len({self._first[place] for place in different}) - 1
+        where = (
+            f"on {_ranks(odd)} differs from {_ranks(most)}"
+            if len(odd) < len(most)
+            else (f"differs between {_ranks(sorted(odd + most))}")
+        )
+        return OutOfSync(
+            f"{box[0]} {where} after step {step}" + f", and {more} more tensors differ" * (more > 0),
+            "ranks that hold the same part of a weight or of an optimizer state hold the same bits, since they make the same "
+            "updates from the same sums; this step was not saved",
+            "start the same command again: it goes on from the last checkpoint. If the error comes again, test the memory and "
+            "the devices of these ranks, and prove the layout (windlass verify)",
+        )
+
+
+def _key(name: str, tensor: torch.Tensor) -> int:
+    """Of a tensor and the part of it that this rank holds: the position along each axis that cuts it. Never 0."""
+    part: list[tuple[str, int]] = []
+    if isinstance(tensor, DTensor):
+        coordinate, axes = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh_dim_names
+        assert coordinate is not None and axes is not None
+        places = zip(axes, coordinate, tensor.placements, strict=True)
+        part = [(axis, at) for axis, at, placement in places if not placement.is_replicate()]
+    digest = blake2b(repr((name, part)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True) or 1
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 and 1`, `ranks 0, 1, 2 and 5 more`."""
+    named = [str(rank) for rank in ranks[:MOST_RANKS]]
+    if len(ranks) > MOST_RANKS:
+        named.append(f"{len(ranks) - MOST_RANKS} more")
+    return f"rank {named[0]}" if len(named) == 1 else f"ranks {', '.join(named[:-1])} and {named[-1]}"
+
+
+def checked(program: Program, config: ParallelConfig) -> Program:
     """`program` as the loop calls it."""
-    return Checked(program, states, config.check_every) if config.check else program
+    return Checked(program) if config.check else program
 
 
 class Checked:
-    """`program` and the `states` of its optimizer, checked. Collective: every rank makes it and calls it alike. Raises OutOfSync,
-    on every rank alike."""
+    """`program`, checked in every step. Collective: every rank calls it alike. Raises OutOfSync, on every rank alike."""
 
-    def __init__(self, program: Program, states: States, every: int):
-        self._program, self._states, self._every = program, states, every
+    def __init__(self, program: Program):
+        self._program = program
         self.mesh = program.mesh
         self._step = 0
-        held: list[list[Held]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(held, [_held(name, tensor) for name, tensor in self._named().items()])
-        self._held = held
-
-    def _named(self) -> dict[str, torch.Tensor]:
-        """Parameters, in the order of the records, then states."""
-        return {record.name: record.tensor for record in self._program.records()} | self._states()
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._step += 1
         self._check_step(batches)
-        if self._step == 2 or (self._step - 1) % self._every == 0:
-            self._check_held()
         return self._program.run(batches, count)
 
     def adapt(self, norm: torch.Tensor) -> None:
         self._program.adapt(norm)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint: none is made of ranks that are out of step."""
-        self._check_held()
         return self._program.state_tensors()
 
     def figures(self) -> dict[str, torch.Tensor]:
@@ -110,12 +179,14 @@ class Checked:
         place = (
             mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
         )  # apart from Mesh.batch_rank
-        rows = _of_all_ranks(torch.stack([own.new_tensor(place), own, left]))
+        rows = _of_all_ranks(torch.stack([own.new_tensor(place), own, left])).tolist()
         first_of: dict[int, int] = {}
         for rank, (held_at, batch_hash, index) in enumerate(rows):
             if index != NOTHING:
+                box = [self._program.records()[index].name if dist.get_rank() == rank else None]
+                dist.broadcast_object_list(box, rank)
                 raise OutOfSync(
-                    f"{self._held[rank][index][0]} on rank {rank} has a gradient before {self._when}",
+                    f"{box[0]} on rank {rank} has a gradient before {self._when}",
                     "a step begins without gradients: what is left of the step before would be added to it",
                     "see that the optimizer drops all gradients after its step",
                 )
@@ -138,38 +209,9 @@ class Checked:
                 found = torch.where((local != 0).any().to(found.device), index, found)
         return found
 
-    def _check_held(self) -> None:
-        most = max(map(len, self._held))
-        own = torch.zeros(most, dtype=torch.int64, device=self.mesh.dense.device_type)
-        for index, tensor in enumerate(self._named().values()):
-            own[index] = hash_of(tensor)
-        rows = _of_all_ranks(own)
-        first_of: dict[Held, tuple[int, int]] = {}
-        for rank, held in enumerate(self._held):
-            for part, value in zip(held, rows[rank]):
-                first, expected = first_of.setdefault(part, (rank, value))
-                if value != expected:
-                    raise OutOfSync(
-                        f"{part[0]} differs between ranks {first} and {rank} at {self._when}",
-                        "ranks that hold the same part of a weight or of an optimizer state hold the same bits: they make the "
-                        "same updates from the same sums",
-                        "go on from the last checkpoint; if it comes again: another rank's memory or kernel is at fault, or a "
-                        "gradient that is not summed over these ranks (windlass verify)",
-                    )
 
-
-def _held(name: str, tensor: torch.Tensor) -> Held:
-    if not isinstance(tensor, DTensor):
-        return name, ()
-    coordinate, axes = tensor.device_mesh.get_coordinate(), tensor.device_mesh.mesh_dim_names
-    assert coordinate is not None and axes is not None
-    places = zip(axes, coordinate, tensor.placements, strict=True)
-    return name, tuple((axis, at) for axis, at, placement in places if not placement.is_replicate())
-
-
-def _of_all_ranks(own: torch.Tensor) -> list[list[int]]:
-    """Every rank's numbers, on every rank. The host waits for them."""
+def _of_all_ranks(own: torch.Tensor) -> torch.Tensor:
+    """Every rank's numbers, on every rank: [ranks, numbers]."""
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own)  # of the default group, over which the mesh is made
-    rows: list[list[int]] = torch.stack(gathered).tolist()
-    return rows
+    return torch.stack(gathered)

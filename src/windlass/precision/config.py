@@ -1,6 +1,6 @@
 """What a recipe says of precision: the policies as a table, the settings beside them, and what those mean together. No torch.
 
-parallel/precision says what each policy is for and what it costs.
+precision/policy.py gives the use and the cost of each policy.
 """
 
 from typing import Final, Literal, Self
@@ -18,15 +18,17 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "bf16": ("fp32", "bf16", "fp32", "fp32"),
     "fp16": ("fp32", "fp16", "fp32", "fp32"),
     "bf16-pure": ("bf16", "bf16", "fp32", "bf16"),
+    "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is checked before the devices are known
 }
 FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is 2^-9 to 2^-8
 
 
 class PrecisionConfig(Settings):
-    policy: Literal["fp64", "fp32", "bf16", "fp16", "bf16-pure"] = "fp32"
+    policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure"] = "fp32"
     """fp32: all in 32 bits. bf16: fp32 master weights, moments and reductions, matrix products in bf16. fp16: the same with
     products in fp16 and a dynamic loss scale, for devices without bf16. bf16-pure: weights, gradients and moments in bf16, half
-    the memory. fp64: for proofs on CPU."""
+    the memory. fp64: for proofs on CPU. auto: when the run begins, bf16 where every device has it (NVIDIA since Ampere), fp16 on
+    older devices with tensor cores, else fp32; a resumed run keeps what it began with."""
     states: Literal["fp32", "bf16"] | None = None
     """Both moments of AdamW. Left out: as the policy says. bf16 beside fp32 weights saves 4 bytes per parameter."""
     rounding: Literal["nearest", "stochastic"] | None = None
@@ -41,6 +43,11 @@ class PrecisionConfig(Settings):
     output: Literal["fp32", "bf16"] | None = None
     """What the model's output, the summed loss of a micro-batch, is cast to before it is divided and summed over ranks. Left out:
     fp32 (fp64 with fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
+
+    @property
+    def assumed(self) -> str:
+        """The policy, or what `auto` counts as until the devices are known."""
+        return "bf16" if self.policy == "auto" else self.policy
 
     @property
     def stored(self) -> Dtype:

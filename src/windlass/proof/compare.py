@@ -62,49 +62,52 @@ def numbers(what: str, ranks: Sequence[Sequence[float]], expected: Sequence[floa
 
 def streams(ranks: Sequence[Mapping[int, torch.Tensor]], expected: Mapping[int, torch.Tensor]) -> ProofRow:
     """The residual stream behind each layer in the first step, as sums over all ranks. The first layer that differs is the one
-    whose forward is wrong: it stands at the beginning of time, and later layers carry its mistake on."""
+    whose forward is wrong: every later layer inherits its error."""
     largest, where = 0.0, ""
     for layer in sorted({*expected, *(layer for one in ranks for layer in one)}):
         called = f"layer {layer} (model.layers.{layer})" if layer != EMBEDDED else "the embedding"
         held = [one[layer] for one in ranks if layer in one]
         if not held or layer not in expected:
-            largest, where = float("inf"), where or f"{called}: {'no rank' if not held else 'one process'} runs it not"
+            largest, where = (
+                float("inf"),
+                where or f"{called}: {'no rank' if not held else 'one process'} has no such layer",
+            )
             continue
         ours, theirs = torch.stack(held).sum(0), expected[layer]
         apart = float(((ours - theirs).abs() / theirs.abs().clamp(min=1.0)).max())
         if not apart <= TOLERANCE and not where:
-            told = [f"{float(a)!r}, one process has {float(b)!r}" for a, b in zip(ours, theirs, strict=True)]
-            where = f"{called}: its sum is {told[0]}; its sum of squares {told[1]}"
+            pairs = [f"{float(a)!r}, one process has {float(b)!r}" for a, b in zip(ours, theirs, strict=True)]
+            where = f"{called}: its sum is {pairs[0]}; its sum of squares {pairs[1]}"
         largest = _worse(largest, apart)
     return ProofRow("residual stream", f"{_count([*expected], 'layer')}", largest, TOLERANCE, where)
 
 
 def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -> ProofRow:
-    """What the routers are said to do, each step, the same on every rank."""
+    """The routers' figures of each step, equal on every rank."""
     largest, where = 0.0, ""
     for rank, ours in enumerate(ranks):
         for step, theirs in enumerate(expected):
             own = ours[step] if step < len(ours) else {}
             for name in sorted({*own, *theirs}):
                 if name not in own or name not in theirs:
-                    apart, told = float("inf"), "is reported by one and not by the other"
+                    apart, how = float("inf"), "is reported by one and not by the other"
                 else:
                     a, b = own[name].double(), theirs[name].double()
                     apart = float(((a - b).abs() / b.abs().clamp(min=1.0)).max())
-                    told = f"is {a.tolist()!r}, one process has {b.tolist()!r}"
+                    how = f"is {a.tolist()!r}, one process has {b.tolist()!r}"
                 if not apart <= TOLERANCE and not where:
-                    where = f"step {step + 1} on rank {rank}: {name} {told}"
+                    where = f"step {step + 1} on rank {rank}: {name} {how}"
                 largest = _worse(largest, apart)
     return ProofRow("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
 def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> ProofRow:
-    """Every tensor of the model, whole, on every rank that has it. The one told is the nearest to the loss of those that differ:
-    backward carries a mistake from where it is made down to the embedding."""
+    """Every tensor of the model, whole, on every rank that has it. Of those that differ the message names the one nearest to the
+    loss: backward carries a mistake from where it is made down to the embedding."""
     names = names_of(architecture)
     most = max((float(tensor.abs().max()) for tensor in expected.values()), default=0.0)
     largest, compared = 0.0, 0
-    wrong: dict[str, str] = {}  # what is told of each
+    wrong: dict[str, str] = {}  # name -> its difference
     for name in sorted(names, key=_depth):
         holders = [(rank, held[name]) for rank, held in enumerate(ranks) if name in held]
         if bool(holders) != (name in expected):
@@ -221,7 +224,7 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
 
 
 def reported(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[ProofRow]:
-    """What events.jsonl says, of which console, report and page are made: averages over counted targets."""
+    """The figures in events.jsonl, which console and report show: averages over counted targets."""
     steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
     for what, name, expected in (
         ("reported targets", "targets", one_process.targets),
@@ -234,7 +237,7 @@ def reported(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[Proo
 
 
 def _number(value: float | None) -> float:
-    """None is how a line tells what is not finite."""
+    """events.jsonl has null where a number is not finite."""
     return math.nan if value is None else float(value)
 
 

@@ -1,9 +1,9 @@
-"""A layout folded to the ranks at hand: which small layouts together stand for the recipe's.
+"""A layout folded to the ranks at hand: which small layouts together represent the recipe's.
 
 A layout that fits is proved as it is. A larger one keeps all of its axes, each of 2 ranks; where even those are too many, every
-pair of axes is proved by itself (every triple on 8 ranks). What a mistake needs is nearly always two axes of two ranks: a sum
-over the wrong group, a scale by the wrong size, a slice by the wrong coordinate. What needs more axes at once, or more ranks per
-axis, is not seen, and is said.
+pair of axes is proved by itself (every triple on 8 ranks). Two axes of two ranks show nearly every mistake: a sum over the wrong
+group, a scale by the wrong size, a slice by the wrong coordinate. A mistake that needs more axes at once, or more ranks per axis,
+is not seen, and the output lists what was left out.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Folding:
-    """The cells that stand for a layout, and what they do not show (sentences)."""
+    """The cells that represent a layout, and sentences on what they do not prove."""
 
     cells: list[Cell]
     unproved: list[str]
@@ -93,7 +93,7 @@ def fold(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
 
 
 def _is_open(parallel: ParallelConfig) -> bool:
-    """Whether some axis takes what the others leave."""
+    """Whether the size of some axis follows from the others (-1)."""
     return parallel.replicate == -1 or (parallel.shard == -1 and parallel.zero != 0)
 
 

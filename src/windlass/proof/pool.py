@@ -6,7 +6,7 @@ the others sleep), so the code under test may use the default group as it would 
 next case. Measured on two Zen 4 cores: first start 3.0 s, later 0.17 s; an empty case on 4 ranks 65 ms.
 
 Failing: a rank that raises sends its traceback, one that dies is named with its exit code (and the Python stack of a
-segmentation fault), one that hangs with its Python stack. Messages keep the order of arrival, so the cause stands above
+segmentation fault), one that hangs with its Python stack. Messages keep the order of arrival, so the cause comes before
 the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
 collective for ever; the next case starts new ones.
 """
@@ -46,11 +46,11 @@ class RankFailed(AssertionError):
 def _forget_groups() -> None:
     """Empties what DTensor remembers of a case's meshes, and frees the meshes.
 
-    It remembers per operation which mesh the result lies on, and a mesh finds its groups by name. Names begin anew with
+    It remembers per operation the mesh of the result, and a mesh finds its groups by name. Names begin anew with
     every process group, so an equal mesh of the next case was handed the former's, and with it another group's ranks.
 
     A group that something still holds keeps 3 threads and 5 files, and gloo's thread looks for news every 10 ms: ranks of 300
-    such threads took half of both cores to do nothing. Meshes lie in cycles, so a collection frees them; what it leaves is
+    such threads took half of both cores to do nothing. Meshes are in reference cycles, so a collection frees them; the rest is
     frozen, or the next one would look at all of torch's objects again (0.5 s).
     """
     from torch.distributed.tensor import _redistribute, debug
@@ -74,7 +74,7 @@ def _serve(rank: int, pipe: Connection, store_path: str, stack_path: str, sys_pa
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     stack_file = open(stack_path, "w")  # noqa: SIM115  faulthandler writes to it as long as the rank lives
-    faulthandler.enable(stack_file)  # a segmentation fault says where it was
+    faulthandler.enable(stack_file)  # a segmentation fault writes its stack there
     faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True)
     while True:
         try:
@@ -180,11 +180,11 @@ class Ranks:
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
         time.sleep(0.2)  # faulthandler writes from the signal handler
         parts = [f"rank {rank} of {world} failed:\n{text}\n{self._stack(rank)}" for rank, text in failed.items()]
-        if failed:  # one line that says it: what a test's summary shows of a message is its first line
+        if failed:  # the cause in the first line, which is all that a test's summary shows
             rank, text = next(iter(failed.items()))
             # rule and change of a UserError are indented
-            said = [line for line in text.splitlines() if line[:1].strip()]
-            parts.insert(0, f"rank {rank} of {world} failed first: {said[-1]}")
+            lines = [line for line in text.splitlines() if line[:1].strip()]
+            parts.insert(0, f"rank {rank} of {world} failed first: {lines[-1]}")
         for rank in waiting:
             state = "was still waiting" if failed else f"did not finish within {timeout_s} s"
             parts.append(f"rank {rank} of {world} {state}, at:\n{self._stack(rank)}")

@@ -1,13 +1,13 @@
-"""The tiny proxy model of a recipe: all that makes a layout wrong or right, in a model of fifty thousand parameters.
+"""The tiny proxy model of a recipe: everything that a layout can get wrong, in a model of fifty thousand parameters.
 
-What is kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
+Kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
 dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its clip.
-What is small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
+Small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
 rows left over: a slice that is off by one, a sum over padding or a scale by the wrong count then changes a number.
-What is other: fp64 (which parts rounding, 1e-13, from a mistake, 1e-6), a learning rate that moves weights, a clip that bites
-in some steps and not in others (`verify` sets it between their norms), weights drawn wide enough that norms and biases matter.
+Changed: fp64 (which separates rounding, 1e-13, from a mistake, 1e-6); a learning rate that moves weights; a clip that cuts some
+steps and not others (`verify` sets it between their norms); weights drawn wide enough that norms and biases matter.
 
-A layer of the proxy model stands for a layer of the model, and what the recipe says of parameters by name goes by that.
+A layer of the proxy model represents a layer of the model: the recipe's groups and frozen names apply to it by that layer's name.
 """
 
 import itertools
@@ -119,7 +119,7 @@ def chunk_of(tokens: int) -> int:
 
 
 def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:
-    """The layers of the model that the proxy model's stand for: one of each kind, spread over the depth. Rising."""
+    """The layers of the model that the proxy model's represent: one of each kind, spread over the depth, in rising order."""
     rules = assign(config.optim.groups, names_of(architecture))
     kinds: dict[Any, int] = {}
     for layer in range(architecture.num_layers):
@@ -138,7 +138,7 @@ def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> 
 
 
 def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -> tuple[int, int]:
-    """Query and key/value heads of the proxy model: as few as leave what their order could spoil. `whole`: the recipe's layout.
+    """Query and key/value heads of the proxy model: the fewest whose order still matters. `whole`: the recipe's layout.
 
     A rank of tp has two key/value heads where the recipe's has more than one, else one. Where the recipe's ulysses ranks
     copy heads, to a query head each or to some of them, the proxy model's do the same; where they do not, nor does it.
@@ -237,19 +237,19 @@ def _optim(
 def _groups(
     config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int]
 ) -> list[dict[str, Any]]:
-    """The recipe's groups, each with the names of the proxy model's parameters that stand for what it decides."""
+    """The recipe's groups, each with the names of the proxy model's parameters that represent its own."""
     rules = assign(config.optim.groups, names_of(architecture))
     own: Mapping[str, tuple[str, ...]] = names_of(small)
     groups = []
     for group in config.optim.groups:
-        names = [name for name in own if rules.get(_stands_for(name, layers)) is group]
+        names = [name for name in own if rules.get(_represented(name, layers)) is group]
         if names and group.effect:  # one without an effect exempts its names, and here no later group names them
             groups.append(group.model_dump() | {"names": sorted({one for name in names for one in own[name]})})
     return groups
 
 
-def _stands_for(name: str, layers: list[int]) -> str:
-    """The parameter of the model for which one of the proxy model stands."""
+def _represented(name: str, layers: list[int]) -> str:
+    """The parameter of the model that one of the proxy model represents."""
     before, dot, rest = name.partition(".layers.")
     if not dot:
         return name

@@ -1,4 +1,5 @@
-"""What a proof holds the ranks' training against: rows, model and training of one process, by torch and transformers.
+"""The reference that a proof compares the ranks' training with: rows, model and training of one process, in torch and
+transformers.
 
 The rows are read by one process, the model is drawn by transformers, proof/reference trains it, and its tensors get our names.
 The weights that a recipe without a model begins with are drawn here as whole tensors, with no layout built.

@@ -13,7 +13,7 @@ from windlass.proof.fold_layout import Cell
 
 @dataclass
 class Verdict:
-    """What became of one cell. `failed`: what a rank raised, where one did."""
+    """The result of one cell. `failed`: what a rank raised, or ''."""
 
     cell: Cell
     rows: list[ProofRow] = field(default_factory=list)

@@ -30,6 +30,7 @@ from windlass.data.prepare.prepare import Prepared, prepare
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL
+from windlass.model.open_config import architecture_of
 from windlass.parallel.program import Batch
 from windlass.proof.compare import ProofRow, compare, compare_resumed, reported, same_rows, tensors
 from windlass.proof.fold_layout import Cell, Folding, fold
@@ -56,14 +57,14 @@ from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import pin_model
 
 AT_HAND: Final = 8
-"""Ranks that `--nproc` stands for where it is not given."""
+"""Default of `--nproc`."""
 LIMIT_S: Final = 600.0
 """A training of three steps takes seconds; on a machine that is busy with other work, minutes. A rank that takes longer hangs."""
 SEEDS: Final = 50
 NEVER_PROVED: Final = (
     "bf16, fp16 and fp8, and the kernels of a GPU: the proxy model runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
-    "what lies before the layout: sources, mixtures, chat, the order over epochs, the schedule of the rate",
+    "what comes before the layout: sources, mixtures, chat, the order over epochs, the schedule of the rate",
     "packing: both sides read the samples that one preparation of ours packed",
 )
 
@@ -72,7 +73,7 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
     """Proves and prints; whether everything agrees. Raises UserError."""
     _check_options(nproc, json_file)
     config = pin_model(load_recipe(recipe, *overrides))
-    architecture = config.model.architecture(config.data.tokenizer.train or 1)
+    architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
     config.check_layout(architecture)
     rules_of(config, architecture)
     folding = fold(config.parallel, nproc, AT_HAND)
@@ -208,8 +209,8 @@ def _reference_run(
 
 
 def _go_on(proxy: ProxyModel, cell: Cell, pool: Ranks, one_process: ReferenceRun, verdict: Verdict) -> None:
-    """The run as one finds it that was killed, and goes on: `after` the step of its newest checkpoint. Without accumulation
-    where there is no pipeline, which needs its micro-batches."""
+    """The run killed and resumed; `after`: the step of its newest checkpoint. Without accumulation, but for a pipeline, which
+    needs its micro-batches."""
     alone = _on_one_process(proxy, proxy.config.run.directory)
     roads = [("resumed", 1, cell.world, proxy.config if cell.layout.pp > 1 else _without_accumulation(proxy, cell))]
     if cell.world > 1:

@@ -66,7 +66,7 @@ class Seen:
 
 
 class Watcher:
-    """A program that notes what goes through it."""
+    """A program that records its losses, gradients, norms and figures."""
 
     def __init__(self, program: Program, seen: Seen, streams: "Streams"):
         self._program, self._seen, self._streams = program, seen, streams
@@ -167,7 +167,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def take_targets(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """`targets_BT` with fewer of them, as the row's own ids say."""
+    """`targets_BT` with some masked; which ones depends on the row's ids."""
     length = ids_BT.shape[1]
     places_T = torch.arange(length)
     kind_B1 = (ids_BT * (places_T + 1)).sum(1, keepdim=True) % MASKS

@@ -17,6 +17,7 @@ Inside:
 run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
+choose_precision  resolves `precision.policy: auto` by the devices of the ranks
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
 announce          prints what was derived before step 1 and writes resolved.yaml

@@ -14,16 +14,17 @@ from windlass.data.prepare.prepare import Prepared, open_prepared
 from windlass.objectives.pretrain import Pretrain
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
-from windlass.parallel.runtime_checks import checked
+from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
 from windlass.training.announce import announce
 from windlass.training.base_model_files import base_files
+from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import nothing, restore, starting_weights
+from windlass.training.restore import nothing, restore, starting_weights, state_tensors
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints
 
@@ -47,7 +48,9 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
-    notes = check_data(trainer_state, config, prepared, runtime)
+    config = keep_policy(config, trainer_state) if trainer_state else config
+    config, notes = choose_policy(config, runtime.accelerators())
+    notes += check_data(trainer_state, config, prepared, runtime)
     architecture, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
     opened.enter_context(locked_directory(config.run.directory, runtime))
     opened.enter_context(redirected_output(config.run.directory, runtime.rank))
@@ -67,8 +70,9 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         architecture=architecture,
         runtime=runtime,
         prepared=prepared,
-        program=checked(program, optimizer.state_tensors, config.parallel),
+        program=checked(program, config.parallel),
         optimizer=optimizer,
+        replicas=Replicas(state_tensors(program, optimizer), program.mesh.dense.device_type),
         objective=Pretrain(),
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),

@@ -13,6 +13,7 @@ from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig
 from windlass.errors import BadCheckpoint
 from windlass.model.hf import GENERATION
+from windlass.model.open_config import directory_of
 
 KEPT_GENERATION = f"base/{GENERATION}"
 KEPT_CARD = "base/README.md"  # its front matter alone
@@ -26,7 +27,7 @@ def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
     if config.model.from_ is None:
         return {}
     if is_new:
-        return read_base(config.model.directory())
+        return read_base(directory_of(config.model))
     own = config.run.directory
     source = (
         own if committed_steps(own / "checkpoints") or config.run.start_from is None else Path(config.run.start_from)

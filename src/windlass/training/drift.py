@@ -20,6 +20,7 @@ from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
 from windlass.training.open_saved import read_trainer_state
 from windlass.training.parameter_rules import rules_of
+from windlass.units import printable
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Drift:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.then} in the checkpoint, {self.now} now"
+        return printable(f"{self.key}: {self.then} in the checkpoint, {self.now} now")
 
 
 FREE = (

@@ -17,7 +17,8 @@ from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream,
 from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
-from windlass.model.hf import check_weights
+from windlass.model.hf import check_weights, stored_sizes
+from windlass.model.open_config import architecture_of, architecture_within, directory_of, read_hf_config
 from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, plan_recompute
 from windlass.parallel.build import check_compiler
@@ -25,6 +26,7 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
+from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
@@ -51,7 +53,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     keep = None
     trainer_state = begun(config)
     if trainer_state is not None:
-        config = keep_pins(config, trainer_state)
+        config = keep_policy(keep_pins(config, trainer_state), trainer_state)
         check_settings(trainer_state, config)
         architecture = architecture_from_hf(trainer_state["model"])
         config.check_layout(architecture, world)
@@ -60,13 +62,16 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
         config = pin_tokenizer(config)
     else:
         config = pin_model(config)
-        architecture = config.model.architecture(config.data.tokenizer.train or 1)
+        if config.model.from_ is not None and config.model.commit is None:  # a directory, with its weights
+            source = directory_of(config.model)
+            architecture_within(read_hf_config(source), stored_sizes(source), source)
+        architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
         config.check_layout(architecture, world)
         plan_of(config, architecture, rules_of(config, architecture), device_type)
         config = pin_tokenizer(config)
         fetch_weights(config)
         if config.model.from_ is not None:
-            check_weights(config.model.directory(), architecture)
+            check_weights(directory_of(config.model), architecture)
     if config.data.may_grow and config.run.epochs is None:
         start(config.data, config.evaluate.sets, begun=keep)
         return config
@@ -114,7 +119,7 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     elif with_weights:
         config = pin_model(config)
         if config.model.commit is not None:
-            config.check_layout(config.model.architecture(config.data.tokenizer.train or 1))
+            config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1))
     config = pin_tokenizer(config)
     if trainer_state is None and with_weights:
         fetch_weights(config)
@@ -167,7 +172,7 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
     if runtime.rank == 0:
         limits = BEFORE_TRAINING if prepared.remote is None else BEFORE_TRAINING._replace(runs=RUNS_OF_REMOTE)
         try:
-            model = config.model.directory() if config.model.from_ is not None else None
+            model = directory_of(config.model) if config.model.from_ is not None else None
             findings = lint(prepared, limits, model=model, is_isolated=config.data.isolate).findings
         except BadShard as error:
             if config.data.max_bad_shards == 0:
@@ -214,7 +219,7 @@ def plan_model(
 
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
-    architecture = config.model.architecture(prepared.vocab_size)
+    architecture = architecture_of(config.model, prepared.vocab_size)
     if config.model.from_ is None:  # a new model learns the end of a text from this tokenizer, whatever its preset says
         architecture = replace(architecture, eos_token_id=prepared.eos_id)
     return architecture

@@ -12,10 +12,12 @@ from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.hf import load_weights
 from windlass.model.init import BLOCK, initialise
+from windlass.model.open_config import directory_of
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
 from windlass.training.drift import check_length, check_settings
+from windlass.training.open_saved import check_trainer_state
 
 STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
 
@@ -71,6 +73,7 @@ def restore(
 
 
 def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log: Callable[[str], None]) -> Start:
+    check_trainer_state(trainer_state, config.run.directory)
     for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
         log(sentence)
     return Start(trainer_state["step"], source, trainer_state)
@@ -80,7 +83,7 @@ def starting_weights(config: RunConfig, architecture: Architecture, block: int =
     """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
     if config.model.from_ is None:
         return lambda named: initialise(named.items(), architecture, config.run.seed, block)
-    source = config.model.directory()
+    source = directory_of(config.model)
     return lambda named: load_weights(source, architecture, named)
 
 

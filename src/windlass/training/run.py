@@ -16,12 +16,13 @@ from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
-from windlass.errors import EXIT_STOPPED, UserError, exit_code_of
+from windlass.errors import EXIT_STOPPED, OutOfSync, UserError, exit_code_of
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
+from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
@@ -46,6 +47,7 @@ class Run:
     prepared: Prepared
     program: Program
     optimizer: Optimizer
+    replicas: Replicas
     objective: Pretrain
     source: BatchSource
     evaluation_sets: Mapping[str, EvaluationSet]
@@ -130,12 +132,17 @@ class Run:
 
     def _save(self, step: int, is_last: bool) -> None:
         """A save that fails does not end the run: it becomes an incident, and the next save tries again;
-        only the last must succeed. A failed background save comes to light here, on all ranks alike."""
+        only the last must succeed. A failed background save comes to light here, on all ranks alike. Raises OutOfSync."""
         try:
             self.checkpoints.wait()
         except (UserError, OSError) as error:
             self._log_failure(step, error)
-        tensors = state_tensors(self.program, self.optimizer)  # raises where ranks are out of step (parallel.check)
+        tensors = state_tensors(self.program, self.optimizer)
+        try:
+            self.replicas.compare(tensors, step)
+        except OutOfSync as error:
+            self._log_failure(step, error)
+            raise
         try:
             metric = (
                 self.metric if self.metric_step == step else None
@@ -156,6 +163,8 @@ class Run:
             return
         for saved in committed:
             self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
+            if saved.not_deleted:
+                self.recorder.event("incident", saved.step, what="old checkpoints not deleted", error=saved.not_deleted)
 
     def _log_failure(self, step: int, error: Exception) -> None:
         self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))

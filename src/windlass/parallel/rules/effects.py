@@ -51,12 +51,6 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             "nothing is gathered where nothing is cut",
             "remove parallel.prefetch, or use parallel.shard=-1",
         )
-    if not _is_default(parallel, "check_every") and not parallel.check:
-        yield UserError(
-            f"parallel.check_every={parallel.check_every} with parallel.check=false",
-            "check_every says how often weights and states are compared; here nothing is",
-            "set parallel.check=true, or remove parallel.check_every",
-        )
     if parallel.activation_gib is not None and parallel.recompute != "selective":
         yield UserError(
             f"parallel.activation_gib={parallel.activation_gib} with parallel.recompute={parallel.recompute}",

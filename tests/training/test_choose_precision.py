@@ -1,0 +1,77 @@
+"""`precision.policy: auto` is resolved by the devices, once, and a device without bf16 units is told of."""
+
+import pytest
+import yaml
+
+from tests import tiny
+from windlass.errors import UserError
+from windlass.hardware import Accelerator
+from windlass.training.choose_precision import choose_policy, keep_policy
+
+CPU = Accelerator("CPU", None)
+P100, V100 = Accelerator("Tesla P100-PCIE-16GB", (6, 0)), Accelerator("Tesla V100-SXM2-32GB", (7, 0))
+T4, A100 = Accelerator("Tesla T4", (7, 5)), Accelerator("NVIDIA A100-SXM4-80GB", (8, 0))
+H100 = Accelerator("NVIDIA H100 80GB HBM3", (9, 0))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("precision")
+
+
+@pytest.mark.parametrize(
+    ("devices", "policy"),
+    [
+        ([A100, H100], "bf16"),
+        ([T4], "fp16"),
+        ([V100, V100], "fp16"),
+        ([H100, T4], "fp16"),
+        ([P100], "fp32"),
+        ([CPU, CPU], "fp32"),
+    ],
+)
+def test_auto_takes_what_all_devices_have(base, devices, policy):
+    chosen, sentences = choose_policy(tiny.recipe(base, precision={"policy": "auto"}), devices)
+    assert chosen.precision.policy == policy
+    assert sentences == [f"precision.policy=auto: {policy} on {', '.join(sorted({one.name for one in devices}))}"]
+
+
+@pytest.mark.parametrize("policy", ["bf16", "bf16-pure"])
+def test_bf16_on_a_device_without_it_is_one_warning_with_the_factor(base, policy):
+    config = tiny.recipe(base, precision={"policy": policy})
+    same, (sentence,) = choose_policy(config, [T4, A100, V100, T4])
+    assert same is config, "what a recipe asks for is not changed"
+    names = "Tesla T4 (compute capability 7.5), Tesla V100-SXM2-32GB (compute capability 7.0)"
+    assert (
+        sentence.startswith(f"warning: precision.policy={policy} on {names}, which has no matrix units for bf16")
+        and "about 8 times slower than fp16 (data sheets: T4 65 against 8.1" in sentence
+    )
+
+
+@pytest.mark.parametrize(("policy", "device"), [("bf16", A100), ("bf16", CPU), ("fp16", T4), ("fp32", T4)])
+def test_there_is_no_warning_elsewhere(base, policy, device):
+    assert choose_policy(tiny.recipe(base, precision={"policy": policy}), [device])[1] == []
+
+
+def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):
+    config = tiny.recipe(base, precision={"policy": "auto", "parameters": "bf16"})
+    assert choose_policy(config, [A100])[0].precision.policy == "bf16"
+    with pytest.raises(UserError, match=r"precision\.parameters=bf16 with precision\.policy=fp16"):
+        choose_policy(config, [T4])
+
+
+def test_a_resumed_run_keeps_the_policy_that_it_began_with(base):
+    config = tiny.recipe(base, precision={"policy": "auto"})
+    assert keep_policy(config, {"config": {"precision": {"policy": "bf16"}}}).precision.policy == "bf16"
+    fixed = tiny.recipe(base, precision={"policy": "fp32"})
+    assert keep_policy(fixed, {"config": {"precision": {"policy": "bf16"}}}) is fixed, "that is drift, which is refused"
+
+
+def test_a_run_with_auto_writes_what_it_chose_and_resumes(base, ranks):
+    config = tiny.recipe(base, "auto", run={"steps": 2}, precision={"policy": "auto"})
+    ranks.run(2, tiny.train, config)
+    resolved = yaml.safe_load((config.run.directory / "resolved.yaml").read_text())
+    assert resolved["precision"]["policy"] == "fp32"
+    assert "precision.policy=auto: fp32 on CPU" in (config.run.directory / "logs/rank-0.log").read_text()
+    longer = tiny.recipe(base, "auto", run={"steps": 4}, precision={"policy": "auto"})
+    assert ranks.run(2, tiny.train, longer)[0]["step"] == 4
