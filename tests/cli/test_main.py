@@ -31,7 +31,7 @@ from windlass.errors import (
     UserError,
 )
 from windlass.report.events import read_events
-from windlass.status import read_status
+from windlass.status import read_status, write_status
 from windlass.training import preflight
 
 LIMIT_S = 240
@@ -306,7 +306,10 @@ def test_a_mistake_that_only_workers_see_is_told_once(base, two):
     assert "run.accept_drift=[optim.beta1]" in done.stderr
 
 
-def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """call(*arguments): what a command prints that ends with `code`."""
+
     def call(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
@@ -314,6 +317,10 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
         assert caught.value.code == code
         return capsys.readouterr().out
 
+    return call
+
+
+def test_the_checkpoint_commands_read_a_run(one, call):
     steps = sorted(committed_steps(one[0] / "checkpoints"))
     assert all(str(step) in call("checkpoint", "list", one[0]) for step in steps)
     assert len(call("checkpoint", "verify", one[0]).splitlines()) == len(steps)
@@ -329,14 +336,34 @@ def test_the_checkpoint_commands_read_a_run(one, monkeypatch, capsys):
     assert "report.html" in call("report", one[0])
 
 
-def test_a_rehearsal_under_a_launcher_is_refused(base, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(sys, "argv", ["windlass", "train", str(base / "tiny.yaml"), "--smoke"])
+def refused(monkeypatch, capsys, *arguments):
+    """What a command says that is one of two ranks."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WINDLASS_LAUNCHER", "a test")  # adopted already
+    monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == EXIT_USER_ERROR
-    assert "--smoke under a launcher" in capsys.readouterr().err
+    return capsys.readouterr().err
+
+
+def test_a_rehearsal_under_a_launcher_is_refused(base, monkeypatch, capsys):
+    assert "--smoke under a launcher" in refused(monkeypatch, capsys, "train", base / "tiny.yaml", "--smoke")
+
+
+@pytest.mark.parametrize("command", ["export", "verify", "report", "status"])
+def test_a_command_of_one_process_is_refused_as_one_of_several(tmp_path, monkeypatch, capsys, command):
+    said = refused(monkeypatch, capsys, command, tmp_path)
+    assert said.startswith(f"windlass: windlass {command} as one of 2 processes\n")
+    assert f"run windlass {command} without the launcher" in said and "train, evaluate, prepare" in said
+
+
+def test_the_status_of_a_run_is_a_line_or_an_object(tmp_path, call):
+    write_status(tmp_path, "stopped", 3, 75)
+    assert call("status", tmp_path) == "stopped at step 3; the same command goes on from its beginning\n"
+    found = json.loads(call("status", tmp_path, "--json"))
+    assert (found["state"], found["step"], found["exit_code"], found["checkpoint"]) == ("stopped", 3, 75, None)
 
 
 # ---- signals

@@ -1,5 +1,6 @@
 """The command line: every command parses, then makes one call. Nothing heavy is imported before the call."""
 
+import contextlib
 import json
 import shlex
 import sys
@@ -40,7 +41,8 @@ def begin(context: typer.Context) -> None:
             f"run windlass {command} without the launcher",
         )
     if command != "train":  # nothing to save: a signal ends the command
-        context.with_resource(signals.install_signals().leaving())
+        found = signals.signals_of_process()
+        context.with_resource(found.leaving() if found else contextlib.nullcontext())
 
 
 app.add_typer(cli_checkpoint.app, name="checkpoint")
@@ -240,9 +242,9 @@ def status(
 def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
     try:
-        signals.install_signals()
-        contract.adopt()
-        app()
+        with signals.catch_signals():
+            contract.adopt()
+            app()
     except WindlassError as error:
         if error.code == EXIT_BUG:
             raise  # with its traceback
