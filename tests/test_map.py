@@ -100,7 +100,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "select",
     ),
     "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
-    "data.tokenize": ("tokenizer", "tiktoken_encoder", "pool", "resume", "chat_template", "preferences"),
+    "data.tokenize": ("tokenizer", "tiktoken_encoder", "pool", "resume", "chat_template", "preferences", "flags"),
     "hub": ("client", "config"),
     "launch": ("local",),
     "model": (

@@ -53,6 +53,8 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
         yield f"  documents   {info.documents:,}"
     yield f"  tokens      {info.tokens:,} ({format_count(info.tokens)}), each document's EOS among them"
     yield f"  text        {format_bytes(info.bytes)}, {info.bytes / max(1, info.tokens):.2f} bytes per token"
+    for field, count in info.unwritten.items():
+        yield f"  not learned {field} of {count:,} answers: the chat template does not write it"
     rows = f"{found.rows_per_sample} times " if found.rows_per_sample > 1 else ""
     yield f"  samples     {info.samples:,} of {rows}{found.sequence_length:,} targets"
     positions = info.samples * found.rows_per_sample * found.sequence_length

@@ -33,7 +33,11 @@ from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
+ADDED = (
+    "unwritten",
+)  # keys that earlier versions do not write: a prepared.json without them has none of what they count
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
+CHAT_VERSION = 2  # the same for sources of chat and pairs alone
 ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
 
 
@@ -55,6 +59,8 @@ class SetInfo:
     """Number of shards of each source of a mixture, which are stored source by source. Empty otherwise."""
     left_out: int = 0
     """Pairs that were dropped because they are longer than a sequence."""
+    unwritten: dict[str, int] = field(default_factory=dict)
+    """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,11 @@ def fingerprint(
     settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
 ) -> str:
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm."""
+    sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
+    is_chat = any(isinstance(source, dict) and source["format"] != "text" for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
+        **({"chat": CHAT_VERSION} if is_chat else {}),
         "settings": settings,
         "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
         "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
@@ -232,7 +241,7 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
 def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
     """In words, each key of `content` that this version does not write, and each that it would write."""
     known = [entry.name for entry in fields(kind) if entry.name not in UNSAVED]
-    lacking = [f"it has no `{name}`" for name in known if name not in content]
+    lacking = [f"it has no `{name}`" for name in known if name not in content and name not in ADDED]
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 

@@ -6,6 +6,7 @@ shards of their own, since then a shard must not hold two sources.
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,8 @@ from windlass.data.shards.mds import Writer
 from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
-from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
+from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.flags import ID_BITS, INNER, count_unwritten, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
@@ -149,6 +151,7 @@ class _Counted:
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
+        self.unwritten: Counter[str] = Counter()
         self._start_s = self._logged_s = time.monotonic()
 
     def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
@@ -161,6 +164,8 @@ class _Counted:
             self.tokens += len(part.ids)
             self.text_bytes += int(part.sizes.sum())
             self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
+            if self.is_masked:
+                self.unwritten += count_unwritten(part.ids)
             now_s = time.monotonic()
             if now_s - self._logged_s > REPORT_EVERY_S:
                 self._logged_s = now_s
@@ -186,6 +191,7 @@ class _Counted:
             max_documents=max_documents,
             source_shards=shards,
             left_out=self.left_out,
+            unwritten=dict(self.unwritten),
         )
         self._log_end(info, num_targets)
         return info
@@ -201,6 +207,9 @@ class _Counted:
             self._log(
                 f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
             )
+        for field, count in info.unwritten.items():
+            answers = "1 answer holds" if count == 1 else f"{count} answers hold"
+            self._log(f"{self._name}: {answers} `{field}`, which the chat template does not write: it is not learned")
         if self.is_masked:
             learned = (
                 "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"
