@@ -8,7 +8,8 @@ import pytest
 
 from tests.data.conftest import data_config
 from windlass.data.config import SourceConfig
-from windlass.data.prepare.manifest import load_prepared, open_prepared, settings_of
+from windlass.data.prepare.fingerprint import settings_of
+from windlass.data.prepare.manifest import load_prepared, open_prepared
 from windlass.errors import BadShard, UserError
 
 

@@ -65,17 +65,17 @@ def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(_sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
+        lock = open(sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
     except OSError as error:
         given = f"{directory.parent} cannot be written: {error.strerror}"
         raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
     with lock:
         _lock(lock, directory, log)
-        old = _sibling(directory, "old")
+        old = sibling(directory, "old")
         if old.exists() and not directory.exists():  # killed between the two renames of replaced()
             os.rename(old, directory)
         shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(_sibling(directory, "preparing"), ignore_errors=True)
+        shutil.rmtree(sibling(directory, "preparing"), ignore_errors=True)
         yield
 
 
@@ -98,7 +98,7 @@ def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
 def replaced(directory: Path) -> Iterator[Path]:
     """Yields an empty directory to write into; it replaces `directory` when the block ends without an error."""
     _check_ours(directory)
-    temporary, old = _sibling(directory, "preparing"), _sibling(directory, "old")
+    temporary, old = sibling(directory, "preparing"), sibling(directory, "old")
     temporary.mkdir()
     try:
         with refused_if_full(directory, temporary):
@@ -144,7 +144,7 @@ def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
 def kept_work(directory: Path) -> Iterator[Path]:
     """A sibling for work that survives a kill. It is removed when the block ends, with success or a UserError; but it stays where
     a run may be reading the unfinished preparation, which then continues once the mistake is fixed."""
-    work = _sibling(directory, "work")
+    work = sibling(directory, "work")
     try:
         yield work
     except UserError:
@@ -156,10 +156,10 @@ def kept_work(directory: Path) -> Iterator[Path]:
 
 def has_leftovers(directory: Path) -> bool:
     """Whether a preparation was killed here, or is running."""
-    return any(_sibling(directory, what).exists() for what in ("preparing", "old", "work"))
+    return any(sibling(directory, what).exists() for what in ("preparing", "old", "work"))
 
 
-def _sibling(directory: Path, what: str) -> Path:
+def sibling(directory: Path, what: str) -> Path:
     return directory.with_name(f".{directory.name}.{what}")
 
 

@@ -5,22 +5,21 @@
     directory/<set>/           MDS shards: train, validation, and every set of `evaluate.sets`
 
 `open_prepared` asks whether the recipe's settings equal those of the preparation, and whether every shard is there. It reads no
-source, so ranks and other machines can ask. `fingerprint` also covers the sources' bytes, the tokenizer's files and the
-algorithm: where it differs, `prepare` prepares again.
+source, so ranks and other machines can ask. Its fingerprint also covers the sources' bytes: see fingerprint.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.files import write_durably
 from windlass.data.packing import Borders
+from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
@@ -28,17 +27,12 @@ from windlass.data.shards.mds import Folder, ShardSource, read_index
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
-from windlass.data.sources.source_files import SourceFile
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
-ADDED = (
-    "unwritten",
-)  # keys that earlier versions do not write: a prepared.json without them has none of what they count
+ADDED = ("unwritten", "date")  # keys that earlier versions do not write
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
-CHAT_VERSION = 2  # the same for sources of chat and pairs alone
-ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,8 @@ class Prepared:
     """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
     arrived: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of each source that grew, by its use: the files that were read -> xxh3-128."""
+    date: str | None = None
+    """The day that the chat template saw as today, YYYY-MM-DD; None where it does not ask."""
     remote: Remote | None = None
     """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
@@ -124,53 +120,6 @@ class Prepared:
         content = {key: value for key, value in asdict(self).items() if key not in UNSAVED}
         content["files"] = hashes_of(directory)
         write_durably(directory / PREPARED_NAME, json.dumps(content, indent=2).encode())
-
-
-def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
-    """The settings that decide what is on disk. `directory`, `cache`, `shuffle_window` and `isolate` do not, nor does the
-    tokenizer's revision, whose files are hashed. Of weights it counts only that there are some."""
-    unread: dict[str, bool | set[str]] = {
-        "directory": True,
-        "cache": True,
-        "shuffle_window": True,
-        "isolate": True,
-        "max_bad_shards": True,
-        "order": True,
-        "tokenizer": {"revision", "commit", "trust_remote_code"},
-    }
-    settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
-    settings["held_out_of"] = config.order.held_out_of
-    for source in settings["sources"]:
-        source["weight"] = config.weights is not None
-    return {**settings, "sets": {name: source.model_dump(mode="json") for name, source in sets.items()}}
-
-
-def fingerprint(
-    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
-) -> str:
-    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm."""
-    sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
-    is_chat = any(isinstance(source, dict) and source["format"] != "text" for source in sources)
-    parts = {
-        "algorithm": ALGORITHM_VERSION,
-        **({"chat": CHAT_VERSION} if is_chat else {}),
-        "settings": settings,
-        "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
-        "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
-    }
-    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
-
-
-def stream_fingerprint(
-    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
-) -> str:
-    """The same without the further validation sets, which may come and go."""
-    kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
-    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files)
-
-
-def corpus_hash(files: Sequence[SourceFile]) -> str:
-    return xxhash.xxh3_128_hexdigest("".join(f"{f.name}\0{f.xxh3}\n" for f in files).encode())
 
 
 def load_prepared(directory: Path) -> Prepared | None:

@@ -6,12 +6,13 @@ trained on while it grows is read as its documents arrive (`fetch.Stream`). Noth
 validation share is of the first documents, duplicates stay, the tokenizer must be given.
 """
 
-from collections.abc import Callable, Mapping
+import datetime
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
-from windlass.data.prepare.manifest import corpus_hash, fingerprint, settings_of, stream_fingerprint
+from windlass.data.prepare.fingerprint import corpus_hash, fingerprint, settings_of, stream_fingerprint
 from windlass.data.sources.config import DEFAULT_SPLIT
 from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
@@ -20,6 +21,7 @@ from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, measure, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.chat_template import reads_clock
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
@@ -37,6 +39,8 @@ class PreparePlan(NamedTuple):
     log: Callable[[str], None]
     arrived: dict[str, dict[str, str]]
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
+    date: str | None = None
+    """The day that the chat template sees as today; None where no template writes it (`dated`)."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,11 +48,11 @@ class PreparePlan(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.settings, self.files, self.loaded)
+        return fingerprint(self.settings, self.files, self.loaded, self.date)
 
     @property
     def stream(self) -> str:
-        return stream_fingerprint(self.settings, self.files, self.loaded)
+        return stream_fingerprint(self.settings, self.files, self.loaded, self.date)
 
     @property
     def named(self) -> dict[str, SourceConfig]:
@@ -80,6 +84,24 @@ def scan_sources(
     files = {name: scan(source, log, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
     return PreparePlan(config, sets, files, loaded, log, {})
+
+
+def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
+    """The plan with its date. A template that writes the date of the day would make other shards of the same sources tomorrow. So
+    the day on which a preparation begins is part of it. `kept`: (fingerprint or stream, date) of what is there, finished or not:
+    where all else is equal, its date stays."""
+    named = plan.named.values()
+    if all(source.format == "text" for source in named) or not reads_clock(plan.loaded):
+        return plan
+    for known, date in kept:
+        found = plan._replace(date=date)
+        if date is not None and known in (found.fingerprint, found.stream):
+            return found
+    return plan._replace(date=_today())
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
 
 
 def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:

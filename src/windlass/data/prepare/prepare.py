@@ -8,7 +8,7 @@ waits until the first is done or dead, then continues its work.
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from windlass.data.config import DataConfig, SourceConfig
@@ -22,13 +22,21 @@ from windlass.data.prepare.directory import (
     local_directory,
     refused_if_full,
     replaced,
+    sibling,
 )
-from windlass.data.prepare.manifest import Prepared, check_shards, find_prepared, load_prepared, open_prepared
-from windlass.data.prepare.plan import PreparePlan, scan_sources
-from windlass.data.shards.journal import beating, open_journal
+from windlass.data.prepare.manifest import (
+    Prepared,
+    check_shards,
+    find_growing,
+    find_prepared,
+    load_prepared,
+    open_prepared,
+)
+from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
+from windlass.data.shards.journal import beating
 from windlass.data.shards.remote import claim, publish
 from windlass.data.shards.store import Store, is_url
-from windlass.data.tokenize.resume import open_parts
+from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
 
 __all__ = ["Prepared", "open_prepared", "prepare"]
@@ -53,7 +61,8 @@ def prepare(
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
     check_apart(directory, [path for source in named for path in source.paths])
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        plan = scan_sources(config, sets, log, _known_commits(config, sets))
+        found = _what_is_there(config)
+        plan = dated(scan_sources(config, sets, log, found.commits if found else {}), _kept_dates(directory, found))
         is_stale = _is_stale(plan, directory)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
@@ -85,10 +94,10 @@ def prepare(
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
     if plan.config.may_grow:
         with refused_if_full(directory, directory), kept_work(directory) as work:
-            make_growing(plan, directory, open_parts(work, plan.fingerprint), begun)
+            make_growing(plan, directory, open_parts(work, plan.fingerprint, plan.date), begun)
         return
     with replaced(directory) as temporary, kept_work(directory) as work:
-        make(plan, temporary, open_parts(work, plan.fingerprint)).save(temporary)
+        make(plan, temporary, open_parts(work, plan.fingerprint, plan.date)).save(temporary)
 
 
 def other_stream(place: str) -> UserError:
@@ -124,17 +133,17 @@ def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_m
     return None
 
 
-def _known_commits(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, str]:
-    """The commits of the datasets in the existing preparation: they stay, wherever a branch moves meanwhile."""
-    named = [*config.sources, *sets.values(), config.validation]
-    if not any(isinstance(source, SourceConfig) and source.hub for source in named):
-        return {}
+def _what_is_there(config: DataConfig) -> Prepared | None:
+    """The finished or unfinished preparation, whatever it was made from. Commits of the hub's datasets stay what they were in it,
+    wherever a branch moves meanwhile, and so does its date."""
     try:
-        found = find_prepared(config)
-        growing = open_journal(local_directory(config)) if found is None else None
+        return find_prepared(config) or (None if is_url(config.directory) else find_growing(config))
     except (BadShard, UserError):  # logged when it is prepared again
-        return {}
-    if growing is not None:
-        commits: dict[str, str] = growing.begin["commits"]
-        return commits
-    return found.commits if found is not None else {}
+        return None
+
+
+def _kept_dates(directory: Path, found: Prepared | None) -> Iterator[tuple[str, str | None]]:
+    """(fingerprint or stream, date) of what is prepared, or was begun."""
+    if found is not None:
+        yield found.stream, found.date
+    yield kept_for(sibling(directory, "work"))

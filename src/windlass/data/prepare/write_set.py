@@ -34,6 +34,19 @@ REPORT_EVERY_S = 10.0
 BYTES_PER_ID = 8  # of a shard: an id and its label
 
 
+class SetTokenizer(NamedTuple):
+    """What encodes a set."""
+
+    directory: Path
+    eos_id: int
+    bytes_V: np.ndarray
+    """Bytes of text per token id."""
+    is_fast: bool
+    """Whether tiktoken encodes."""
+    date: str | None = None
+    """The day that a chat template sees as today; None where it does not ask."""
+
+
 class Growing(NamedTuple):
     """The journal of a set that is read while it is written, and its sign of life."""
 
@@ -46,25 +59,22 @@ def write_set(
     selection: Selection,
     amounts: Sequence[Amount],
     config: DataConfig,
-    tokenizer: tuple[Path, int, np.ndarray, bool],
+    tokenizer: SetTokenizer,
     parts: Path,
     log: Callable[[str], None],
     growing: Growing | None = None,
 ) -> SetInfo:
-    """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
-    and whether tiktoken encodes it. `parts`: a directory that keeps ids across a kill."""
-    tokenizer_directory, eos_id, bytes_V, is_fast = tokenizer
-    T = config.sequence_length
+    """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill."""
+    eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = config.weights is not None and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
-    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), log)
+    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
     # a run may wait for the next shard of a set that grows: encode no more than one at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
         def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            known = (tokenizer_directory, is_fast, at_once)
-            ids = _encode(texts, selection.sources[number], amounts[number], known, directory.name)
+            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name)
             return ids if growing is None else growing.beat.through(ids)
 
         texts = selection.texts_of(number)
@@ -108,15 +118,14 @@ def _packed(
 
 
 def _encode(
-    texts: Iterable[str], source: Source, amount: Amount, known: tuple[Path, bool, int | None], name: str
+    texts: Iterable[str], source: Source, amount: Amount, tokenizer: SetTokenizer, at_once: int | None, name: str
 ) -> Iterator[np.ndarray]:
-    """known: the tokenizer's directory, whether tiktoken encodes, and about how many characters to encode at once."""
-    tokenizer, is_fast, at_once = known
+    """at_once: about how many characters to encode at once."""
     if source.format == "chat":
-        return encode_chat(texts, tokenizer, name)
+        return encode_chat(texts, tokenizer.directory, name, tokenizer.date)
     if source.format == "preference":
-        return encode_pairs(texts, tokenizer, name)
-    return encode(texts, amount.bytes, tokenizer, os.cpu_count() or 1, is_fast, at_once)
+        return encode_pairs(texts, tokenizer.directory, name, tokenizer.date)
+    return encode(texts, amount.bytes, tokenizer.directory, os.cpu_count() or 1, tokenizer.is_fast, at_once)
 
 
 def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:

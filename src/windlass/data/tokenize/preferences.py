@@ -31,9 +31,11 @@ ROWS: Final = 2  # of a sample: chosen and rejected
 ROWS_AT_ONCE: Final = 256
 
 
-def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
+def encode_pairs(
+    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
+) -> Iterator[np.ndarray]:
     """Ids with flags of all pairs (see `pair_of`), in order, a few at a time. Raises UserError."""
-    encoder = _Encoder(tokenizer_directory)
+    encoder = _Encoder(tokenizer_directory, date)
     held: list[np.ndarray] = []
     for number, text in enumerate(texts):
         held += encoder.rows(json.loads(text), f"pair {number} of {name}")
@@ -45,8 +47,8 @@ def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> 
 
 
 class _Encoder:
-    def __init__(self, tokenizer_directory: Path):
-        self._directory = tokenizer_directory
+    def __init__(self, tokenizer_directory: Path, date: str | None):
+        self._directory, self._date = tokenizer_directory, date
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
         self._template: Template | None = None
 
@@ -69,7 +71,7 @@ class _Encoder:
 
     def _conversations(self, pair: dict[str, Any], where: str) -> list[Encoded]:
         if self._template is None:
-            self._template = Template(self._directory)
+            self._template = Template(self._directory, self._date)
         prompt = pair["prompt"]
         where = f"{where}, which begins {prompt[0]['content'][:40]!r},"
         rows = [
