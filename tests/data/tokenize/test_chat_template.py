@@ -1,6 +1,7 @@
 """What is learned of a conversation: the answers with their ends, in whatever way a template writes them."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from tests.data.planted import BOS, TURN, Planted
 from windlass.commands.data_inspect import describe
 from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
-from windlass.data.lint.statistics import survey
+from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.shards.mds import Reader
+from windlass.data.shards.mds import Reader, Writer
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
+from windlass.data.stream.collate import collate
 from windlass.data.tokenize.chat_template import Template, check_template, encode_chat
 from windlass.errors import UserError
 
@@ -273,20 +276,70 @@ def test_a_preparation_holds_the_masks_and_has_no_findings(planted, tmp_path, pa
     assert [f for f in lint(prepared, is_isolated=True).findings if f.code != "mostly-padding"] == []
 
 
-def test_isolation_is_refused_where_eos_ends_turns_and_works_with_another_end(planted, tmp_path):
+KIND = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a kind and helpful mate who answers at once.<|im_end|>\n"
+AS_QWEN = KIND + "{% endif %}" + PLAIN  # a turn ends by EOS, and each conversation begins with the same words
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
+@pytest.mark.parametrize("order", [{}, {"first_epoch": "written"}])
+def test_documents_are_conversations_where_eos_ends_turns(planted, tmp_path, packing, order):
+    template_of(planted, AS_QWEN, eos_token=TURN)
+    prepared, _ = prepared_chat(
+        planted, tmp_path / "rows", packing=packing, order=order, isolate=True, sequence_length=512
+    )
+    reader, info = Reader(prepared.shards("train")), prepared.sets["train"]
+    walk = DocumentWalk(prepared.eos_id)
+    found = [document for block in blocks(reader, [range(reader.num_samples)]) for document in walk.add(block)]
+    assert len(found) == info.documents > 20 and all(document.is_whole for document in found)
+    assert all((document.ids_N == prepared.eos_id).sum() == 2 for document in found), (
+        "of the system's turn and the question's"
+    )
+    places = np.array([(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)])
+    batch = collate(reader, places, len(places), 512, prepared.borders("train"))
+    begins = [[at for at in row if at < 512] for row in batch["documents"].tolist()]
+    assert max(map(len, begins)) == info.max_documents > 2
+    for row, starts in enumerate(begins):
+        ids = batch["input_ids"][row].tolist()
+        start_id = planted.tokenizer.token_to_id(START)
+        whole = [at for at in starts if ids[at] == start_id]
+        assert len(whole) >= len(starts) - 1, "but for the first, each begins as a conversation does"
+        assert all(batch["targets"][row, at - 1] == NOT_COUNTED for at in whole)
+        assert all(ids[at - 1] == prepared.eos_id for at in starts[1:])
+
+
+@pytest.mark.parametrize("is_isolated", [False, True])
+def test_turns_of_other_conversations_are_no_copies(planted, tmp_path, is_isolated):
+    template_of(planted, AS_QWEN.replace("at once", "at once, in the words of an old sailor, " * 8), eos_token=TURN)
+    rows = chat_rows(60)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows", rows, sequence_length=512)
+    assert [f for f in lint(prepared, is_isolated=is_isolated).findings if f.code != "mostly-padding"] == []
+    prepared, _ = prepared_chat(planted, tmp_path / "copies", [*rows, *rows[:9]], sequence_length=512)
+    found = [f for f in lint(prepared).findings if f.code != "mostly-padding"]
+    assert {f.code for f in found} == {"duplicate-documents"} and sum(f.times for f in found) == 9, (
+        "whole conversations"
+    )
+
+
+def test_isolation_of_samples_without_stored_ends_is_a_finding_where_eos_ends_turns(planted, tmp_path):
+    """As versions before prepared them."""
     template_of(planted, PLAIN, eos_token=TURN)
     prepared, _ = prepared_chat(planted, tmp_path / "rows")
-    assert lint(prepared).findings == []
-    codes = {finding.code for finding in lint(prepared, is_isolated=True).findings}
-    assert codes == {"isolation-cuts-turns"}
-    with pytest.raises(UserError) as caught:
-        prepared_chat(planted, tmp_path / "isolated", isolate=True)
-    assert caught.value.given == "data.isolate=true with `format: chat`, and the chat template ends turns by EOS"
-    assert "set data.tokenizer.eos_token to a special token that the template does not write" in caught.value.change
-    tokenizer = {"from": str(planted.directory / "tokenizer"), "eos_token": "<|endoftext|>"}
-    prepared, _ = prepared_chat(planted, tmp_path / "other", isolate=True, tokenizer=tokenizer)
-    assert lint(prepared, is_isolated=True).findings == []
-    assert prepared.eos_id == planted.tokenizer.token_to_id("<|endoftext|>")
+    for name in prepared.sets:
+        samples = [np.stack(column) for column in zip(*Reader(prepared.directory / name))]
+        shutil.rmtree(prepared.directory / name)
+        writer = Writer(prepared.directory / name, 129, 8192)
+        writer.write(*samples)
+        writer.close()
+    assert {finding.code for finding in lint(prepared, is_isolated=True).findings} == {"isolation-cuts-turns"}
+
+
+def test_a_sample_shows_turns_as_one_document(planted, tmp_path):
+    template_of(planted, PLAIN, eos_token=TURN)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows", packing="best-fit", sequence_length=512)
+    segments = read_sample(prepared, "train", 0, True).rows[0]
+    turns = sum(segment.text.count(TURN) for segment in segments if segment.kind != "end")
+    conversations = sum(segment.kind == "end" for segment in segments)
+    assert conversations > 1 and turns == conversations + 1, "a question's end each, and the EOS in front"
 
 
 def test_fields_that_are_not_learned_are_counted_and_shown(planted, tmp_path):

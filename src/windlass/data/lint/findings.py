@@ -32,8 +32,8 @@ KINDS: Final[dict[str, FindingKind]] = {
     ),
     "isolation-cuts-turns": FindingKind(
         "error",
-        "EOS ends turns in this template, and EOS also separates documents: set data.tokenizer.eos_token to a special "
-        "token that the template does not write, or data.isolate=false",
+        "EOS ends turns in this template, and this data was prepared before ends of documents were stored: prepare it again, or "
+        "set data.isolate=false",
     ),
     "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
     "eos-doubled": FindingKind(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.chat_template import encode_chat
-from windlass.data.tokenize.flags import ID_BITS, INNER, count_unwritten, labelled
+from windlass.data.tokenize.flags import ID_BITS, count_unwritten, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
@@ -31,6 +31,7 @@ from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
+PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
 BYTES_PER_ID = 8  # of a shard: an id and its label
 
 
@@ -83,38 +84,27 @@ def write_set(
         return counted.through(found, selection.sources[number])
 
     streams = map(stream, range(len(selection.sources)))
+    is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     size = (directory, width * (T + 1), config.shard_bytes)
-    writer = Writer(*size) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1)
+    writer = (
+        Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
+    )
     num_samples = max_documents = 0
     shards: list[int] = []
     for ids in streams if is_mixed else [chain.from_iterable(streams)]:
-        for input_ids_NL, labels_NL in _packed(ids, eos_id, config, selection.is_pairs):
-            writer.write(input_ids_NL, labels_NL)
+        for input_ids_NL, labels_NL in (pack_pairs if selection.is_pairs else PACK[config.packing])(ids, eos_id, T):
+            ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
+            input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
+            writer.write(input_ids_NL, labels_NL, ends_NL if is_chat else None)
             num_samples += len(input_ids_NL)
-            ids_RL, labels_RL = input_ids_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
-            max_documents = max(max_documents, packing.most_documents(ids_RL, labels_RL, eos_id))
+            rows = ends_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
+            max_documents = max(max_documents, packing.most_documents(*rows))
         shards.append(writer.end_shard() - sum(shards))
         if not shards[-1]:
             given = f"data.sources[{len(shards) - 1}] has a weight, and no text for training"
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
-
-
-def _packed(
-    ids: Iterator[np.ndarray], eos_id: int, config: DataConfig, is_pairs: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    pack = packing.pack if config.packing == "concatenate" else packing.pack_best_fit
-    pack = pack_pairs if is_pairs else pack
-    for input_ids_NL, labels_NL in pack(ids, eos_id, config.sequence_length):
-        if config.isolate and (input_ids_NL & INNER).any() and not is_pairs:
-            raise UserError(
-                "data.isolate=true with `format: chat`, and the chat template ends turns by EOS",
-                "EOS separates documents, so every turn would be a document of its own",
-                "set data.tokenizer.eos_token to a special token that the template does not write, such as <|endoftext|>; or "
-                "set data.isolate=false",
-            )
-        yield labelled(input_ids_NL, labels_NL)
 
 
 def _encode(

@@ -204,9 +204,17 @@ class JournaledWriter(Writer):
     which documents are counted; a sample may have several."""
 
     def __init__(
-        self, directory: Path, num_ids: int, shard_bytes: int, journal: Journal, beat: Beat, eos_id: int, row_ids: int
+        self,
+        directory: Path,
+        num_ids: int,
+        shard_bytes: int,
+        journal: Journal,
+        beat: Beat,
+        eos_id: int,
+        row_ids: int,
+        has_ends: bool = False,
     ):
-        super().__init__(directory, num_ids, shard_bytes, may_exist=True)
+        super().__init__(directory, num_ids, shard_bytes, may_exist=True, has_ends=has_ends)
         self._journal, self._beat, self._eos_id, self._row_ids = journal, beat, eos_id, row_ids
 
     def put(self, entry: dict[str, Any], header: bytes, body: memoryview) -> None:
@@ -224,7 +232,8 @@ class JournaledWriter(Writer):
             self._journal.add({"kind": "shard", "entry": entry, "most_documents": self._most_documents(body)})
 
     def _most_documents(self, body: memoryview) -> int:
-        ids_NL, labels_NL = (column.reshape(-1, self._row_ids) for column in self.columns(body))
+        ids_NL, labels_NL, *stored = (column.reshape(-1, self._row_ids) for column in self.columns(body))
+        ends_NL = stored[0] != 0 if stored else ids_NL == self._eos_id
         starts = range(0, len(ids_NL), ROWS_AT_ONCE)
-        pieces = ((ids_NL[at : at + ROWS_AT_ONCE], labels_NL[at : at + ROWS_AT_ONCE]) for at in starts)
-        return max(most_documents(ids, labels, self._eos_id) for ids, labels in pieces)
+        pieces = ((ends_NL[at : at + ROWS_AT_ONCE], labels_NL[at : at + ROWS_AT_ONCE]) for at in starts)
+        return max(most_documents(ends, labels) for ends, labels in pieces)
