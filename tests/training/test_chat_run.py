@@ -48,4 +48,6 @@ def test_a_run_learns_answers_alone(tmp_path, capfd):
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
     out = capfd.readouterr().out
     assert "of conversations only answers are learned" in out
-    assert out.count("warning") == out.count("warning documents-cut") == 1, "conversations are longer than a sequence here"
+    assert out.count("warning") == out.count("warning documents-cut") == 1, (
+        "conversations are longer than a sequence here"
+    )

@@ -8,6 +8,7 @@ from tests.data.prepare.test_build import Killed, killed_at
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.config import SourceConfig
+from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
@@ -95,3 +96,14 @@ def test_a_run_that_began_on_another_day_is_refused_where_its_data_is_gone(at):
     begun = at(FIRST).stream
     with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
         at(SECOND, "elsewhere", begun=begun)
+
+
+def test_a_limit_on_rows_is_no_setting_of_the_shards_and_a_format_of_files_is_one(tmp_path):
+    def of(**source):
+        return settings_of(data_config(tmp_path, sources=[{"path": "a", **source}]), {"more": SourceConfig(path="b")})
+
+    assert of() == of(max_row_mib=1) and not {"file_format", "max_row_mib"} & {
+        *of()["sources"][0],
+        *of()["sets"]["more"],
+    }
+    assert of(file_format="jsonl")["sources"][0]["file_format"] == "jsonl"

@@ -30,7 +30,13 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
     settings["held_out_of"] = config.order.held_out_of
     for source in settings["sources"]:
         source["weight"] = config.weights is not None
-    return {**settings, "sets": {name: source.model_dump(mode="json") for name, source in sets.items()}}
+    settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
+    for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
+        if isinstance(source, dict):
+            del source["max_row_mib"]  # a limit decides what is refused, not what is written
+            if source["file_format"] is None:  # as before there was the setting
+                del source["file_format"]
+    return settings
 
 
 def fingerprint(

@@ -13,5 +13,6 @@ select           which documents a set keeps, without duplicates where asked
 Inside:
 
 urls             files at URLs, and what is wrong where their file system fails
+compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
 """
