@@ -128,6 +128,9 @@ class DataConfig(Settings):
     """Share of the documents that is held out, chosen by the hash of each document's text, or a source of its own."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
     """Largest size of a shard file in bytes (one sample may exceed it)."""
+    rehash: bool = Field(default=False, exclude=True)
+    """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
+    `--rehash` of `prepare` and `train` sets."""
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
     order: OrderConfig = OrderConfig()

@@ -21,6 +21,7 @@ from windlass.data.files import sync_directory
 from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
 from windlass.data.shards.store import is_url
+from windlass.data.sources.known_hashes import KNOWN_NAME
 from windlass.errors import UserError
 from windlass.units import format_bytes
 
@@ -34,10 +35,13 @@ def local_directory(config: DataConfig) -> Path:
     return cache.with_name(f"{cache.name}.prepare-{xxhash.xxh3_64_hexdigest(config.directory.encode())[:8]}")
 
 
-def check_directory(directory: Path) -> None:
-    """Raises UserError where no data can be written. Creates nothing: the sources may still be wrong."""
+def check_is_directory(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
+
+
+def check_writable(directory: Path) -> None:
+    """Raises UserError where no data can be written. Creates nothing: the sources may still be wrong."""
     nearest = next(parent for parent in directory.parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         reason = "cannot be written" if nearest.is_dir() else "is a file"
@@ -166,9 +170,17 @@ def sibling(directory: Path, what: str) -> Path:
 def _check_ours(directory: Path) -> None:
     found = sorted(os.listdir(directory)) if directory.exists() else []
     old, begun = load_prepared(directory), open_journal(directory) if directory.exists() else None
-    ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME} if old is not None else set()
+    ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME, KNOWN_NAME, f"{KNOWN_NAME}.tmp"} if old is not None else set()
     if begun is not None:
-        ours |= {*begun.begin["sets"], "train", TOKENIZER_NAME, PREPARED_NAME, f"{PREPARED_NAME}.tmp", *JOURNAL_FILES}
+        ours |= {
+            *begun.begin["sets"],
+            "train",
+            TOKENIZER_NAME,
+            PREPARED_NAME,
+            f"{PREPARED_NAME}.tmp",
+            *JOURNAL_FILES,
+            KNOWN_NAME,
+        }
     foreign = [name for name in found if name not in ours]
     if foreign:
         given = f"data.directory {directory} holds what windlass did not prepare: {', '.join(foreign[:5])}"

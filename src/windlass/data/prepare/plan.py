@@ -17,11 +17,12 @@ from windlass.data.sources.config import DEFAULT_SPLIT
 from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
+from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, measure, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
-from windlass.data.tokenize.chat_template import reads_clock
+from windlass.data.tokenize.template_files import check_has_template, reads_clock
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
@@ -78,11 +79,19 @@ class PreparePlan(NamedTuple):
 
 
 def scan_sources(
-    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], commits: Mapping[str, str]
+    config: DataConfig,
+    sets: Mapping[str, SourceConfig],
+    log: Callable[[str], None],
+    commits: Mapping[str, str],
+    hashes: KnownHashes,
 ) -> PreparePlan:
-    """Every source scanned. `commits`: the commits to use of datasets of the hub. Raises UserError."""
-    files = {name: scan(source, log, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
+    """Every source scanned, once the tokenizer is known to be one. `commits`: those to use of the hub's datasets; `hashes`: those
+    of local files that need not be read. Raises UserError."""
+    named = _named(config, sets)
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
+    if any(source.format == "chat" for source in named.values()):
+        check_has_template(loaded, str(config.tokenizer.from_))
+    files = {name: scan(source, log, commits.get(_pin(source)), hashes) for name, source in named.items()}
     return PreparePlan(config, sets, files, loaded, log, {})
 
 

@@ -16,7 +16,8 @@ from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
     alone,
     check_apart,
-    check_directory,
+    check_is_directory,
+    check_writable,
     has_leftovers,
     kept_work,
     local_directory,
@@ -36,6 +37,7 @@ from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
 from windlass.data.shards.journal import beating
 from windlass.data.shards.remote import claim, publish
 from windlass.data.shards.store import Store, is_url
+from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
 
@@ -57,12 +59,12 @@ def prepare(
     """
     directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
-    check_directory(directory)
+    check_is_directory(directory)
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
     check_apart(directory, [path for source in named for path in source.paths])
+    hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        found = _what_is_there(config)
-        plan = dated(scan_sources(config, sets, log, found.commits if found else {}), _kept_dates(directory, found))
+        plan = _plan(config, sets, log, directory, hashes)
         is_stale = _is_stale(plan, directory)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
@@ -72,8 +74,10 @@ def prepare(
     max_missing = config.max_bad_shards  # shards that a run may skip are no reason to prepare again
     if _what_is_wrong(lambda: find_prepared(config), plan, max_missing) is None and not has_leftovers(directory):
         prepared = open_prepared(config, sets)
+        hashes.save()
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
+    check_writable(directory)
     with alone(directory, log):
         wrong = _what_is_wrong(lambda: find_prepared(config), plan, max_missing)
         if wrong is not None:  # else another process made it while this one waited
@@ -88,7 +92,23 @@ def prepare(
                 publish(directory, store, token, log)
                 shutil.rmtree(directory)
     on_fingerprint(wanted)
+    hashes.save()
     return open_prepared(config, sets)
+
+
+def _plan(
+    config: DataConfig,
+    sets: Mapping[str, SourceConfig],
+    log: Callable[[str], None],
+    directory: Path,
+    hashes: KnownHashes,
+) -> PreparePlan:
+    """What to prepare, with the commits and the date of what is there. Raises UserError."""
+    found = _what_is_there(config)
+    if found is None:  # else it may be used as it is, where nothing can be written
+        check_writable(directory)
+    plan = scan_sources(config, sets, log, found.commits if found else {}, hashes)
+    return dated(plan, _kept_dates(directory, found))
 
 
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:

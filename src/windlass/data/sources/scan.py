@@ -18,7 +18,8 @@ from windlass.data.sources import formats
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import scan_growing
 from windlass.data.sources.hub import scan_hub
-from windlass.data.sources.source_files import SourceFile, as_asked, files_below, hash_file, is_binary
+from windlass.data.sources.known_hashes import KnownHashes
+from windlass.data.sources.source_files import SourceFile, as_asked, files_below, is_binary
 from windlass.data.sources.urls import scan_url
 from windlass.errors import AbsentSource, UserError, nearest
 
@@ -31,19 +32,22 @@ STDLIB_SKIPPED = frozenset(
 STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # the compiler flags of the machine that built Python
 
 
-def scan(source: SourceConfig, log: Callable[[str], None], known: str | None = None) -> list[SourceFile]:
+def scan(
+    source: SourceConfig, log: Callable[[str], None], known: str | None = None, hashes: KnownHashes | None = None
+) -> list[SourceFile]:
     """The files of a source, hashed, in reading order; the rows of a dataset count as one file. `known`: the commit to use of a
-    dataset of the hub. Raises UserError if there is no file."""
+    dataset of the hub. `hashes`: those of local files that need not be read. Raises UserError if there is no file."""
+    hashes = hashes or KnownHashes()
     if source.hub is not None:
         return [scan_hub(source, log, known)]
     if source.builtin is not None:
-        return [hash_file(path, name, "text") for path, name in _stdlib_files()]
+        return [hashes.file(path, name, "text") for path, name in _stdlib_files()]
     if source.grows_until is not None:
         return [scan_growing(source)]
-    return _scan_paths(source, log)
+    return _scan_paths(source, log, hashes)
 
 
-def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[SourceFile]:
+def _scan_paths(source: SourceConfig, log: Callable[[str], None], hashes: KnownHashes) -> list[SourceFile]:
     text_key = source.text_key
     found: dict[tuple[str, str], SourceFile] = {}  # by `_identity`, as are the others
     binary, outright = dict[tuple[str, str], str](), set[tuple[str, str]]()
@@ -61,8 +65,8 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[Source
                 outright.add(identity)
             if identity in found:
                 continue
-            if not is_binary(path, source.file_format):
-                found[identity] = as_asked(hash_file(path, name, text_key), source)
+            if hashes.is_known(path) or not is_binary(path, source.file_format):
+                found[identity] = as_asked(hashes.file(path, name, text_key), source)
             elif explicit or formats.names_rows(path.name):
                 raise formats.binary_file(path)
             else:

@@ -17,9 +17,7 @@ others. It is looked for in what is learned of that answer, and reported where i
 """
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,11 +26,11 @@ import numpy as np
 
 from windlass.data.sources.chat_rows import ASSISTANT, is_learned, said_by, texts_in, unwritten_fields
 from windlass.data.tokenize.flags import flagged
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE, open_tokenizer
+from windlass.data.tokenize.template_files import no_template, on_day
+from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
 CONVERSATIONS_AT_ONCE: Final = 64
-CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
 PROBE: Final = [
     {"role": "user", "content": "Which rope?"},
@@ -62,14 +60,9 @@ class Template:
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
         if not isinstance(self._tokenizer.chat_template, str):
-            raise UserError(
-                f"the tokenizer in {tokenizer_directory} has no chat template",
-                "conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in "
-                f"{CONFIG_FILE}",
-                "take the tokenizer of a chat model, or add its template to yours",
-            )
+            raise no_template(str(tokenizer_directory))
         if date is not None:
-            self._tokenizer.chat_template = _on_day(self._tokenizer.chat_template, date)
+            self._tokenizer.chat_template = on_day(self._tokenizer.chat_template, date)
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._specials = {number: token.content for number, token in added.items() if token.special}
@@ -261,25 +254,6 @@ def encode_chat(
             held = []
     if held:
         yield np.concatenate(held)
-
-
-def _on_day(template: str, date: str) -> str:
-    """The template with each call of the clock replaced by what the clock says on that day. Raises UserError."""
-    day = datetime.fromisoformat(date)
-    fixed = CLOCK_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
-    left = re.search(r"strftime_now\s*\(.{0,40}", fixed)
-    if left is not None:
-        raise UserError(
-            f"the chat template reads the clock by {left[0]}",
-            "the date of a preparation is fixed on its first day: the format is a text, as in strftime_now('%d %b %Y')",
-            "mend the chat template of the tokenizer",
-        )
-    return fixed
-
-
-def reads_clock(files: Sequence[Path]) -> bool:
-    """Whether a chat template in a tokenizer's files writes the date of the day it runs."""
-    return any(b"strftime_now" in file.read_bytes() for file in files if file.name in (CONFIG_FILE, TEMPLATE_FILE))
 
 
 def check_template(tokenizer_directory: Path) -> str | None:
