@@ -45,7 +45,7 @@ def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool
 
 def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     info = found.info
-    yield f"{prepared.place}: {found.name} (sets: {', '.join(prepared.sets)})"
+    yield f"{prepared.where}: {found.name} (sets: {', '.join(prepared.sets)})"
     if found.rows_per_sample > 1:
         left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
         yield f"  pairs       {info.documents:,}, a sample each: prompt and chosen answer, prompt and rejected one{left_out}"

@@ -17,7 +17,9 @@ from tests.data.conftest import data_config, make_text, write_corpus
 from windlass.data.config import SourceConfig
 from windlass.data.packing import unpack
 from windlass.data.prepare import build as room
+from windlass.data.prepare import manifest
 from windlass.data.prepare.prepare import open_prepared, prepare
+from windlass.data.shards import mds
 from windlass.data.shards.mds import Reader
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -242,6 +244,20 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
     with pytest.raises(UserError, match=r"did not prepare: notes\.md"):
         quietly(data_config(tmp_path))
     assert content(tmp_path / "data") == {(tmp_path / "data" / "notes.md").relative_to(tmp_path / "data"): b"mine"}
+
+
+def test_an_unchanged_start_reads_prepared_json_and_each_index_once(corpus, tmp_path, monkeypatch):
+    first, calls = quietly(data_config(tmp_path)), []
+
+    def counted(name, module):
+        call = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: calls.append((name, given[0].name)) or call(*given))
+
+    counted("load_prepared", manifest)
+    counted("read_index", mds)
+    found = quietly(data_config(tmp_path))
+    assert found == first and [found.shards(name).where for name in found.sets]
+    assert sorted(calls) == [("load_prepared", "data"), ("read_index", "train"), ("read_index", "validation")]
 
 
 def test_unchanged_data_is_used_where_nothing_can_be_written(corpus, tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def _goes_on(plan: PreparePlan, directory: Path) -> bool:
         ):
             return False
         finished = load_prepared(directory)
-        if finished is not None and plan.what_changed(finished.arrived) is not None:
+        if finished is not None and plan.what_changed(finished.written_order) is not None:
             return False
         for name in written.begin["sets"]:
             read_index(directory / name)
@@ -174,7 +174,7 @@ def _prepared(
         baselines=scored[0],
         isolated_baselines=scored[1],
         commits=plan.commits,
-        arrived=plan.arrived,
+        written_order=plan.written_order,
         date=plan.date,
     )
 

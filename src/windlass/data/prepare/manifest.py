@@ -23,7 +23,7 @@ from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
-from windlass.data.shards.mds import Folder, ShardSource, read_index
+from windlass.data.shards.mds import Folder, ShardSource
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
@@ -32,7 +32,7 @@ from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
 ADDED = ("unwritten", "date")  # keys that earlier versions do not write
-UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
+UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Prepared:
     """Commits of the hub's datasets that were read, by name@revision."""
     files: dict[str, str] = field(default_factory=dict)
     """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
-    arrived: dict[str, dict[str, str]] = field(default_factory=dict)
+    written_order: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of each source that grew, by its use: the files that were read -> xxh3-128."""
     date: str | None = None
     """The day that the chat template saw as today, YYYY-MM-DD; None where it does not ask."""
@@ -85,11 +85,13 @@ class Prepared:
     """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
     """False while the training set is written; `sets` then counts what is written so far."""
+    folders: dict[tuple[str, int], Folder] = field(default_factory=dict, compare=False, repr=False)
+    """Local sets whose index was read, by name and how many shards may be missing: read once by whoever holds this object."""
     deadline_s: float | None = None
     """Where the training set may grow: how long to wait for a sign of life of the preparation."""
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The directory or URL, for messages."""
         return str(self.directory) if self.remote is None else self.remote.store.url
 
@@ -97,15 +99,22 @@ class Prepared:
     def tokenizer_directory(self) -> Path:
         return self.directory / TOKENIZER_NAME
 
-    def shards(self, name: str, may_lack: int = 0) -> ShardSource:
-        """The shards of a set, local or at a URL. `may_lack`: shard files allowed to be missing; reading one raises BadShard.
+    def shards(self, name: str, max_missing: int = 0) -> ShardSource:
+        """The shards of a set, local or at a URL. `max_missing`: shard files allowed to be missing; reading one raises BadShard.
         Raises BadShard."""
         assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
         if self.remote is not None:
             return self.remote.shards(name)
         may_grow = name == "train" and self.deadline_s is not None
         growing = open_growing(self.directory, name, self.deadline_s or 0.0) if may_grow else None
-        return growing or Folder(self.directory / name, may_lack)
+        return growing or self.folder(name, max_missing)
+
+    def folder(self, name: str, max_missing: int = 0) -> Folder:
+        """The shards of a finished local set. Raises BadShard."""
+        key = (name, max_missing)
+        if key not in self.folders:
+            self.folders[key] = Folder(self.directory / name, max_missing)
+        return self.folders[key]
 
     def borders(self, name: str) -> Borders:
         """What `packing.isolate` needs of a set."""
@@ -176,6 +185,8 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
     rule = f"{PREPARED_NAME} is as this version of windlass writes it"
     try:
         content = json.loads(data)
+        if "arrived" in content:  # its name in earlier versions
+            content["written_order"] = content.pop("arrived")
         sets = content["sets"]
         other = _other_keys(Prepared, content) + [key for info in sets.values() for key in _other_keys(SetInfo, info)]
         if other:
@@ -200,13 +211,11 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
     for name, info in prepared.sets.items():
         lacking = max_missing if name == "train" else 0
         shards = (
-            read_index(prepared.directory / name, lacking)
-            if prepared.remote is None
-            else prepared.remote.shards(name).shards
+            prepared.folder(name, lacking).shards if prepared.remote is None else prepared.remote.shards(name).shards
         )
         found = sum(shard.num_samples for shard in shards)
         if found != info.samples:
-            given = f"{prepared.place}/{name} holds {found} samples"
+            given = f"{prepared.where}/{name} holds {found} samples"
             raise BadShard(given, f"{PREPARED_NAME} promises {info.samples}", "delete the directory and prepare again")
     if prepared.remote is None:
         check_small_files(prepared.directory, prepared.files)
@@ -214,10 +223,11 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
         prepared.remote.check_sizes({name: max_missing if name == "train" else 0 for name in prepared.sets})
 
 
-def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:
-    """The preparation of these settings. Raises UserError if there is none or its settings differ, BadShard if damaged."""
+def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: Prepared | None = None) -> Prepared:
+    """The preparation of these settings; `found`: the finished one that is there, where it is open already. Raises UserError if
+    there is none or its settings differ, BadShard if damaged."""
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
-    prepared = find_prepared(config) or (find_growing(config) if config.may_grow else None)
+    prepared = found or find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:
         raise UserError(f"{directory} holds no prepared data", "data is prepared before it is read", "windlass prepare")
     wanted = json.loads(json.dumps(settings_of(config, sets)))

@@ -38,7 +38,7 @@ class PreparePlan(NamedTuple):
     loaded: list[Path]
     """The tokenizer's files, where one is given."""
     log: Callable[[str], None]
-    arrived: dict[str, dict[str, str]]
+    written_order: dict[str, dict[str, str]]
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
     date: str | None = None
     """The day that the chat template sees as today; None where no template writes it (`dated`)."""
@@ -67,9 +67,9 @@ class PreparePlan(NamedTuple):
     def training_files(self) -> list[SourceFile]:
         return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
 
-    def what_changed(self, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+    def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
-        found = (what_changed(self.named[name], taken) for name, taken in arrived.items())
+        found = (what_changed(self.named[name], taken) for name, taken in written_order.items())
         return next(filter(None, found), None)
 
     @property
@@ -148,7 +148,7 @@ def choose(
             continue
         taken: dict[str, str] = {}
         if source.grows_until is not None:
-            plan.arrived[name] = taken
+            plan.written_order[name] = taken
         kept, patience = work / "fetched" / name, Patience(config.order.deadline_s, tick, taken.__setitem__)
         sources[name] = Source([], num_tokens=source.tokens, format=source.format, too_long=source.too_long)
         if name in streamed:

@@ -64,16 +64,19 @@ def prepare(
     check_apart(directory, [path for source in named for path in source.paths])
     hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        plan = _plan(config, sets, log, directory, hashes)
-        is_stale = _is_stale(plan, directory)
+        plan, found = _plan(config, sets, log, directory, hashes)
+        is_stale = _is_stale(plan, None if is_url(config.directory) else found)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
         raise other_stream(place)
     if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
     max_missing = config.max_bad_shards  # shards that a run may skip are no reason to prepare again
-    if _what_is_wrong(lambda: find_prepared(config), plan, max_missing) is None and not has_leftovers(directory):
-        prepared = open_prepared(config, sets)
+    whole = found if found is not None and found.is_whole else None
+    if _what_is_wrong(lambda: whole or find_prepared(config), plan, max_missing) is None and not has_leftovers(
+        directory
+    ):
+        prepared = open_prepared(config, sets, whole)
         hashes.save()
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
@@ -102,13 +105,13 @@ def _plan(
     log: Callable[[str], None],
     directory: Path,
     hashes: KnownHashes,
-) -> PreparePlan:
-    """What to prepare, with the commits and the date of what is there. Raises UserError."""
+) -> tuple[PreparePlan, Prepared | None]:
+    """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError."""
     found = _what_is_there(config)
     if found is None:  # else it may be used as it is, where nothing can be written
         check_writable(directory)
     plan = scan_sources(config, sets, log, found.commits if found else {}, hashes)
-    return dated(plan, _kept_dates(directory, found))
+    return dated(plan, _kept_dates(directory, found)), found
 
 
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
@@ -129,10 +132,14 @@ def other_stream(place: str) -> UserError:
     )
 
 
-def _is_stale(plan: PreparePlan, directory: Path) -> bool:
+def _is_stale(plan: PreparePlan, found: Prepared | None) -> bool:
     """Whether a finished preparation of this plan is there, and a source that grew has other files since."""
-    found = load_prepared(directory)
-    return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
+    return (
+        found is not None
+        and found.is_whole
+        and found.fingerprint == plan.fingerprint
+        and plan.what_changed(found.written_order) is not None
+    )
 
 
 def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
@@ -144,7 +151,7 @@ def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_m
             return "nothing is there yet"
         if found.fingerprint != plan.fingerprint:
             return "the sources or settings have changed since it was prepared"
-        changed = plan.what_changed(found.arrived)
+        changed = plan.what_changed(found.written_order)
         if changed is not None:
             return changed
         check_shards(found, max_missing)

@@ -157,12 +157,12 @@ class ShardSource(Protocol):
 
 class Folder:
     """Shards in a local directory. Index, presence and sizes are checked when it is opened, a file's hash when it is first
-    loaded. A compressed shard is unpacked into memory for as long as it is used. `may_lack`: so many files may be missing or of
-    another size; they are met when they are loaded."""
+    loaded. A compressed shard is unpacked into memory for as long as it is used. `max_missing`: files that may be missing
+    or of another size; loading one raises BadShard."""
 
-    def __init__(self, directory: Path, may_lack: int = 0):
+    def __init__(self, directory: Path, max_missing: int = 0):
         self.directory, self.where = directory, str(directory)
-        self.shards = read_index(directory, may_lack)
+        self.shards = read_index(directory, max_missing)
         self.max_mapped = len(self.shards)
         self._verified: set[int] = set()
 
@@ -183,8 +183,8 @@ class Folder:
             raise BadShard(f"{path} cannot be read: {error}", rule, REPAIR) from None
 
 
-def read_index(directory: Path, may_lack: int = 0) -> list[Shard]:
-    """index.json, strictly validated, and every file's presence and size compared with it; `may_lack` files may not fit. Raises
+def read_index(directory: Path, max_missing: int = 0) -> list[Shard]:
+    """index.json, strictly validated, and every file's presence and size compared with it, but for `max_missing` files. Raises
     BadShard."""
     path = directory / INDEX_NAME
     try:
@@ -196,8 +196,8 @@ def read_index(directory: Path, may_lack: int = 0) -> list[Shard]:
         try:
             _check_file(shard.stored, directory, str(path))
         except BadShard:
-            may_lack -= 1
-            if may_lack < 0:
+            max_missing -= 1
+            if max_missing < 0:
                 raise
     return shards
 

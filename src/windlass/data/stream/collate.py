@@ -33,17 +33,17 @@ class SampleReader(Protocol):
         """Which of its ids end documents, [T+1] bool; None where every EOS does."""
 
 
-def check_length(reader: Reader, sequence_length: int, may_lack: int = 0) -> None:
+def check_length(reader: Reader, sequence_length: int, max_missing: int = 0) -> None:
     """Raises UserError when the samples on disk are not `sequence_length` + 1 ids long.
 
-    The first readable shard of the first 1 + `may_lack` is looked at; if none is readable, reading them in turn reports it.
+    The first readable shard of the first 1 + `max_missing` is looked at; if none is readable, reading them in turn reports it.
     """
-    for number in range(min(1 + may_lack, len(reader.shards))):
+    for number in range(min(1 + max_missing, len(reader.shards))):
         try:
             stored = len(reader.read(number, 0)[0]) - 1
             break
         except BadShard:
-            if may_lack == 0:
+            if max_missing == 0:
                 raise
     else:
         return
