@@ -221,12 +221,12 @@ class DataConfig(Settings):
         return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
 
     def check_epochs(self, epochs: float | None) -> None:
-        """Raises UserError where a run's length is told in epochs and sources are mixed."""
+        """Raises UserError where a run's length is in epochs and sources are mixed."""
         if epochs is not None and self.weights is not None:
             raise UserError(
                 f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",
                 "sources of a mixture come round each in its own time, so that the whole has no epochs",
-                "set run.tokens or run.steps; the epochs of each source are told before the first step",
+                "set run.tokens or run.steps; the epochs of each source are printed before the first step",
             )
 
     def check_pairs_are_not_trained(self, sets: Mapping[str, SourceConfig]) -> None:
@@ -248,7 +248,7 @@ class DataConfig(Settings):
             change = "cache: {directory: /local/disk/cache, limit_mib: 10240}"
             raise ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
         if "://" not in self.directory and self.cache is not None:
-            raise ValueError("`cache` has no effect on a local directory, which is read where it lies: leave it out")
+            raise ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")
         return self
 
 

@@ -43,7 +43,7 @@ KINDS: Final[dict[str, FindingKind]] = {
         "error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"
     ),
     "bos-doubled": FindingKind(
-        "error", "two beginnings stand where one is meant: the template writes one, so nothing else may"
+        "error", "there are two beginnings where one is meant: the template writes one, so nothing else may"
     ),
     "template-round-trip": FindingKind("error", "mend the chat template of the tokenizer, or take another"),
     "tokenizer-of-another-model": FindingKind(

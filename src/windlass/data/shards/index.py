@@ -1,6 +1,6 @@
 """index.json: what every shard file of a dataset must be, checked down to each key that decides how bytes are read.
 
-An index may come from anywhere, and it names files. So nothing of it is believed: a file lies directly beside the index,
+An index may come from anywhere, and it names files. So nothing of it is believed: a file is directly beside the index,
 sizes are whole numbers that fit the format (offsets have 32 bits: below 4 GiB), columns are those that are read here
 (never pickled objects), compression is one of two, and a hash is there. What else it asks for is refused by name.
 
@@ -51,7 +51,7 @@ class File(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One line of index.json. `stored`: the file that lies beside the index; it is `raw` itself, or `raw` compressed."""
+    """One line of index.json. `stored`: the file beside the index; it is `raw` itself, or `raw` compressed."""
 
     raw: File
     stored: File
@@ -113,7 +113,7 @@ def _file(given: str, entry: Any) -> File:
         raise BadShard(f"{given} has {type(entry).__name__} for a file", "a file is an object with `basename`", REPAIR)
     name, size, hashes = entry.get("basename"), entry.get("bytes"), entry.get("hashes")
     if not isinstance(name, str) or name in ("", ".", "..", INDEX_NAME) or "/" in name or "\0" in name:
-        raise BadShard(f"{given} names the file {name!r}", "a shard lies directly beside its index.json", REPAIR)
+        raise BadShard(f"{given} names the file {name!r}", "a shard is directly beside its index.json", REPAIR)
     if type(size) is not int or not 1 <= size <= MAX_BYTES:
         rule = f"a size is a whole number from 1 to {MAX_BYTES} bytes (offsets in a shard have 32 bits)"
         raise BadShard(f"{given} names {name} of {size!r} bytes", rule, REPAIR)

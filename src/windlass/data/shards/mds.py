@@ -226,7 +226,7 @@ class Reader:
         self._mapped: OrderedDict[int, tuple[np.ndarray, list[int]]] = OrderedDict()
 
     def name(self, number: int) -> str:
-        """Where shard `number` lies, for messages."""
+        """The path or URL of shard `number`, for messages."""
         return f"{self.source.where}/{self.shards[number].stored.name}"
 
     def _map(self, number: int) -> tuple[np.ndarray, list[int]]:
@@ -275,7 +275,7 @@ class Reader:
 
 
 def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
-    """Where the samples lie in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
+    """The offsets of the samples in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
     sample is not rows of equally many values: a right hash says only that the bytes are the writer's."""
     num_samples = int(data[:4].view("<u4")[0])
     offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
@@ -284,7 +284,7 @@ def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
         raise BadShard(given, f"index.json promises {shard.num_samples} in {shard.num_bytes} bytes", REPAIR)
     sizes_N, num_columns = np.diff(offsets), 3 if shard.has_ends else 2
     if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < num_columns * (4 + 2):
-        raise BadShard(f"{where} has samples that overlap or are empty", "samples lie one behind the other", REPAIR)
+        raise BadShard(f"{where} has samples that overlap or are empty", "samples follow one another", REPAIR)
     sizes_NC = data[offsets[:-1, None] + np.arange(4 * num_columns)].view("<u4").astype(np.int64)
     heads_N = 1 + (1 << (data[offsets[:-1] + 4 * num_columns].astype(np.int64) & 3))
     values_NC = sizes_NC - heads_N[:, None]  # bytes of each column's values

@@ -26,7 +26,7 @@ class SourceConfig(Settings):
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
     store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
     is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. A directory
-    stands for every text file below it, sorted. What lies at a URL is brought here once, when it is prepared."""
+    stands for every text file below it, sorted. A file at a URL is fetched once, when it is prepared."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""

@@ -156,7 +156,7 @@ class Template:
                 given = (
                     f"{where}: {len(spans)} answers are marked in what the template writes of {len(messages)} messages"
                 )
-                rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is told from others by its marks"
+                rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
                 raise UserError(given, rule, "mend the chat template, or leave the row out")
             return list(ids), is_answer_N.tolist(), [self._tokenizer.decode(ids)] * len(is_wanted)
         for span, is_one in zip(spans, is_wanted):

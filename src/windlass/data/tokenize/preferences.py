@@ -119,7 +119,7 @@ class Fitting:
             raise UserError(
                 f"{self.num_dropped} of {self.num_pairs} pairs of {name} are longer than data.sequence_length="
                 f"{self._length}; the longest answer has {self.longest} tokens with its prompt and EOS",
-                "nothing of a pair is cut: both answers stand whole in a sequence",
+                "nothing of a pair is cut: each answer is whole in a sequence",
                 f"set data.sequence_length={self.longest}"
                 + ("" if self._too_long else ", or `too_long: drop` of the source, which leaves them out"),
             )
