@@ -60,8 +60,6 @@ def prepare(
     directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
     check_is_directory(directory)
-    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
-    check_apart(directory, [path for source in named for path in source.paths])
     hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
         plan, found = _plan(config, sets, log, directory, hashes)
@@ -71,18 +69,17 @@ def prepare(
         raise other_stream(place)
     if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
-    max_missing = config.max_bad_shards  # shards that a run may skip are no reason to prepare again
     whole = found if found is not None and found.is_whole else None
-    if _what_is_wrong(lambda: whole or find_prepared(config), plan, max_missing) is None and not has_leftovers(
-        directory
-    ):
+    if _what_is_wrong(
+        lambda: whole or find_prepared(config), plan, config.max_bad_shards
+    ) is None and not has_leftovers(directory):
         prepared = open_prepared(config, sets, whole)
         hashes.save()
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     check_writable(directory)
     with alone(directory, log):
-        wrong = _what_is_wrong(lambda: find_prepared(config), plan, max_missing)
+        wrong = _what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
             log(f"preparing {place}: {wrong}")
             if is_url(config.directory):
@@ -107,6 +104,8 @@ def _plan(
     hashes: KnownHashes,
 ) -> tuple[PreparePlan, Prepared | None]:
     """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError."""
+    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
+    check_apart(directory, [path for source in named for path in source.paths])
     found = _what_is_there(config)
     if found is None:  # else it may be used as it is, where nothing can be written
         check_writable(directory)
@@ -144,7 +143,7 @@ def _is_stale(plan: PreparePlan, found: Prepared | None) -> bool:
 
 def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
     """Why what `find` returns is not the preparation of this plan; None if it is. `max_missing`: training shards that may be
-    missing."""
+    missing: those that a run may skip are no reason to prepare again."""
     try:
         found = find()
         if found is None:
