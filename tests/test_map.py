@@ -93,6 +93,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "config",
         "scan",
         "source_files",
+        "known_hashes",
         "hub",
         "growing",
         "chat_rows",
@@ -101,7 +102,16 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "select",
     ),
     "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
-    "data.tokenize": ("tokenizer", "tiktoken_encoder", "pool", "resume", "chat_template", "preferences"),
+    "data.tokenize": (
+        "tokenizer",
+        "tiktoken_encoder",
+        "pool",
+        "resume",
+        "chat_template",
+        "template_files",
+        "preferences",
+        "flags",
+    ),
     "hub": ("client", "config"),
     "launch": ("local",),
     "model": (
@@ -213,6 +223,7 @@ INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are fi
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "data/tokenize/tokenizer.py": "tokenizers raises a bare Exception for a file that it cannot read: named with the file",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",
     "checkpoint/exchange.py": "one rank's failure is carried to all ranks, which raise it together; alone it would hang them",
 }

@@ -232,6 +232,21 @@ def test_a_bug_of_ours_keeps_its_traceback(base, monkeypatch, capsys, error):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("command", "door"), [("prepare", "prepare_only"), ("train", "make_ready")])
+def test_rehash_is_a_setting_of_the_data(base, monkeypatch, command, door):
+    asked = []
+
+    def stop(config, *_, **__):
+        asked.append(config.data.rehash)
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(base)
+    monkeypatch.setattr(preflight, door, stop)
+    for options in ([], ["--rehash"]):
+        end_of(monkeypatch, command, "tiny.yaml", "run.directory=new", *options)
+    assert asked == [False, True]
+
+
 def test_a_store_that_does_not_answer_may_be_tried_again(base, monkeypatch, capsys):
     monkeypatch.chdir(base)
     place, short = "data.directory=http://127.0.0.1:9/x", "data.cache={directory: cache, deadline_s: 1}"

@@ -10,15 +10,15 @@ from windlass.data.stream.open_stream import open_stream
 class Bare:
     """What `open_stream` asks of a `Prepared`."""
 
-    place = "here"
+    where = "here"
 
     def __init__(self, source, borders=None, shares=None):
         self._source, self._borders = source, borders
         counts = [] if shares is None else [shares.shard_sources.count(k) for k in range(len(shares.weights))]
         self.sets = {"train": SimpleNamespace(source_shards=counts)}
 
-    def shards(self, name, may_lack=0):
-        return Folder(self._source, may_lack) if hasattr(self._source, "is_dir") else self._source
+    def shards(self, name, max_missing=0):
+        return Folder(self._source, max_missing) if hasattr(self._source, "is_dir") else self._source
 
     def borders(self, name):
         return self._borders

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windlass.data import packing
-from windlass.data.packing import Borders, isolate, pack, pack_best_fit, unpack
+from windlass.data.packing import isolate, pack, pack_best_fit, unpack
 
 EOS = 7
 
@@ -131,20 +131,20 @@ def test_the_end_of_a_cut_document_is_always_learned(length):
 
 def test_isolation_tells_where_documents_begin_and_takes_targets_across_borders_away():
     ids = np.array([[EOS, 1, 2, EOS, 3, EOS, EOS, 4], [9, 1, 2, 3, 4, 5, 6, EOS]], np.int32)
-    assert packing.most_documents(ids, ids, EOS) == 4
-    documents, targets = isolate(ids, ids, Borders(EOS, 5))
+    assert packing.most_documents(ids == EOS, ids) == 4
+    documents, targets = isolate(ids == EOS, ids, 5)
     assert documents.tolist() == [[0, 1, 4, 6, 7], [0, 7, 7, 7, 7]]
     assert targets.tolist() == [[-100, 2, EOS, -100, EOS, -100, -100], [1, 2, 3, 4, 5, 6, EOS]]
-    assert isolate(ids, ids, Borders(EOS, 9))[0].tolist() == [[0, 1, 4, 6, 7, 7, 7, 7, 7], [0, *[7] * 8]]
+    assert isolate(ids == EOS, ids, 9)[0].tolist() == [[0, 1, 4, 6, 7, 7, 7, 7, 7], [0, *[7] * 8]]
     labels = ids.copy()
     labels[:, 2] = -100
-    assert isolate(ids, labels, Borders(EOS, 5))[1][:, 1].tolist() == [-100, -100], (
+    assert isolate(ids == EOS, labels, 5)[1][:, 1].tolist() == [-100, -100], (
         "what did not count before does not count now"
     )
 
 
 def test_what_fills_a_sample_up_is_no_document():
     ids, labels = samples_of(corpus([3, 4, 2]), [], 20)
-    assert packing.most_documents(ids, labels, EOS) == 4  # the first EOS, and three
-    documents, targets = isolate(ids, labels, Borders(EOS, 4))
+    assert packing.most_documents(ids == EOS, labels) == 4  # the first EOS, and three
+    documents, targets = isolate(ids == EOS, labels, 4)
     assert documents.tolist() == [[0, 1, 4, 8]] and (targets[0] != -100).sum() == 9 - 3

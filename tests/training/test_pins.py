@@ -123,7 +123,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     ready = make_ready(config, 1, "cpu")
     assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
     assert (
-        f"{prepared.place} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"
+        f"{prepared.where} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"
         in capsys.readouterr().out
     )
     with pytest.raises(AbsentSource):

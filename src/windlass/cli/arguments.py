@@ -21,6 +21,14 @@ SavedPath = Annotated[
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
+Rehash = Annotated[
+    bool, typer.Option("--rehash", help="Hash all local files of the sources, not only those that look changed.")
+]
+
+
+def rehashing(is_asked: bool) -> list[str]:
+    """The setting that `--rehash` stands for."""
+    return ["data.rehash=true"] if is_asked else []
 
 
 def print_lines(lines: Iterable[str]) -> None:

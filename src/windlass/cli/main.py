@@ -13,7 +13,17 @@ import typer
 from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
-from windlass.cli.arguments import Nproc, Overrides, Recipe, RunDirectory, SavedPath, Step, print_lines
+from windlass.cli.arguments import (
+    Nproc,
+    Overrides,
+    Recipe,
+    Rehash,
+    RunDirectory,
+    SavedPath,
+    Step,
+    print_lines,
+    rehashing,
+)
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
 
@@ -54,12 +64,13 @@ def prepare(
     recipe: Recipe,
     overrides: Overrides = None,
     data_only: Annotated[bool, typer.Option("--data-only", help="Do not fetch the weights of model.from.")] = False,
+    rehash: Rehash = False,
 ) -> None:
     """Tokenise the recipe's data into shards, and fetch what it names of the hub. Skipped when nothing changed."""
     from windlass.config import load_recipe
     from windlass.training.preflight import prepare_only
 
-    prepared = prepare_only(load_recipe(recipe, *overrides or ()), with_weights=not data_only)
+    prepared = prepare_only(load_recipe(recipe, *overrides or (), *rehashing(rehash)), with_weights=not data_only)
     for name, info in prepared.sets.items():
         print(f"{name}: {info.documents:,} documents, {info.tokens:,} tokens, {info.samples:,} samples")
 
@@ -72,11 +83,12 @@ def train(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
     ] = False,
+    rehash: Rehash = False,
 ) -> None:
     """Train, or resume the run in its directory. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save, then exit with code 75."""
     from windlass.config import load_recipe
 
-    config = load_recipe(recipe, *overrides or ())
+    config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
     try:
         if local.is_worker():
             raise typer.Exit(_train_as_worker(config, smoke))

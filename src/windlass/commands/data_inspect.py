@@ -45,7 +45,7 @@ def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool
 
 def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     info = found.info
-    yield f"{prepared.place}: {found.name} (sets: {', '.join(prepared.sets)})"
+    yield f"{prepared.where}: {found.name} (sets: {', '.join(prepared.sets)})"
     if found.rows_per_sample > 1:
         left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
         yield f"  pairs       {info.documents:,}, a sample each: prompt and chosen answer, prompt and rejected one{left_out}"
@@ -53,6 +53,8 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
         yield f"  documents   {info.documents:,}"
     yield f"  tokens      {info.tokens:,} ({format_count(info.tokens)}), each document's EOS among them"
     yield f"  text        {format_bytes(info.bytes)}, {info.bytes / max(1, info.tokens):.2f} bytes per token"
+    for field, count in info.unwritten.items():
+        yield f"  not learned {field} of {count:,} answers: the chat template does not write it"
     rows = f"{found.rows_per_sample} times " if found.rows_per_sample > 1 else ""
     yield f"  samples     {info.samples:,} of {rows}{found.sequence_length:,} targets"
     positions = info.samples * found.rows_per_sample * found.sequence_length

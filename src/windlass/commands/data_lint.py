@@ -40,7 +40,7 @@ def choose_set(prepared: Prepared, name: str) -> str:
         return name
     sets = list(prepared.sets)
     raise UserError(
-        f"--set {name}", f"the sets of {prepared.place} are {', '.join(sets)}", nearest(name, sets) + "give one of them"
+        f"--set {name}", f"the sets of {prepared.where} are {', '.join(sets)}", nearest(name, sets) + "give one of them"
     )
 
 

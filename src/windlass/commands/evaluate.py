@@ -28,7 +28,7 @@ def evaluate(path: Path, *, step: int | None = None, sequences: int | None = Non
     config = for_evaluation(check_recipe(trainer_state["config"]), sequences)
     prepared = open_prepared(config.data, config.evaluate.sets)
     if prepared.stream != trainer_state["data"]["stream"]:
-        raise other_stream(prepared.place)
+        raise other_stream(prepared.where)
     with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
         architecture, precision = architecture_from_hf(trainer_state["model"]), precision_of(config.precision)

@@ -128,6 +128,9 @@ class DataConfig(Settings):
     """Share of the documents that is held out, chosen by the hash of each document's text, or a source of its own."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
     """Largest size of a shard file in bytes (one sample may exceed it)."""
+    rehash: bool = Field(default=False, exclude=True)
+    """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
+    `--rehash` of `prepare` and `train` sets."""
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
     order: OrderConfig = OrderConfig()
@@ -218,12 +221,12 @@ class DataConfig(Settings):
         return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
 
     def check_epochs(self, epochs: float | None) -> None:
-        """Raises UserError where a run's length is told in epochs and sources are mixed."""
+        """Raises UserError where a run's length is in epochs and sources are mixed."""
         if epochs is not None and self.weights is not None:
             raise UserError(
                 f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",
                 "sources of a mixture come round each in its own time, so that the whole has no epochs",
-                "set run.tokens or run.steps; the epochs of each source are told before the first step",
+                "set run.tokens or run.steps; the epochs of each source are printed before the first step",
             )
 
     def check_pairs_are_not_trained(self, sets: Mapping[str, SourceConfig]) -> None:
@@ -245,7 +248,7 @@ class DataConfig(Settings):
             change = "cache: {directory: /local/disk/cache, limit_mib: 10240}"
             raise ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
         if "://" not in self.directory and self.cache is not None:
-            raise ValueError("`cache` has no effect on a local directory, which is read where it lies: leave it out")
+            raise ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")
         return self
 
 

@@ -14,7 +14,8 @@ that has room. Samples that stay too empty are dissolved into the next buffer. S
 but the first of each rest are targets: the rest of a cut document follows an EOS, which does not predict it.
 
 **Isolation.** `isolate` returns where the documents of a sample begin, so that attention and positions stay inside a document,
-and removes the targets across a border.
+and removes the targets across a border. In text every EOS ends a document. In conversations an EOS may end a turn, so
+there the ends are stored beside the ids (shards/mds).
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,8 @@ DISSOLVED_SHARE: Final = 0.005  # a sample of a buffer with more room than this 
 
 
 class Borders(NamedTuple):
-    """What `isolate` needs of a set: the id of EOS, and the most documents in one sample."""
+    """What isolation needs of a set: the id of EOS, which ends documents where no ends are stored, and the most documents in one
+    sample."""
 
     eos_id: int
     max_documents: int
@@ -148,30 +150,29 @@ def _samples(bins: list[list[_Piece]], eos_id: int, sequence_length: int) -> Ite
         yield input_ids, labels
 
 
-def isolate(ids_BS: np.ndarray, labels_BS: np.ndarray, borders: Borders) -> tuple[np.ndarray, np.ndarray]:
+def isolate(ends_BS: np.ndarray, labels_BS: np.ndarray, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
     """(documents [B, M], targets [B, T]) of samples [B, T+1]: where documents begin, rising, filled up with T; and the labels
     shifted by one with those across a border taken away. A document's EOS is its own, and the first token of none is a
-    target. M = `borders.max_documents`."""
-    eos_id, max_documents = borders
-    num_positions = ids_BS.shape[1] - 1
-    begins_BT = _begins(ids_BS, labels_BS, eos_id)
+    target. ends_BS: whether each id is the EOS of a document, bool. M = `max_documents`."""
+    num_positions = ends_BS.shape[1] - 1
+    begins_BT = _begins(ends_BS, labels_BS)
     assert int(begins_BT.sum(1).max()) <= max_documents
     starts_BT = np.sort(np.where(begins_BT, np.arange(num_positions), num_positions), axis=1)
     fill = max(0, max_documents - num_positions)
     documents_BM = np.pad(starts_BT[:, :max_documents], ((0, 0), (0, fill)), constant_values=num_positions)
-    return documents_BM, np.where(ids_BS[:, :-1] == eos_id, NOT_COUNTED, labels_BS[:, 1:])
+    return documents_BM, np.where(ends_BS[:, :-1], NOT_COUNTED, labels_BS[:, 1:])
 
 
-def most_documents(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> int:
+def most_documents(ends_BS: np.ndarray, labels_BS: np.ndarray) -> int:
     """The most documents in one sample."""
-    return int(_begins(ids_BS, labels_BS, eos_id).sum(1).max())
+    return int(_begins(ends_BS, labels_BS).sum(1).max())
 
 
-def _begins(ids_BS: np.ndarray, labels_BS: np.ndarray, eos_id: int) -> np.ndarray:
-    """Whether a document begins at each position, [B, T] bool: at the first, and after each EOS. The padding after the last
+def _begins(ends_BS: np.ndarray, labels_BS: np.ndarray) -> np.ndarray:
+    """Whether a document begins at each position, [B, T] bool: at the first, and after each end. The padding after the last
     target begins none."""
-    begins_BT = np.ones((len(ids_BS), ids_BS.shape[1] - 1), bool)
-    begins_BT[:, 1:] = ids_BS[:, :-2] == eos_id
+    begins_BT = np.ones((len(ends_BS), ends_BS.shape[1] - 1), bool)
+    begins_BT[:, 1:] = ends_BS[:, :-2]
     is_counted_BT = labels_BS[:, 1:] != NOT_COUNTED
     is_used_BT = np.flip(np.maximum.accumulate(np.flip(is_counted_BT, 1), 1), 1)  # a target here or later
     is_used_BT[:, 0] = True

@@ -116,7 +116,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     if shares is not None:
         samples = [shard.num_samples for shard in run.source.shards]
         names = [source.label for source in data.sources]
-        lines = shares.told(names, samples, run.total_steps * run.config.sequences_per_step)
+        lines = shares.lines(names, samples, run.total_steps * run.config.sequences_per_step)
         found |= {f"source {number}": line for number, line in enumerate(lines, 1)}
     return found
 

@@ -171,5 +171,5 @@ def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepare
     if trainer_state["data"]["stream"] == prepared.stream:
         return []
     if stream_to_keep(trainer_state, config) is not None:
-        raise other_stream(prepared.place)
+        raise other_stream(prepared.where)
     return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]

@@ -96,8 +96,8 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
         except UserError:
             raise error from None
         if keep is not None and prepared.stream != keep:
-            raise other_stream(prepared.place) from None
-        print(f"{prepared.place} is taken as it was prepared: {error.given}, so whether that has changed is not known")
+            raise other_stream(prepared.where) from None
+        print(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
 
 
 def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
@@ -183,7 +183,7 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
     if errors:
         more = f"; and {len(errors) - SHOWN} more errors" if len(errors) > SHOWN else ""
         raise UserError(
-            f"the data in {prepared.place} is wrong: " + "; ".join(f.line for f in errors[:SHOWN]) + more,
+            f"the data in {prepared.where} is wrong: " + "; ".join(f.line for f in errors[:SHOWN]) + more,
             "training begins on data without errors of `windlass data lint`",
             f"{errors[0].change}; all of them: windlass data lint RECIPE",
         )

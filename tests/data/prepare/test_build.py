@@ -11,6 +11,7 @@ from windlass.data.lint.lint import lint
 from windlass.data.prepare import build as room
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.prepare.prepare import prepare
+from windlass.data.prepare.write_set import PACK
 from windlass.data.shards.journal import JOURNAL_FILES, JournaledWriter, open_journal, read_beat
 from windlass.errors import BadShard, UserError
 
@@ -144,8 +145,9 @@ def test_shards_that_come_out_otherwise_are_refused(corpus, tmp_path, monkeypatc
     with monkeypatch.context() as patched, pytest.raises(Killed):
         killed_at(patched, 3)
         quietly(growing_config(tmp_path))
-    monkeypatch.setattr(
-        "windlass.data.prepare.write_set._packed",
+    monkeypatch.setitem(
+        PACK,
+        "concatenate",
         lambda *_: iter([(data := __import__("numpy").ones((500, 34), "i4"), data)]),
     )
     with pytest.raises(BadShard, match="comes out with"):

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from windlass.data.prepare.directory import alone, check_apart, check_directory, check_room, replaced
+from windlass.data.prepare.directory import alone, check_apart, check_is_directory, check_room, check_writable, replaced
 from windlass.data.prepare.manifest import Prepared
 from windlass.errors import UserError
 
@@ -73,8 +73,9 @@ def test_a_file_or_a_place_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for path, says in ((tmp_path / "file", "is a file"), (tmp_path / "file" / "data", "cannot be made: ")):
         with pytest.raises(UserError, match=says):
-            check_directory(path)
-    check_directory(tmp_path / "a" / "b" / "data")
+            check_is_directory(path)
+            check_writable(path)
+    check_writable(tmp_path / "a" / "b" / "data")
     assert not (tmp_path / "a").exists(), "a refused recipe leaves nothing"
 
 

@@ -17,7 +17,9 @@ from tests.data.conftest import data_config, make_text, write_corpus
 from windlass.data.config import SourceConfig
 from windlass.data.packing import unpack
 from windlass.data.prepare import build as room
+from windlass.data.prepare import manifest
 from windlass.data.prepare.prepare import open_prepared, prepare
+from windlass.data.shards import mds
 from windlass.data.shards.mds import Reader
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -37,7 +39,9 @@ def documents_of(prepared, name):
 
 
 def content(directory):
-    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    """Every file but the hashes of sources, which depend on their inodes."""
+    paths = [path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("sources.json")]
+    return {path.relative_to(directory): path.read_bytes() for path in paths}
 
 
 def test_every_document_comes_back_exactly_once_on_its_side(small):
@@ -78,11 +82,12 @@ def test_large_batches_through_workers_give_the_same_shards(corpus, tmp_path, mo
 
 def test_unchanged_is_skipped_and_says_so(small):
     config, prepared, _ = small
-    before = {path: path.stat().st_mtime_ns for path in prepared.directory.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in prepared.directory.rglob("*") if path.name != "sources.json"}
     lines = []
     assert quietly(config, lines=lines) == prepared
     assert lines == [f"{prepared.directory} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})"]
-    assert before == {path: path.stat().st_mtime_ns for path in prepared.directory.rglob("*")}
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert set(before) >= set(prepared.directory.rglob("*")) - {prepared.directory / "sources.json"}
 
 
 def edit(path, text):
@@ -241,6 +246,39 @@ def test_a_directory_with_other_files_is_left_alone(corpus, tmp_path):
     assert content(tmp_path / "data") == {(tmp_path / "data" / "notes.md").relative_to(tmp_path / "data"): b"mine"}
 
 
+def test_an_unchanged_start_reads_prepared_json_and_each_index_once(corpus, tmp_path, monkeypatch):
+    first, calls = quietly(data_config(tmp_path)), []
+
+    def counted(name, module):
+        call = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: calls.append((name, given[0].name)) or call(*given))
+
+    counted("load_prepared", manifest)
+    counted("read_index", mds)
+    found = quietly(data_config(tmp_path))
+    assert found == first and [found.shards(name).where for name in found.sets]
+    assert sorted(calls) == [("load_prepared", "data"), ("read_index", "train"), ("read_index", "validation")]
+
+
+def test_unchanged_data_is_used_where_nothing_can_be_written(corpus, tmp_path, monkeypatch):
+    first = quietly(data_config(tmp_path))
+    kept = content(tmp_path / "data")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr("windlass.data.sources.known_hashes.write_durably", unwritable)
+    lines = []
+    assert quietly(data_config(tmp_path), lines=lines) == first and "unchanged: skipped" in lines[-1]
+    with pytest.raises(UserError) as caught:
+        quietly(data_config(tmp_path, sequence_length=34))
+    assert caught.value.given == f"data.directory {tmp_path}/data cannot be made: {tmp_path} cannot be written"
+    with pytest.raises(UserError, match="cannot be written"):
+        quietly(data_config(tmp_path, directory=str(tmp_path / "new")))
+    assert content(tmp_path / "data") == kept
+
+
+def unwritable(*_):
+    raise PermissionError("read-only")
+
+
 # ---- kills and company
 
 ROOT = Path(__file__).parents[3]  # KILLED imports from tests
@@ -280,6 +318,8 @@ def killed(tmp_path_factory):
     """(a root with an older preparation, the shards of the new one, how many events a preparation has)."""
     template, root = (tmp_path_factory.mktemp(name) / "root" for name in ("template", "whole"))
     write_corpus(template / "corpus", num_documents=12)
+    for path in (template / "corpus").rglob("*.txt"):
+        os.utime(path, (1, 1))  # old, so that its hash is kept, whenever this runs
     quietly(data_config(template))
     shutil.copytree(template, root)
     command = [sys.executable, "-c", KILLED, str(root), "100000"]

@@ -67,6 +67,46 @@ def test_a_shard_of_fixed_ids_never_changes(tmp_path):
     assert xxhash.xxh64_hexdigest((tmp_path / "x" / "shard.00000.mds").read_bytes()) == "67ff61758c1e8459"
 
 
+@pytest.mark.parametrize("num_ids", [3, 300])
+def test_ends_of_documents_are_a_third_column_where_they_are_stored(tmp_path, num_ids):
+    draw = np.random.default_rng(0)
+    ids, labels = draw.integers(0, 99, (2, 50, num_ids)).astype(np.int32)
+    ends = draw.random((50, num_ids)) < 0.2
+    writer = Writer(tmp_path / "x", num_ids, 4096, has_ends=True)
+    writer.write(ids[:20], labels[:20], ends[:20])
+    writer.write(ids[20:], labels[20:], ends[20:])
+    writer.close()
+    entry = json.loads((tmp_path / "x" / "index.json").read_text())["shards"][0]
+    assert entry["column_names"] == ["input_ids", "labels", "document_ends"]
+    assert entry["column_encodings"] == ["ndarray:int32", "ndarray:int32", "ndarray:uint8"]
+    reader = Reader(tmp_path / "x")
+    places = [(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)]
+    for at, place in enumerate(places):
+        found_ids, found_labels = reader.read(*place)
+        assert (found_ids == ids[at]).all() and (found_labels == labels[at]).all()
+        found = reader.ends(*place)
+        assert found.dtype == bool and (found == ends[at]).all()
+    write(tmp_path / "plain")
+    assert Reader(tmp_path / "plain").ends(0, 0) is None
+
+
+def test_ends_of_another_length_than_the_ids_are_refused(tmp_path):
+    writer = Writer(tmp_path / "x", 3, 4096, has_ends=True)
+    three = np.arange(6, dtype=np.int32).reshape(2, 3)
+    writer.write(three, three, three > 2)
+    writer.close()
+    path, index = tmp_path / "x" / "shard.00000.mds", tmp_path / "x" / "index.json"
+    data = bytearray(path.read_bytes())
+    at = int(data[4:8][0]) + 256 * data[5]  # the first sample
+    data[at + 8] += 1  # the size of its ends
+    path.write_bytes(data)
+    promised = json.loads(index.read_text())
+    promised["shards"][0]["raw_data"]["hashes"] = {"xxh64": xxhash.xxh64_hexdigest(bytes(data))}
+    index.write_text(json.dumps(promised))
+    with pytest.raises(BadShard, match="has samples with labels of another length"):
+        Reader(tmp_path / "x").read(0, 0)
+
+
 def test_the_reader_gives_back_what_was_written_across_shards(tmp_path):
     ids, labels = write(tmp_path / "x")
     reader = Reader(tmp_path / "x", max_mapped=1)

@@ -100,7 +100,7 @@ def test_prepare_writes_to_a_store_and_skips_what_is_there(place, small, tmp_pat
     url, _ = place
     config, said = remote_config(small[0], url, tmp_path / "cache"), []
     prepared = prepare(config, {}, said.append)
-    assert prepared.fingerprint == small[1].fingerprint and prepared.place == url.rstrip("/")
+    assert prepared.fingerprint == small[1].fingerprint and prepared.where == url.rstrip("/")
     for name in ("train", "validation"):
         pairs = zip(Reader(prepared.shards(name)), Reader(small[1].shards(name)), strict=True)
         assert all((one[0] == two[0]).all() and (one[1] == two[1]).all() for one, two in pairs)

@@ -23,7 +23,8 @@ from tests.data.tokenize.test_chat_template import (
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.sources.chat_rows import conversation_of
-from windlass.data.tokenize.chat_template import encode_chat, labelled
+from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.flags import labelled
 from windlass.errors import UserError
 
 
@@ -65,12 +66,96 @@ def test_a_row_that_is_no_conversation_is_refused(row, given):
 def test_calls_of_tools_stay_and_nulls_of_a_table_do_not():
     call = {"type": "function", "function": {"name": "pull", "arguments": "{}"}}
     bare = [{"role": "user", "content": "Pull."}, {"role": "assistant", "tool_calls": [call]}]
-    wanted = [bare[0], {"role": "assistant", "tool_calls": [call], "content": ""}]
+    parsed = {**call, "function": {"name": "pull", "arguments": {}}}
+    wanted = [bare[0], {"role": "assistant", "tool_calls": [parsed], "content": ""}]
     assert json.loads(conversation_of({"messages": bare}, "here")) == wanted
     table = [{**message, "name": None} for message in bare]
     table[0]["tool_calls"] = None
     table[1]["content"] = None
     assert json.loads(conversation_of({"messages": table, "tools": None}, "here")) == wanted
+
+
+def row_of(call):
+    return {"messages": [{"role": "user", "content": "Pull."}, {"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ('{"city": "Oslo", "n": [1]}', {"city": "Oslo", "n": [1]}),
+        ({"city": "Oslo"}, {"city": "Oslo"}),
+        ("Oslo", "Oslo"),
+        ("[1]", "[1]"),
+        ('{"city":', '{"city":'),
+    ],
+)
+def test_arguments_that_are_an_object_as_text_become_that_object(arguments, wanted):
+    call = {"type": "function", "function": {"name": "pull", "arguments": arguments}}
+    found = json.loads(conversation_of(row_of(call), "here"))[1]["tool_calls"]
+    assert found == [{"type": "function", "function": {"name": "pull", "arguments": wanted}}]
+
+
+def test_arguments_as_text_are_learned_as_those_of_an_object_are(planted):
+    calling = PLAIN.replace(
+        "{{ m.content }}", "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}"
+    )
+    function = {"name": "pull", "arguments": {"city": "Oslo"}}
+    quoted = {"name": "pull", "arguments": json.dumps(function["arguments"])}
+    written = [
+        learned(planted, calling, json.loads(conversation_of(row_of({"function": held}), "")))
+        for held in (function, quoted)
+    ]
+    assert written[0] == written[1] and '{"city": "Oslo"}' in written[0][1][0]
+
+
+@pytest.mark.parametrize(
+    ("message", "given", "change"),
+    [
+        ({"loss_weight": 0}, "has the key `loss_weight`", "did you mean `weight`? rename the key, or take it out"),
+        ({"reasoning": "Hm."}, "has the key `reasoning`", "did you mean `reasoning_content`? rename the key"),
+    ],
+)
+def test_an_unknown_key_of_a_message_is_refused_by_name(message, given, change):
+    with pytest.raises(UserError) as caught:
+        conversation_of({"messages": [MESSAGES[1], {**MESSAGES[2], **message}]}, "a.jsonl:7")
+    assert caught.value.given == f"a.jsonl:7, message 1 of `messages`, {given}"
+    assert caught.value.rule == (
+        "a message has the keys role, content, name, tool_calls, tool_call_id, reasoning_content, thinking, weight"
+    )
+    assert caught.value.change.startswith(change)
+    nulls = [{**MESSAGES[1], "loss_weight": None}, MESSAGES[2]]
+    assert json.loads(conversation_of({"messages": nulls}, "here")) == MESSAGES[1:3], "a table's column of other rows"
+
+
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [((None, 1), [None, None]), ((0, 0.0), None), ((None, 0), None), ((0, 1), [None, None])],
+)
+def test_weights_of_answers_are_kept_where_they_are_0(weights, kept):
+    messages = [{**m, "weight": weight} for m, weight in zip(MESSAGES[1:3], weights)]
+    if kept is None:
+        with pytest.raises(UserError, match="here holds no message of the role assistant but with weight 0"):
+            conversation_of({"messages": messages}, "here")
+        learned_later = [*messages, *MESSAGES[3:]]
+        found = json.loads(conversation_of({"messages": learned_later}, "here"))
+        assert [message.get("weight") for message in found] == [None, 0, None, None]
+    else:
+        assert json.loads(conversation_of({"messages": messages}, "here")) == MESSAGES[1:3]
+    cut = [*MESSAGES[1:], {**MESSAGES[4], "weight": 0}]
+    assert json.loads(conversation_of({"messages": cut}, "here")) == MESSAGES[1:], "behind the last learned answer"
+
+
+@pytest.mark.parametrize(("number", "weight"), [(1, 0.5), (1, 2), (1, "0"), (1, True), (0, 1)])
+def test_other_weights_are_refused(number, weight):
+    messages = [dict(message) for message in MESSAGES[1:3]]
+    messages[number]["weight"] = weight
+    with pytest.raises(UserError) as caught:
+        conversation_of({"messages": messages}, "here")
+    role = messages[number]["role"]
+    assert caught.value.given == f"here, message {number} of `messages`, has weight {weight!r} and the role {role}"
+    assert (
+        caught.value.rule.startswith("a weight is 0 or 1") and caught.value.change == "set it to 0 or 1, or take it out"
+    )
 
 
 # ---- what a template writes, and what it leaves out

@@ -1,8 +1,10 @@
 """Every format gives the same texts, packed or not, and what is wrong in it has a name and a row."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 
 import pyarrow
@@ -28,10 +30,13 @@ def pack(data, end):
     if end == ".zst":
         compressor = zstandard.ZstdCompressor()
         return compressor.compress(data[:20]) + compressor.compress(data[20:])
+    if end in (".xz", ".bz2"):
+        kind = {".xz": lzma, ".bz2": bz2}[end]
+        return kind.compress(data[:20]) + kind.compress(data[20:])
     return data
 
 
-@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("end", ["", ".gz", ".zst", ".xz", ".bz2"])
 def test_compressed_lines_and_texts_are_what_they_were(tmp_path, end):
     (tmp_path / f"a.jsonl{end}").write_bytes(pack(LINES, end))
     assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
@@ -50,9 +55,66 @@ def test_a_byte_order_mark_before_lines_is_none_of_them(tmp_path):
     assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.csv", "rows.tsv.gz"])
+def test_every_compression_of_one_directory_is_read(tmp_path):
+    for end in ("", ".gz", ".zst", ".xz", ".bz2"):
+        (tmp_path / f"a.jsonl{end}").write_bytes(pack(json.dumps({"text": f"rows of {end}"}).encode() + b"\n", end))
+    assert read(path=str(tmp_path)) == [f"rows of {end}" for end in ("", ".bz2", ".gz", ".xz", ".zst")]
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.lz4", "b.ndjson.zip", "b.json.br", "b.csv.7z", "B.JSONL.Z", "b.parquet.gz"])
+def test_rows_in_another_compression_are_refused_by_name_and_not_left_out(tmp_path, name):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / name).write_bytes(b"\x04\x22\x4d\x18\0\0")
+    error = refused(path=str(tmp_path))
+    assert error.given == f"{tmp_path}/{name} holds rows in the compression .{name.lower().rpartition('.')[2]}"
+    assert ".gz, .zst, .xz, .bz2" in error.rule and error.change == "unpack it, or compress it as one of these"
+
+
+@pytest.mark.parametrize("end", [".gz", ".zst", ".xz", ".bz2"])
+def test_compressed_json_is_lines(tmp_path, end):
+    """As C4 and Dolma name theirs."""
+    (tmp_path / f"c4-train.00000.json{end}").write_bytes(pack(LINES, end))
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+    (tmp_path / f"c4-train.00000.json{end}").write_bytes(pack(b"[" + LINES.replace(b"\n", b",") + b"{}]", end))
+    assert refused(path=str(tmp_path)).given.endswith(f"c4-train.00000.json{end}:1 is list, not an object")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("jsonl", "a.json"), ("jsonl", "a.data"), ("jsonl", "a.txt.gz"), ("text", "a.jsonl")]
+)
+def test_file_format_overrules_the_name(tmp_path, kind, name):
+    (tmp_path / name).write_bytes(pack(LINES, ".gz" if name.endswith(".gz") else ""))
+    wanted = [text for text in TEXTS if text] if kind == "jsonl" else [LINES.decode()]
+    assert read(path=str(tmp_path), file_format=kind) == wanted
+
+
+def test_parquet_under_another_name_is_read(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "part-0000")
+    assert read(path=str(tmp_path), file_format="parquet") == ["one", "two"]
+
+
+def test_a_file_format_under_the_name_of_a_row_format_is_told_apart():
+    with pytest.raises(ValueError, match=r"`format: jsonl` says what a file is; .* write `file_format: jsonl`"):
+        SourceConfig.model_validate({"path": "a", "format": "jsonl"})
+    with pytest.raises(ValueError, match="`file_format: text` has no effect without `path`"):
+        SourceConfig.model_validate({"builtin": "python-stdlib", "file_format": "text"})
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.zst"])
+def test_a_row_that_is_too_large_is_refused_by_line(tmp_path, name):
+    end = name[name.rindex(".") :] if name.endswith(("gz", "zst")) else ""
+    large = "x" * ((1 << 20) + (1 if "txt" in name else -10))
+    rows = (large if "txt" in name else LINES.decode() + json.dumps({"text": large}) + "\n").encode()
+    (tmp_path / name).write_bytes(pack(rows, end))
+    assert large in read(path=str(tmp_path)), "below the default"
+    error = refused(path=str(tmp_path), max_row_mib=1)
+    assert error.given == f"{tmp_path}/{name}{':5' if 'jsonl' in name else ''} is a row of more than 1 MiB"
+    assert error.change.startswith("raise `max_row_mib` of the source")
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv", "rows.tsv.gz", "rows.csv.xz"])
 def test_files_that_hold_rows_in_other_ways_are_not_taken_for_texts(tmp_path, name):
-    (tmp_path / name).write_bytes(gzip.compress(b"a\n") if name.endswith("gz") else b"a\n")
+    (tmp_path / name).write_bytes(pack(b"a\n", name[-3:]))
     error = refused(path=str(tmp_path / name))
     assert error.given == f"{tmp_path}/{name} would be read as one text, and its name says that it holds rows"
     (tmp_path / "b.txt").write_text("text")

@@ -177,19 +177,22 @@ def test_files_that_are_others_when_it_is_begun_again_are_refused(filled, tmp_pa
 def test_a_finished_source_with_another_file_is_prepared_again_and_else_left(filled, tmp_path):
     config, lines = data_config(tmp_path, **filled), []
     first = quietly(config)
-    assert len(first.arrived["sources.0"]) == 61 and load_prepared(first.directory).arrived == first.arrived
+    assert (
+        len(first.written_order["sources.0"]) == 61
+        and load_prepared(first.directory).written_order == first.written_order
+    )
     prepare(config, {}, lines.append)
     assert len(lines) == 1 and "unchanged" in lines[0]
     put(tmp_path / "src", "!.txt", make_text(60, 99))
     with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
         prepare(config, {}, lines.append, begun=first.stream)
-    assert load_prepared(first.directory).arrived == first.arrived
+    assert load_prepared(first.directory).written_order == first.written_order
     lines.clear()
     seen = []
     again = prepare(config, {}, lines.append, on_fingerprint=lambda _: seen.append(load_prepared(first.directory)))
     assert lines[0] == f"preparing {first.directory}: {tmp_path}/src/!.txt has come since it was prepared"
     assert seen[0] is None, "who waits for the fingerprint took the old preparation for it"
-    assert "!.txt" in again.arrived["sources.0"]
+    assert "!.txt" in again.written_order["sources.0"]
     fresh = quietly(data_config(tmp_path, **{**filled, "directory": str(tmp_path / "fresh")}))
     assert without_journal(again.directory) == without_journal(fresh.directory)
 

@@ -46,6 +46,10 @@ def test_texts_are_a_pair_with_or_without_a_prompt():
         ({"chosen": "a", "rejected": "a"}, "here holds the same answer as chosen and as rejected"),
         ({"chosen": "a", "rejected": " "}, "here has an empty text under `rejected`"),
         ({"chosen": "a", "rejected": None}, "here has nothing under `rejected`"),
+        (
+            {"chosen": [ASKED, {**GOOD, "weight": 0}, ASKED, GOOD], "rejected": [ASKED, BAD]},
+            "here has an answer of weight 0",
+        ),
         ({"chosen": "a", "rejected": 3}, "here has int under `rejected`"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here has int under `prompt`"),
         ({"chosen": [ASKED], "rejected": [ASKED, BAD]}, "here under `chosen`, holds no message of the role assistant"),

@@ -28,10 +28,12 @@ def test_a_single_file_is_taken_as_a_scan_takes_it(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     assert names_below(tmp_path) == ["b/a.txt", "c.bin", "d.csv"]
-    assert [file_at(tmp_path / "b/a.txt", "a.txt", "text")] == scan(SourceConfig(path=str(tmp_path / "b")), print)
+    assert [file_at(tmp_path / "b/a.txt", "a.txt", SourceConfig(path="b"))] == scan(
+        SourceConfig(path=str(tmp_path / "b")), print
+    )
     for name, given in (("c.bin", "is a binary file"), ("d.csv", "would be read as one text")):
         with pytest.raises(UserError, match=given):
-            file_at(tmp_path / name, name, "text")
+            file_at(tmp_path / name, name, SourceConfig(path="b"))
 
 
 def test_a_file_that_changes_between_hash_and_reading_is_an_error(tmp_path):

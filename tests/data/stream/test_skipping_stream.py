@@ -215,13 +215,13 @@ def test_a_file_that_goes_while_it_is_open_is_left_out_too(copy, how):
         path.write_bytes(path.read_bytes()[: -7 if how == "truncated" else 0])
     with pytest.raises(BadShard, match=r"shard\.00002\.mds"):
         make(copy)
-    loader = make(Folder(copy, may_lack=1), micro_batch=6, limit=1)
+    loader = make(Folder(copy, max_missing=1), micro_batch=6, limit=1)
     assert [row for _ in range(10) for row in rows_of(loader.next())] == without_of(copy, stream, 2)
     loader.close()
 
 
 def without_of(directory, stream, shard):  # noqa: F811
-    counts = [one.num_samples for one in Folder(directory, may_lack=1).shards]
+    counts = [one.num_samples for one in Folder(directory, max_missing=1).shards]
     of = np.repeat(np.arange(len(counts)), counts).tolist()
     return [None if of[number] == shard else number for number in stream]
 
@@ -266,14 +266,19 @@ def test_less_than_was_left_out_is_refused_with_the_number(directory):  # noqa: 
     assert "shard.00002.mds" in caught.value.given and "to 1 or more" in caught.value.change
 
 
-def test_a_lost_row_is_one_document_and_keeps_its_key(tmp_path):
+@pytest.mark.parametrize("has_ends", [False, True])
+def test_a_lost_row_is_one_document_and_keeps_its_key(tmp_path, has_ends):
     ids = np.array([[0, 5, 6, 0, 7, 0, 0], [0, 5, 0, 6, 0, 7, 0]], np.int32)
-    writer = Writer(tmp_path / "train", T + 1, 64)
-    writer.write(ids, ids)
+    writer = Writer(tmp_path / "train", T + 1, 64, has_ends=has_ends)
+    writer.write(ids, ids, ids == 7 if has_ends else None)
     writer.close()
     good = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5), with_keys=True)
     (wanted,) = good.next()
     good.close()
+    if has_ends:
+        assert sorted(wanted["documents"].tolist()) == [[0, 5, T, T, T], [0, T, T, T, T]], (
+            "7 ends documents, 0 does not"
+        )
     row = wanted["input_ids"].tolist().index(ids[1, :-1].tolist())
     spoil(tmp_path / "train", 1)
     loader = make(tmp_path / "train", micro_batch=2, borders=Borders(0, 5), with_keys=True, limit=1)

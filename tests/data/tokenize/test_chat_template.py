@@ -1,19 +1,24 @@
 """What is learned of a conversation: the answers with their ends, in whatever way a template writes them."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from tests.data.conftest import data_config
 from tests.data.planted import BOS, TURN, Planted
+from windlass.commands.data_inspect import describe
 from windlass.data.lint.documents import DocumentWalk, blocks
 from windlass.data.lint.lint import lint
-from windlass.data.packing import NOT_COUNTED, pack, pack_best_fit
+from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.shards.mds import Reader
+from windlass.data.shards.mds import Reader, Writer
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
-from windlass.data.tokenize.chat_template import Template, check_template, encode_chat, flagged, labelled
+from windlass.data.stream.collate import collate
+from windlass.data.tokenize.chat_template import Template, check_template, encode_chat
 from windlass.errors import UserError
 
 PLAIN = (
@@ -63,7 +68,7 @@ def template_of(planted, template, **config):
 
 def learned(planted, template, messages=MESSAGES, **config):
     """(the whole text, the learned texts one behind the other) of the conversation."""
-    ids, is_learned = template_of(planted, template, **config).encode(messages, "here")
+    ids, is_learned, _ = template_of(planted, template, **config).encode(messages, "here")
     assert len(ids) == len(is_learned)
     runs = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(is_learned)) + 1)
     decode = planted.tokenizer.decode
@@ -179,28 +184,54 @@ def test_a_special_token_in_words_is_refused(planted):
     assert caught.value.given == f"here holds {TURN} in the words of the user"
 
 
-# ---- one number per token
+# ---- fields of an answer besides its words
+
+REASONING = PLAIN.replace("{{ m.content }}", "{{ m.reasoning_content }}{{ m.content }}")
+LAST_REASONING = REASONING.replace(
+    "{{ m.reasoning_content }}", "{% if loop.last %}{{ m.reasoning_content }}{% endif %}"
+)
+CALLING = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}")
 
 
-@pytest.mark.parametrize("way", [pack, pack_best_fit])
-def test_masks_travel_through_packing_with_their_ids(way):
-    eos, draw = 5, np.random.default_rng(0)
-    documents = [(draw.integers(0, 9, n), draw.random(n) < 0.5) for n in draw.integers(2, 40, 60)]
-    for ids, _ in documents:
-        ids[-1] = eos
-    marked = [flagged(ids.astype(np.int32), np.append(is_learned[:-1], True), eos) for ids, is_learned in documents]
-    assert all((one == eos).sum() == 1 and one[-1] == eos for one in marked), "inner EOS are no ends"
-    samples = [labelled(*packed) for packed in way(iter(marked), eos, 16)]
-    ids_NL, labels_NL = (np.concatenate(column) for column in zip(*samples))
-    assert ids_NL.dtype == labels_NL.dtype == np.int32 and ids_NL.max() == 8
-    counted = labels_NL != NOT_COUNTED
-    assert (labels_NL[counted] == ids_NL[counted]).all()
-    if way is pack:
-        stream = np.concatenate([ids_NL[0, :1], ids_NL[:, 1:].ravel()])
-        wanted = np.concatenate([ids for ids, _ in documents])
-        assert stream[1 : 1 + len(wanted)].tolist() == wanted.tolist()
-        learned = np.concatenate([np.append(is_learned[:-1], True) for _, is_learned in documents])
-        assert counted[:, 1:].ravel()[: len(wanted)].tolist() == learned.tolist()
+def unwritten(planted, template, *answers):
+    messages = [part for answer in answers for part in (MESSAGES[1], {**MESSAGES[2], **answer})]
+    return template_of(planted, template).encode(messages, "here").unwritten
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_a_field_that_the_template_leaves_out_is_named_for_each_answer(planted, mark):
+    def of(template):
+        return (
+            template.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+            if mark
+            else template
+        )
+
+    wise, same = {"reasoning_content": "Red is best."}, {"reasoning_content": "The red one."}
+    assert unwritten(planted, of(PLAIN), wise, {}, wise) == [["reasoning_content"], [], ["reasoning_content"]]
+    assert unwritten(planted, of(PLAIN), same) == [["reasoning_content"]], "the same words are in the answer by chance"
+    assert unwritten(planted, PLAIN, {"name": "bosun", "thinking": "Hm."}) == [["name", "thinking"]]
+    if not mark:
+        assert unwritten(planted, REASONING, wise, same) == [[], []]
+        assert unwritten(planted, LAST_REASONING, wise, wise) == [["reasoning_content"], []], "as Qwen3"
+
+
+def test_arguments_of_a_call_that_the_template_leaves_out_are_named(planted):
+    call = {"id": "call_7", "function": {"name": "pull", "arguments": {"rope": 'the "red" naïve one'}}}
+    assert unwritten(planted, CALLING, {"tool_calls": [call]}) == [[]], "written as JSON"
+    names = PLAIN.replace(
+        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}"
+    )
+    assert unwritten(planted, names, {"tool_calls": [call]}) == [["tool_calls"]]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_an_answer_of_weight_0_is_context_and_no_target(planted, template):
+    bad = {**MESSAGES[2], "weight": 0}
+    text, answers = learned(planted, template, [MESSAGES[0], MESSAGES[1], bad, *MESSAGES[3:]])
+    assert text == WRITTEN + EOS and answers == [LAST, EOS]
+    _, answers = learned(planted, template, [*MESSAGES[:3], MESSAGES[3], {**MESSAGES[4], "weight": 0}])
+    assert answers == [FIRST, EOS]
 
 
 # ---- prepared
@@ -219,9 +250,9 @@ def chat_rows(count=40):
     return rows
 
 
-def prepared_chat(planted, root, **changes):
+def prepared_chat(planted, root, rows=None, **changes):
     root.mkdir(exist_ok=True)
-    (root / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
+    (root / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or chat_rows()))
     source = {"path": str(root / "chat.jsonl"), "format": "chat"}
     said = []
     settings = {"tokenizer": {"from": str(planted.directory / "tokenizer")}, "sequence_length": 128, **changes}
@@ -245,20 +276,85 @@ def test_a_preparation_holds_the_masks_and_has_no_findings(planted, tmp_path, pa
     assert [f for f in lint(prepared, is_isolated=True).findings if f.code != "mostly-padding"] == []
 
 
-def test_isolation_is_refused_where_eos_ends_turns_and_works_with_another_end(planted, tmp_path):
+KIND = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a kind and helpful mate who answers at once.<|im_end|>\n"
+AS_QWEN = KIND + "{% endif %}" + PLAIN  # a turn ends by EOS, and each conversation begins with the same words
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
+@pytest.mark.parametrize("order", [{}, {"first_epoch": "written"}])
+def test_documents_are_conversations_where_eos_ends_turns(planted, tmp_path, packing, order):
+    template_of(planted, AS_QWEN, eos_token=TURN)
+    prepared, _ = prepared_chat(
+        planted, tmp_path / "rows", packing=packing, order=order, isolate=True, sequence_length=512
+    )
+    reader, info = Reader(prepared.shards("train")), prepared.sets["train"]
+    walk = DocumentWalk(prepared.eos_id)
+    found = [document for block in blocks(reader, [range(reader.num_samples)]) for document in walk.add(block)]
+    assert len(found) == info.documents > 20 and all(document.is_whole for document in found)
+    assert all((document.ids_N == prepared.eos_id).sum() == 2 for document in found), (
+        "of the system's turn and the question's"
+    )
+    places = np.array([(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)])
+    batch = collate(reader, places, len(places), 512, prepared.borders("train"))
+    begins = [[at for at in row if at < 512] for row in batch["documents"].tolist()]
+    assert max(map(len, begins)) == info.max_documents > 2
+    for row, starts in enumerate(begins):
+        ids = batch["input_ids"][row].tolist()
+        start_id = planted.tokenizer.token_to_id(START)
+        whole = [at for at in starts if ids[at] == start_id]
+        assert len(whole) >= len(starts) - 1, "but for the first, each begins as a conversation does"
+        assert all(batch["targets"][row, at - 1] == NOT_COUNTED for at in whole)
+        assert all(ids[at - 1] == prepared.eos_id for at in starts[1:])
+
+
+@pytest.mark.parametrize("is_isolated", [False, True])
+def test_turns_of_other_conversations_are_no_copies(planted, tmp_path, is_isolated):
+    template_of(planted, AS_QWEN.replace("at once", "at once, in the words of an old sailor, " * 8), eos_token=TURN)
+    rows = chat_rows(60)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows", rows, sequence_length=512)
+    assert [f for f in lint(prepared, is_isolated=is_isolated).findings if f.code != "mostly-padding"] == []
+    prepared, _ = prepared_chat(planted, tmp_path / "copies", [*rows, *rows[:9]], sequence_length=512)
+    found = [f for f in lint(prepared).findings if f.code != "mostly-padding"]
+    assert {f.code for f in found} == {"duplicate-documents"} and sum(f.times for f in found) == 9, (
+        "whole conversations"
+    )
+
+
+def test_isolation_of_samples_without_stored_ends_is_a_finding_where_eos_ends_turns(planted, tmp_path):
+    """As versions before prepared them."""
     template_of(planted, PLAIN, eos_token=TURN)
     prepared, _ = prepared_chat(planted, tmp_path / "rows")
-    assert lint(prepared).findings == []
-    codes = {finding.code for finding in lint(prepared, is_isolated=True).findings}
-    assert codes == {"isolation-cuts-turns"}
-    with pytest.raises(UserError) as caught:
-        prepared_chat(planted, tmp_path / "isolated", isolate=True)
-    assert caught.value.given == "data.isolate=true with `format: chat`, and the chat template ends turns by EOS"
-    assert "set data.tokenizer.eos_token to a special token that the template does not write" in caught.value.change
-    tokenizer = {"from": str(planted.directory / "tokenizer"), "eos_token": "<|endoftext|>"}
-    prepared, _ = prepared_chat(planted, tmp_path / "other", isolate=True, tokenizer=tokenizer)
-    assert lint(prepared, is_isolated=True).findings == []
-    assert prepared.eos_id == planted.tokenizer.token_to_id("<|endoftext|>")
+    for name in prepared.sets:
+        samples = [np.stack(column) for column in zip(*Reader(prepared.directory / name))]
+        shutil.rmtree(prepared.directory / name)
+        writer = Writer(prepared.directory / name, 129, 8192)
+        writer.write(*samples)
+        writer.close()
+    assert {finding.code for finding in lint(prepared, is_isolated=True).findings} == {"isolation-cuts-turns"}
+
+
+def test_a_sample_shows_turns_as_one_document(planted, tmp_path):
+    template_of(planted, PLAIN, eos_token=TURN)
+    prepared, _ = prepared_chat(planted, tmp_path / "rows", packing="best-fit", sequence_length=512)
+    segments = read_sample(prepared, "train", 0, True).rows[0]
+    turns = sum(segment.text.count(TURN) for segment in segments if segment.kind != "end")
+    conversations = sum(segment.kind == "end" for segment in segments)
+    assert conversations > 1 and turns == conversations + 1, "a question's end each, and the EOS in front"
+
+
+def test_fields_that_are_not_learned_are_counted_and_shown(planted, tmp_path):
+    template_of(planted, PLAIN)
+    rows = chat_rows()
+    for row in rows[1::2]:
+        row["messages"][1]["reasoning_content"] = "Squares are products."
+    prepared, said = prepared_chat(planted, tmp_path / "rows", rows)
+    counts = {name: info.unwritten["reasoning_content"] for name, info in prepared.sets.items()}
+    assert sum(counts.values()) == 20 and counts["train"] > 10
+    line = f"train: {counts['train']} answers hold `reasoning_content`, which the chat template does not write: it is not learned"
+    assert said.count(line) == 1
+    assert load_prepared(prepared.directory).sets == prepared.sets, "prepared.json keeps the counts"
+    shown = list(describe(prepared, survey(prepared, "train", 100)))
+    assert f"  not learned reasoning_content of {counts['train']} answers: the chat template does not write it" in shown
 
 
 def test_a_template_that_was_changed_since_is_a_finding(planted, tmp_path):

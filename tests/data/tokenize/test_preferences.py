@@ -28,7 +28,7 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of
-from windlass.data.tokenize.chat_template import labelled
+from windlass.data.tokenize.flags import labelled
 from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, rows_of
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -120,7 +120,7 @@ def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pa
 
 def parts_of(lengths, eos=5, per_part=3):
     """Pairs of answers of these lengths (with EOS), as parts."""
-    from windlass.data.tokenize.chat_template import CHOSEN_END
+    from windlass.data.tokenize.flags import CHOSEN_END
 
     pairs = []
     for number, (chosen, rejected) in enumerate(lengths):

@@ -85,7 +85,7 @@ class BlockChecks:
         self.num_positions += is_content_NT.size
         self.num_content += int(is_content_NT.sum())
         self.num_counted += int(is_counted_NT.sum())
-        self.num_eos += int((is_content_NT & (ids_NL[:, 1:] == eos_id)).sum())
+        self.num_eos += int((is_content_NT & block.ends(eos_id)[:, 1:]).sum())
         targets_of_last = ids_NL[-1, 1:][labels_NL[-1, 1:] != NOT_COUNTED]
         if block.first + block.num_samples == self._expected.samples and len(targets_of_last):
             self._last = int(targets_of_last[-1])
@@ -113,14 +113,14 @@ class BlockChecks:
             differs_NT,
             lambda n, at: f"label {labels_NL[n, at + 1]} for id {ids_NL[n, at + 1]}",
         )
-        follows_eos_NT = ids_NL[:, :-1] == self._vocabulary.eos_id
+        follows_eos_NT = block.ends(self._vocabulary.eos_id)[:, :-1]
         if self._expected.format == "text":
             is_empty_N = is_counted_NT.sum(1) == 0
             self._add("mask-empty", block, is_empty_N[:, None], lambda n, at: "no token of the sample is a target")
             is_special_NT = np.isin(ids_NL[:, 1:], list(self._vocabulary.specials))  # ends have checks of their own
             holes_NT = is_content_NT & ~is_special_NT & ~is_counted_NT & ~follows_eos_NT & ~is_empty_N[:, None]
             self._add("mask-holes", block, holes_NT, lambda n, at: f"position {at + 1} is no target, and is text")
-        if self._expected.is_isolated:  # the loader takes away what follows eos_id
+        if self._expected.is_isolated and block.ends_NL is None:  # the loader takes away what follows eos_id
             leaks_NT = is_counted_NT & ~follows_eos_NT & (ids_NL[:, :-1] == self._vocabulary.tokenizers_eos_id)
             self._add(
                 "leak-across-documents",

@@ -6,9 +6,10 @@ can be joined: a document of a concatenated stream continues in the next sample.
     concatenated   [EOS a a a EOS b]  [b b b b EOS c]  [c EOS . . . .]      the first id is the last one of the sample before
     best-fit       [EOS a a a EOS .]  [EOS b b b b b]  [EOS c EOS . .]      the first id is EOS; "." is EOS that is no target
 
-A sample that does not begin with EOS continues the document before. One that does begins a new document; if the one before had no
-EOS, it was a piece of a document that best-fit cut. The rest of a cut text ends with EOS as a whole one does, but its first id is
-no target. A sample of pairs is two rows, each laid out as best-fit.
+Where chats store which EOS end documents, the others are ids like any. A sample that does not begin with EOS continues the
+document before. One that does begins a new document; if the one before had no EOS, it was a piece of a document that best-fit
+cut. The rest of a cut text ends with EOS as a whole one does, but its first id is no target. A sample of pairs is two rows, each
+laid out as best-fit.
 """
 
 from collections.abc import Iterator
@@ -34,10 +35,16 @@ class SampleBlock(NamedTuple):
     begins_run: bool
     rows_per_sample: int = 1
     is_text: bool = False
+    ends_NL: np.ndarray | None = None
+    """Whether each id ends a document, bool, where that is stored (in chats)."""
 
     @property
     def num_samples(self) -> int:
         return len(self.ids_NL) // self.rows_per_sample
+
+    def ends(self, eos_id: int) -> np.ndarray:
+        """Whether each id ends a document, [N, T+1] bool: as stored, else every EOS does."""
+        return self.ids_NL == eos_id if self.ends_NL is None else self.ends_NL
 
     def sample(self, row: int) -> int:
         """The number of the sample that `row` belongs to."""
@@ -82,24 +89,30 @@ def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text:
     for run in runs:
         for start in range(run.start, run.stop, SAMPLES_AT_ONCE):
             numbers = range(start, min(start + SAMPLES_AT_ONCE, run.stop))
-            rows = []
+            rows, stored = [], []
             for number in numbers:
                 shard = int(np.searchsorted(ends, number, "right"))
-                rows.append(reader.read(shard, number - int(ends[shard - 1]) if shard else number))
+                place = shard, number - int(ends[shard - 1]) if shard else number
+                rows.append(reader.read(*place))
+                stored.append(reader.ends(*place))
             ids_NL, labels_NL = (np.stack(column) for column in zip(*rows))
+            known = [row for row in stored if row is not None]
             length = ids_NL.shape[1] // rows_per_sample
             parts = ids_NL.reshape(-1, length), labels_NL.reshape(-1, length)
-            yield SampleBlock(*parts, start, start == run.start, rows_per_sample, is_text)
+            yield SampleBlock(
+                *parts, start, start == run.start, rows_per_sample, is_text, np.stack(known) if known else None
+            )
 
 
 def content_lengths(block: SampleBlock, eos_id: int) -> np.ndarray:
     """Ids of each sample before its padding, [N]. Padding is the EOS at its end that are no targets, except one that ends a
     document whose end is not learned."""
-    is_content_NL = (block.ids_NL != eos_id) | (block.labels_NL != NOT_COUNTED)
+    ends_NL = block.ends(eos_id)
+    is_content_NL = ~ends_NL | (block.labels_NL != NOT_COUNTED)
     is_content_NL[:, 0] = True
     length = block.ids_NL.shape[1]
     lengths_N = length - np.argmax(is_content_NL[:, ::-1], 1)
-    ends_open_N = block.ids_NL[np.arange(len(lengths_N)), lengths_N - 1] != eos_id
+    ends_open_N = ~ends_NL[np.arange(len(lengths_N)), lengths_N - 1]
     if block.is_text:  # its end is a target, so EOS that are none are padding, after a piece too
         ends_open_N &= ~(block.labels_NL[:, 1:] != NOT_COUNTED).any(1)
     return np.where(ends_open_N & (lengths_N < length), lengths_N + 1, lengths_N)
@@ -117,16 +130,17 @@ class DocumentWalk:
     def add(self, block: SampleBlock) -> Iterator[Document]:
         if block.begins_run:
             yield from self.end()
+        ends_NL = block.ends(self._eos_id)
         for row, length in enumerate(content_lengths(block, self._eos_id).tolist()):
             ids_L, is_counted_L = block.ids_NL[row, :length], block.labels_NL[row, :length] != NOT_COUNTED
             number = block.sample(row)
-            if ids_L[0] == self._eos_id:
+            if ends_NL[row, 0]:
                 yield from self.end()
                 self._begin(number, begins=True)
             elif not self._is_open:
                 self._begin(number, begins=False)
             start = 1
-            for end in (np.flatnonzero(ids_L[1:] == self._eos_id) + 1).tolist():
+            for end in (np.flatnonzero(ends_NL[row, 1:length]) + 1).tolist():
                 self._ids.append(ids_L[start:end])
                 self._counted.append(is_counted_L[start : end + 1])
                 yield self._take(is_whole=self._begins and not (block.is_text and self._is_rest()))

@@ -32,8 +32,8 @@ KINDS: Final[dict[str, FindingKind]] = {
     ),
     "isolation-cuts-turns": FindingKind(
         "error",
-        "EOS ends turns in this template, and EOS also separates documents: set data.tokenizer.eos_token to a special "
-        "token that the template does not write, or data.isolate=false",
+        "EOS ends turns in this template, and this data was prepared before ends of documents were stored: prepare it again, or "
+        "set data.isolate=false",
     ),
     "eos-missing": FindingKind("error", f"documents would run into each other: {AGAIN}"),
     "eos-doubled": FindingKind(
@@ -43,7 +43,7 @@ KINDS: Final[dict[str, FindingKind]] = {
         "error", f"documents end by the tokenizer's own EOS: mend its eos_token, then {AGAIN}"
     ),
     "bos-doubled": FindingKind(
-        "error", "two beginnings stand where one is meant: the template writes one, so nothing else may"
+        "error", "there are two beginnings where one is meant: the template writes one, so nothing else may"
     ),
     "template-round-trip": FindingKind("error", "mend the chat template of the tokenizer, or take another"),
     "tokenizer-of-another-model": FindingKind(

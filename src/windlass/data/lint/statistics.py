@@ -161,15 +161,15 @@ def _segments(block: SampleBlock, row: int, prepared: Prepared, is_isolated: boo
 
 def _kinds(block: SampleBlock, row: int, eos_id: int, is_isolated: bool) -> list[Kind]:
     """The kind of each id of the row. The first is only context: it is the last target of the sample before."""
-    ids_L, labels_L = block.ids_NL[row], block.labels_NL[row].copy()
+    ids_L, labels_L, ends_L = block.ids_NL[row], block.labels_NL[row].copy(), block.ends(eos_id)[row]
     if is_isolated:
-        labels_L[1:][ids_L[:-1] == eos_id] = NOT_COUNTED  # as packing.isolate, for one sample
+        labels_L[1:][ends_L[:-1]] = NOT_COUNTED  # as packing.isolate, for one sample
     length = int(content_lengths(block, eos_id)[row])
     kinds: list[Kind] = ["context"]
     for at in range(1, len(ids_L)):
         if at >= length:
             kinds.append("padding")
-        elif ids_L[at] == eos_id:
+        elif ends_L[at]:
             kinds.append("end")
         else:
             kinds.append("masked" if labels_L[at] == NOT_COUNTED else "target")

@@ -1,14 +1,15 @@
 """Sources -> shards, once.
 
-prepare     opens a finished preparation or makes one
-manifest    prepared.json: what a preparation holds, and the fingerprint that recognises it
-background  prepares in a process of its own while training runs
+prepare      opens a finished preparation or makes one
+manifest     prepared.json: what a preparation holds
+background   prepares in a process of its own while training runs
 
 Inside:
 
-plan        scans every source and chooses the documents
-build       writes the sets of a preparation, whole or growing in place
-write_set   one set: documents -> ids -> samples -> shards
-directory   a directory that is replaced as a whole: lock, temporary sibling, swap
-baselines   what a model must beat: unigram, bigram, gzip, bzip2, xz
+fingerprint  what a preparation is recognised by
+plan         scans every source and chooses the documents
+build        writes the sets of a preparation, whole or growing in place
+write_set    one set: documents -> ids -> samples -> shards
+directory    a directory that is replaced as a whole: lock, temporary sibling, swap
+baselines    what a model must beat: unigram, bigram, gzip, bzip2, xz
 """

@@ -37,7 +37,7 @@ def serve() -> None:
     sys.excepthook = _send_crash
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    config = DataConfig.model_validate(task["config"])
+    config = DataConfig.model_validate({**task["config"], "rehash": task["rehash"]})
     sets = {name: SourceConfig.model_validate(source) for name, source in task["sets"].items()}
     try:
         prepare(
@@ -87,6 +87,7 @@ class Background:
             "config": config.model_dump(mode="json", by_alias=True),
             "sets": {name: source.model_dump(mode="json", by_alias=True) for name, source in sets.items()},
             "begun": begun,
+            "rehash": config.rehash,
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task) + "\n")

@@ -15,14 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from windlass.data.prepare import baselines
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
@@ -35,8 +34,6 @@ from windlass.errors import BadShard, UserError
 from windlass.units import MIB, format_bytes, format_duration
 
 TOKENIZER_TRAINING_BYTES = 512 * MIB  # a sample of a larger corpus trains the tokenizer; about 2 minutes on 2 cores
-Tokenizer = tuple[Path, int, np.ndarray, bool]
-"""Its directory, EOS id, bytes per token [V], and whether tiktoken encodes."""
 
 
 def _tokenizer(
@@ -45,7 +42,7 @@ def _tokenizer(
     amounts: Mapping[str, list[Amount]],
     directory: Path,
     work: Path,
-) -> Tokenizer:
+) -> SetTokenizer:
     """The tokenizer, written to `directory`."""
     if plan.config.tokenizer.train is not None:
         total = total_of(amounts["train"])
@@ -55,7 +52,7 @@ def _tokenizer(
     opened, eos_id = tokenizer.open_tokenizer(directory)
     is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it arrives while it is read, perhaps slowly
     is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.log)
-    return directory, eos_id, tokenizer.token_bytes(opened), is_fast
+    return SetTokenizer(directory, eos_id, tokenizer.token_bytes(opened), is_fast, plan.date)
 
 
 def _log_corpus(plan: PreparePlan) -> None:
@@ -97,15 +94,21 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
             }
             (temporary / "train").mkdir()
             facts: dict[str, Any] = {"fingerprint": plan.fingerprint, "stream": plan.stream, "settings": plan.settings}
-            facts |= {"corpus_hash": plan.corpus_hash, "vocab_size": len(known[2]), "eos_id": known[1]}
-            facts |= {"commits": plan.commits, "files": hashes_of(temporary), "is_fast": known[3]}
+            facts |= {"corpus_hash": plan.corpus_hash, "vocab_size": len(known.bytes_V), "eos_id": known.eos_id}
+            facts |= {
+                "commits": plan.commits,
+                "files": hashes_of(temporary),
+                "is_fast": known.is_fast,
+                "date": plan.date,
+            }
             facts["sets"] = {name: asdict(info) for name, info in infos.items()}
             journal.begin(temporary, facts)
     begun()
     written = journal.Journal(directory)
     written.read()
     opened, eos_id = tokenizer.open_tokenizer(directory / TOKENIZER_NAME)
-    known = (directory / TOKENIZER_NAME, eos_id, tokenizer.token_bytes(opened), written.begin["is_fast"])
+    bytes_V, is_fast = tokenizer.token_bytes(opened), written.begin["is_fast"]
+    known = SetTokenizer(directory / TOKENIZER_NAME, eos_id, bytes_V, is_fast, plan.date)
     beat.begin(directory)
     try:
         growing = Growing(written, beat)
@@ -132,7 +135,7 @@ def _goes_on(plan: PreparePlan, directory: Path) -> bool:
         ):
             return False
         finished = load_prepared(directory)
-        if finished is not None and plan.what_changed(finished.arrived) is not None:
+        if finished is not None and plan.what_changed(finished.written_order) is not None:
             return False
         for name in written.begin["sets"]:
             read_index(directory / name)
@@ -155,7 +158,7 @@ def _prepared(
     directory: Path,
     selections: Mapping[str, Selection],
     infos: Mapping[str, SetInfo],
-    known: Tokenizer,
+    known: SetTokenizer,
 ) -> Prepared:
     _check_enough(plan, infos["train"])
     scored = _baselines(selections, infos, directory, known)
@@ -165,13 +168,14 @@ def _prepared(
         stream=plan.stream,
         settings=plan.settings,
         corpus_hash=plan.corpus_hash,
-        vocab_size=len(known[2]),
-        eos_id=known[1],
+        vocab_size=len(known.bytes_V),
+        eos_id=known.eos_id,
         sets={name: infos[name] for name in selections},
         baselines=scored[0],
         isolated_baselines=scored[1],
         commits=plan.commits,
-        arrived=plan.arrived,
+        written_order=plan.written_order,
+        date=plan.date,
     )
 
 
@@ -179,7 +183,7 @@ def _baselines(
     selections: Mapping[str, Selection],
     infos: Mapping[str, SetInfo],
     directory: Path,
-    known: tuple[Path, int, np.ndarray, bool],
+    known: SetTokenizer,
 ) -> tuple[baselines.Scores, baselines.Scores]:
     """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, and for chat and pairs."""
     if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
@@ -193,7 +197,7 @@ def _baselines(
     train = "".join(selections["train"].texts()).encode() if primes else b""
     validation = "".join(selections["validation"].texts()).encode()
     directories = (directory / "train", directory / "validation")
-    fitted, isolated = baselines.fit_and_score(*directories, known[1], known[2], len(validation))
+    fitted, isolated = baselines.fit_and_score(*directories, known.eos_id, known.bytes_V, len(validation))
     return fitted | baselines.compress(train, validation), isolated
 
 

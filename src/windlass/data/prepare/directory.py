@@ -21,6 +21,7 @@ from windlass.data.files import sync_directory
 from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
 from windlass.data.shards.store import is_url
+from windlass.data.sources.known_hashes import KNOWN_NAME
 from windlass.errors import UserError
 from windlass.units import format_bytes
 
@@ -34,10 +35,13 @@ def local_directory(config: DataConfig) -> Path:
     return cache.with_name(f"{cache.name}.prepare-{xxhash.xxh3_64_hexdigest(config.directory.encode())[:8]}")
 
 
-def check_directory(directory: Path) -> None:
-    """Raises UserError where no data can be written. Creates nothing: the sources may still be wrong."""
+def check_is_directory(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"data.directory {directory} is a file", "it is a directory", "give another data.directory")
+
+
+def check_writable(directory: Path) -> None:
+    """Raises UserError where no data can be written. Creates nothing: the sources may still be wrong."""
     nearest = next(parent for parent in directory.parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         reason = "cannot be written" if nearest.is_dir() else "is a file"
@@ -65,17 +69,17 @@ def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(_sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
+        lock = open(sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
     except OSError as error:
         given = f"{directory.parent} cannot be written: {error.strerror}"
         raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
     with lock:
         _lock(lock, directory, log)
-        old = _sibling(directory, "old")
+        old = sibling(directory, "old")
         if old.exists() and not directory.exists():  # killed between the two renames of replaced()
             os.rename(old, directory)
         shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(_sibling(directory, "preparing"), ignore_errors=True)
+        shutil.rmtree(sibling(directory, "preparing"), ignore_errors=True)
         yield
 
 
@@ -98,7 +102,7 @@ def _lock(file: IO[str], directory: Path, log: Callable[[str], None]) -> None:
 def replaced(directory: Path) -> Iterator[Path]:
     """Yields an empty directory to write into; it replaces `directory` when the block ends without an error."""
     _check_ours(directory)
-    temporary, old = _sibling(directory, "preparing"), _sibling(directory, "old")
+    temporary, old = sibling(directory, "preparing"), sibling(directory, "old")
     temporary.mkdir()
     try:
         with refused_if_full(directory, temporary):
@@ -144,7 +148,7 @@ def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
 def kept_work(directory: Path) -> Iterator[Path]:
     """A sibling for work that survives a kill. It is removed when the block ends, with success or a UserError; but it stays where
     a run may be reading the unfinished preparation, which then continues once the mistake is fixed."""
-    work = _sibling(directory, "work")
+    work = sibling(directory, "work")
     try:
         yield work
     except UserError:
@@ -156,19 +160,27 @@ def kept_work(directory: Path) -> Iterator[Path]:
 
 def has_leftovers(directory: Path) -> bool:
     """Whether a preparation was killed here, or is running."""
-    return any(_sibling(directory, what).exists() for what in ("preparing", "old", "work"))
+    return any(sibling(directory, what).exists() for what in ("preparing", "old", "work"))
 
 
-def _sibling(directory: Path, what: str) -> Path:
+def sibling(directory: Path, what: str) -> Path:
     return directory.with_name(f".{directory.name}.{what}")
 
 
 def _check_ours(directory: Path) -> None:
     found = sorted(os.listdir(directory)) if directory.exists() else []
     old, begun = load_prepared(directory), open_journal(directory) if directory.exists() else None
-    ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME} if old is not None else set()
+    ours = {*old.sets, TOKENIZER_NAME, PREPARED_NAME, KNOWN_NAME, f"{KNOWN_NAME}.tmp"} if old is not None else set()
     if begun is not None:
-        ours |= {*begun.begin["sets"], "train", TOKENIZER_NAME, PREPARED_NAME, f"{PREPARED_NAME}.tmp", *JOURNAL_FILES}
+        ours |= {
+            *begun.begin["sets"],
+            "train",
+            TOKENIZER_NAME,
+            PREPARED_NAME,
+            f"{PREPARED_NAME}.tmp",
+            *JOURNAL_FILES,
+            KNOWN_NAME,
+        }
     foreign = [name for name in found if name not in ours]
     if foreign:
         given = f"data.directory {directory} holds what windlass did not prepare: {', '.join(foreign[:5])}"

@@ -5,36 +5,34 @@
     directory/<set>/           MDS shards: train, validation, and every set of `evaluate.sets`
 
 `open_prepared` asks whether the recipe's settings equal those of the preparation, and whether every shard is there. It reads no
-source, so ranks and other machines can ask. `fingerprint` also covers the sources' bytes, the tokenizer's files and the
-algorithm: where it differs, `prepare` prepares again.
+source, so ranks and other machines can ask. Its fingerprint also covers the sources' bytes: see fingerprint.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.files import write_durably
 from windlass.data.packing import Borders
+from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.growing import open_growing
 from windlass.data.shards.journal import Journal, open_journal
-from windlass.data.shards.mds import Folder, ShardSource, read_index
+from windlass.data.shards.mds import Folder, ShardSource
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
 from windlass.data.shards.store import Store, is_url
-from windlass.data.sources.source_files import SourceFile
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
-UNSAVED = ("directory", "remote", "is_whole", "deadline_s")
-ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
+ADDED = ("unwritten", "date")  # keys that earlier versions do not write
+UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,8 @@ class SetInfo:
     """Number of shards of each source of a mixture, which are stored source by source. Empty otherwise."""
     left_out: int = 0
     """Pairs that were dropped because they are longer than a sequence."""
+    unwritten: dict[str, int] = field(default_factory=dict)
+    """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,21 @@ class Prepared:
     """Commits of the hub's datasets that were read, by name@revision."""
     files: dict[str, str] = field(default_factory=dict)
     """The tokenizer's files and every index.json -> xxh3-128, by their path below the directory."""
-    arrived: dict[str, dict[str, str]] = field(default_factory=dict)
+    written_order: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of each source that grew, by its use: the files that were read -> xxh3-128."""
+    date: str | None = None
+    """The day that the chat template saw as today, YYYY-MM-DD; None where it does not ask."""
     remote: Remote | None = None
     """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
     """False while the training set is written; `sets` then counts what is written so far."""
+    folders: dict[tuple[str, int], Folder] = field(default_factory=dict, compare=False, repr=False)
+    """Local sets whose index was read, by name and how many shards may be missing: read once by whoever holds this object."""
     deadline_s: float | None = None
     """Where the training set may grow: how long to wait for a sign of life of the preparation."""
 
     @property
-    def place(self) -> str:
+    def where(self) -> str:
         """The directory or URL, for messages."""
         return str(self.directory) if self.remote is None else self.remote.store.url
 
@@ -95,15 +99,22 @@ class Prepared:
     def tokenizer_directory(self) -> Path:
         return self.directory / TOKENIZER_NAME
 
-    def shards(self, name: str, may_lack: int = 0) -> ShardSource:
-        """The shards of a set, local or at a URL. `may_lack`: shard files allowed to be missing; reading one raises BadShard.
+    def shards(self, name: str, max_missing: int = 0) -> ShardSource:
+        """The shards of a set, local or at a URL. `max_missing`: shard files allowed to be missing; reading one raises BadShard.
         Raises BadShard."""
         assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
         if self.remote is not None:
             return self.remote.shards(name)
         may_grow = name == "train" and self.deadline_s is not None
         growing = open_growing(self.directory, name, self.deadline_s or 0.0) if may_grow else None
-        return growing or Folder(self.directory / name, may_lack)
+        return growing or self.folder(name, max_missing)
+
+    def folder(self, name: str, max_missing: int = 0) -> Folder:
+        """The shards of a finished local set. Raises BadShard."""
+        key = (name, max_missing)
+        if key not in self.folders:
+            self.folders[key] = Folder(self.directory / name, max_missing)
+        return self.folders[key]
 
     def borders(self, name: str) -> Borders:
         """What `packing.isolate` needs of a set."""
@@ -118,50 +129,6 @@ class Prepared:
         content = {key: value for key, value in asdict(self).items() if key not in UNSAVED}
         content["files"] = hashes_of(directory)
         write_durably(directory / PREPARED_NAME, json.dumps(content, indent=2).encode())
-
-
-def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
-    """The settings that decide what is on disk. `directory`, `cache`, `shuffle_window` and `isolate` do not, nor does the
-    tokenizer's revision, whose files are hashed. Of weights it counts only that there are some."""
-    unread: dict[str, bool | set[str]] = {
-        "directory": True,
-        "cache": True,
-        "shuffle_window": True,
-        "isolate": True,
-        "max_bad_shards": True,
-        "order": True,
-        "tokenizer": {"revision", "commit", "trust_remote_code"},
-    }
-    settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
-    settings["held_out_of"] = config.order.held_out_of
-    for source in settings["sources"]:
-        source["weight"] = config.weights is not None
-    return {**settings, "sets": {name: source.model_dump(mode="json") for name, source in sets.items()}}
-
-
-def fingerprint(
-    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
-) -> str:
-    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm."""
-    parts = {
-        "algorithm": ALGORITHM_VERSION,
-        "settings": settings,
-        "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
-        "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
-    }
-    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
-
-
-def stream_fingerprint(
-    settings: Mapping[str, Any], files: Mapping[str, Sequence[SourceFile]], tokenizer_files: Sequence[Path]
-) -> str:
-    """The same without the further validation sets, which may come and go."""
-    kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
-    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files)
-
-
-def corpus_hash(files: Sequence[SourceFile]) -> str:
-    return xxhash.xxh3_128_hexdigest("".join(f"{f.name}\0{f.xxh3}\n" for f in files).encode())
 
 
 def load_prepared(directory: Path) -> Prepared | None:
@@ -218,6 +185,8 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
     rule = f"{PREPARED_NAME} is as this version of windlass writes it"
     try:
         content = json.loads(data)
+        if "arrived" in content:  # its name in earlier versions
+            content["written_order"] = content.pop("arrived")
         sets = content["sets"]
         other = _other_keys(Prepared, content) + [key for info in sets.values() for key in _other_keys(SetInfo, info)]
         if other:
@@ -232,7 +201,7 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
 def _other_keys(kind: type, content: Mapping[str, Any]) -> list[str]:
     """In words, each key of `content` that this version does not write, and each that it would write."""
     known = [entry.name for entry in fields(kind) if entry.name not in UNSAVED]
-    lacking = [f"it has no `{name}`" for name in known if name not in content]
+    lacking = [f"it has no `{name}`" for name in known if name not in content and name not in ADDED]
     return lacking + [f"`{name}` is not known to this one" for name in content if name not in known]
 
 
@@ -242,13 +211,11 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
     for name, info in prepared.sets.items():
         lacking = max_missing if name == "train" else 0
         shards = (
-            read_index(prepared.directory / name, lacking)
-            if prepared.remote is None
-            else prepared.remote.shards(name).shards
+            prepared.folder(name, lacking).shards if prepared.remote is None else prepared.remote.shards(name).shards
         )
         found = sum(shard.num_samples for shard in shards)
         if found != info.samples:
-            given = f"{prepared.place}/{name} holds {found} samples"
+            given = f"{prepared.where}/{name} holds {found} samples"
             raise BadShard(given, f"{PREPARED_NAME} promises {info.samples}", "delete the directory and prepare again")
     if prepared.remote is None:
         check_small_files(prepared.directory, prepared.files)
@@ -256,10 +223,11 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
         prepared.remote.check_sizes({name: max_missing if name == "train" else 0 for name in prepared.sets})
 
 
-def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig]) -> Prepared:
-    """The preparation of these settings. Raises UserError if there is none or its settings differ, BadShard if damaged."""
+def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: Prepared | None = None) -> Prepared:
+    """The preparation of these settings; `found`: the finished one that is there, where it is open already. Raises UserError if
+    there is none or its settings differ, BadShard if damaged."""
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
-    prepared = find_prepared(config) or (find_growing(config) if config.may_grow else None)
+    prepared = found or find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:
         raise UserError(f"{directory} holds no prepared data", "data is prepared before it is read", "windlass prepare")
     wanted = json.loads(json.dumps(settings_of(config, sets)))

@@ -6,20 +6,23 @@ trained on while it grows is read as its documents arrive (`fetch.Stream`). Noth
 validation share is of the first documents, duplicates stay, the tokenizer must be given.
 """
 
-from collections.abc import Callable, Mapping
+import datetime
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
-from windlass.data.prepare.manifest import corpus_hash, fingerprint, settings_of, stream_fingerprint
+from windlass.data.prepare.fingerprint import corpus_hash, fingerprint, settings_of, stream_fingerprint
 from windlass.data.sources.config import DEFAULT_SPLIT
 from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
+from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, measure, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.template_files import check_has_template, reads_clock
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
@@ -35,8 +38,10 @@ class PreparePlan(NamedTuple):
     loaded: list[Path]
     """The tokenizer's files, where one is given."""
     log: Callable[[str], None]
-    arrived: dict[str, dict[str, str]]
+    written_order: dict[str, dict[str, str]]
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
+    date: str | None = None
+    """The day that the chat template sees as today; None where no template writes it (`dated`)."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -44,11 +49,11 @@ class PreparePlan(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.settings, self.files, self.loaded)
+        return fingerprint(self.settings, self.files, self.loaded, self.date)
 
     @property
     def stream(self) -> str:
-        return stream_fingerprint(self.settings, self.files, self.loaded)
+        return stream_fingerprint(self.settings, self.files, self.loaded, self.date)
 
     @property
     def named(self) -> dict[str, SourceConfig]:
@@ -62,9 +67,9 @@ class PreparePlan(NamedTuple):
     def training_files(self) -> list[SourceFile]:
         return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
 
-    def what_changed(self, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+    def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
-        found = (what_changed(self.named[name], taken) for name, taken in arrived.items())
+        found = (what_changed(self.named[name], taken) for name, taken in written_order.items())
         return next(filter(None, found), None)
 
     @property
@@ -74,12 +79,38 @@ class PreparePlan(NamedTuple):
 
 
 def scan_sources(
-    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None], commits: Mapping[str, str]
+    config: DataConfig,
+    sets: Mapping[str, SourceConfig],
+    log: Callable[[str], None],
+    commits: Mapping[str, str],
+    hashes: KnownHashes,
 ) -> PreparePlan:
-    """Every source scanned. `commits`: the commits to use of datasets of the hub. Raises UserError."""
-    files = {name: scan(source, log, commits.get(_pin(source))) for name, source in _named(config, sets).items()}
+    """Every source scanned, once the tokenizer is known to be one. `commits`: those to use of the hub's datasets; `hashes`: those
+    of local files that need not be read. Raises UserError."""
+    named = _named(config, sets)
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
+    if any(source.format == "chat" for source in named.values()):
+        check_has_template(loaded, str(config.tokenizer.from_))
+    files = {name: scan(source, log, commits.get(_pin(source)), hashes) for name, source in named.items()}
     return PreparePlan(config, sets, files, loaded, log, {})
+
+
+def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
+    """The plan with its date. A template that writes the date of the day would make other shards of the same sources tomorrow. So
+    the day on which a preparation begins is part of it. `kept`: (fingerprint or stream, date) of what is there, finished or not:
+    where all else is equal, its date stays."""
+    named = plan.named.values()
+    if all(source.format == "text" for source in named) or not reads_clock(plan.loaded):
+        return plan
+    for known, date in kept:
+        found = plan._replace(date=date)
+        if date is not None and known in (found.fingerprint, found.stream):
+            return found
+    return plan._replace(date=_today())
+
+
+def _today() -> str:
+    return datetime.date.today().isoformat()
 
 
 def _named(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, SourceConfig]:
@@ -117,7 +148,7 @@ def choose(
             continue
         taken: dict[str, str] = {}
         if source.grows_until is not None:
-            plan.arrived[name] = taken
+            plan.written_order[name] = taken
         kept, patience = work / "fetched" / name, Patience(config.order.deadline_s, tick, taken.__setitem__)
         sources[name] = Source([], num_tokens=source.tokens, format=source.format, too_long=source.too_long)
         if name in streamed:

@@ -8,7 +8,7 @@ waits until the first is done or dead, then continues its work.
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from windlass.data.config import DataConfig, SourceConfig
@@ -16,19 +16,29 @@ from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
     alone,
     check_apart,
-    check_directory,
+    check_is_directory,
+    check_writable,
     has_leftovers,
     kept_work,
     local_directory,
     refused_if_full,
     replaced,
+    sibling,
 )
-from windlass.data.prepare.manifest import Prepared, check_shards, find_prepared, load_prepared, open_prepared
-from windlass.data.prepare.plan import PreparePlan, scan_sources
-from windlass.data.shards.journal import beating, open_journal
+from windlass.data.prepare.manifest import (
+    Prepared,
+    check_shards,
+    find_growing,
+    find_prepared,
+    load_prepared,
+    open_prepared,
+)
+from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
+from windlass.data.shards.journal import beating
 from windlass.data.shards.remote import claim, publish
 from windlass.data.shards.store import Store, is_url
-from windlass.data.tokenize.resume import open_parts
+from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
+from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
 
 __all__ = ["Prepared", "open_prepared", "prepare"]
@@ -49,24 +59,27 @@ def prepare(
     """
     directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
-    check_directory(directory)
-    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
-    check_apart(directory, [path for source in named for path in source.paths])
+    check_is_directory(directory)
+    hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        plan = scan_sources(config, sets, log, _known_commits(config, sets))
-        is_stale = _is_stale(plan, directory)
+        plan, found = _plan(config, sets, log, directory, hashes)
+        is_stale = _is_stale(plan, None if is_url(config.directory) else found)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
         raise other_stream(place)
     if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
-    max_missing = config.max_bad_shards  # shards that a run may skip are no reason to prepare again
-    if _what_is_wrong(lambda: find_prepared(config), plan, max_missing) is None and not has_leftovers(directory):
-        prepared = open_prepared(config, sets)
+    whole = found if found is not None and found.is_whole else None
+    if _what_is_wrong(
+        lambda: whole or find_prepared(config), plan, config.max_bad_shards
+    ) is None and not has_leftovers(directory):
+        prepared = open_prepared(config, sets, whole)
+        hashes.save()
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
+    check_writable(directory)
     with alone(directory, log):
-        wrong = _what_is_wrong(lambda: find_prepared(config), plan, max_missing)
+        wrong = _what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
             log(f"preparing {place}: {wrong}")
             if is_url(config.directory):
@@ -79,16 +92,34 @@ def prepare(
                 publish(directory, store, token, log)
                 shutil.rmtree(directory)
     on_fingerprint(wanted)
+    hashes.save()
     return open_prepared(config, sets)
+
+
+def _plan(
+    config: DataConfig,
+    sets: Mapping[str, SourceConfig],
+    log: Callable[[str], None],
+    directory: Path,
+    hashes: KnownHashes,
+) -> tuple[PreparePlan, Prepared | None]:
+    """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError."""
+    named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
+    check_apart(directory, [path for source in named for path in source.paths])
+    found = _what_is_there(config)
+    if found is None:  # else it may be used as it is, where nothing can be written
+        check_writable(directory)
+    plan = scan_sources(config, sets, log, found.commits if found else {}, hashes)
+    return dated(plan, _kept_dates(directory, found)), found
 
 
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
     if plan.config.may_grow:
         with refused_if_full(directory, directory), kept_work(directory) as work:
-            make_growing(plan, directory, open_parts(work, plan.fingerprint), begun)
+            make_growing(plan, directory, open_parts(work, plan.fingerprint, plan.date), begun)
         return
     with replaced(directory) as temporary, kept_work(directory) as work:
-        make(plan, temporary, open_parts(work, plan.fingerprint)).save(temporary)
+        make(plan, temporary, open_parts(work, plan.fingerprint, plan.date)).save(temporary)
 
 
 def other_stream(place: str) -> UserError:
@@ -100,22 +131,26 @@ def other_stream(place: str) -> UserError:
     )
 
 
-def _is_stale(plan: PreparePlan, directory: Path) -> bool:
+def _is_stale(plan: PreparePlan, found: Prepared | None) -> bool:
     """Whether a finished preparation of this plan is there, and a source that grew has other files since."""
-    found = load_prepared(directory)
-    return found is not None and found.fingerprint == plan.fingerprint and plan.what_changed(found.arrived) is not None
+    return (
+        found is not None
+        and found.is_whole
+        and found.fingerprint == plan.fingerprint
+        and plan.what_changed(found.written_order) is not None
+    )
 
 
 def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
     """Why what `find` returns is not the preparation of this plan; None if it is. `max_missing`: training shards that may be
-    missing."""
+    missing: those that a run may skip are no reason to prepare again."""
     try:
         found = find()
         if found is None:
             return "nothing is there yet"
         if found.fingerprint != plan.fingerprint:
             return "the sources or settings have changed since it was prepared"
-        changed = plan.what_changed(found.arrived)
+        changed = plan.what_changed(found.written_order)
         if changed is not None:
             return changed
         check_shards(found, max_missing)
@@ -124,17 +159,17 @@ def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_m
     return None
 
 
-def _known_commits(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, str]:
-    """The commits of the datasets in the existing preparation: they stay, wherever a branch moves meanwhile."""
-    named = [*config.sources, *sets.values(), config.validation]
-    if not any(isinstance(source, SourceConfig) and source.hub for source in named):
-        return {}
+def _what_is_there(config: DataConfig) -> Prepared | None:
+    """The finished or unfinished preparation, whatever it was made from. Commits of the hub's datasets stay what they were in it,
+    wherever a branch moves meanwhile, and so does its date."""
     try:
-        found = find_prepared(config)
-        growing = open_journal(local_directory(config)) if found is None else None
+        return find_prepared(config) or (None if is_url(config.directory) else find_growing(config))
     except (BadShard, UserError):  # logged when it is prepared again
-        return {}
-    if growing is not None:
-        commits: dict[str, str] = growing.begin["commits"]
-        return commits
-    return found.commits if found is not None else {}
+        return None
+
+
+def _kept_dates(directory: Path, found: Prepared | None) -> Iterator[tuple[str, str | None]]:
+    """(fingerprint or stream, date) of what is prepared, or was begun."""
+    if found is not None:
+        yield found.stream, found.date
+    yield kept_for(sibling(directory, "work"))

@@ -6,10 +6,11 @@ shards of their own, since then a shard must not hold two sources.
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from windlass.data.shards.mds import Writer
 from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
-from windlass.data.tokenize.chat_template import ID_BITS, INNER, encode_chat, labelled
+from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.flags import ID_BITS, count_unwritten, labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
@@ -29,7 +31,21 @@ from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
+PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
 BYTES_PER_ID = 8  # of a shard: an id and its label
+
+
+class SetTokenizer(NamedTuple):
+    """What encodes a set."""
+
+    directory: Path
+    eos_id: int
+    bytes_V: np.ndarray
+    """Bytes of text per token id."""
+    is_fast: bool
+    """Whether tiktoken encodes."""
+    date: str | None = None
+    """The day that a chat template sees as today; None where it does not ask."""
 
 
 class Growing(NamedTuple):
@@ -44,25 +60,22 @@ def write_set(
     selection: Selection,
     amounts: Sequence[Amount],
     config: DataConfig,
-    tokenizer: tuple[Path, int, np.ndarray, bool],
+    tokenizer: SetTokenizer,
     parts: Path,
     log: Callable[[str], None],
     growing: Growing | None = None,
 ) -> SetInfo:
-    """Encodes, packs and writes one set; `directory`'s name is the set's. tokenizer: its directory, EOS id, bytes per token [V],
-    and whether tiktoken encodes it. `parts`: a directory that keeps ids across a kill."""
-    tokenizer_directory, eos_id, bytes_V, is_fast = tokenizer
-    T = config.sequence_length
+    """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill."""
+    eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = config.weights is not None and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
-    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (bytes_V, eos_id, T), log)
+    counted = _Counted(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
     # a run may wait for the next shard of a set that grows: encode no more than one at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
         def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            known = (tokenizer_directory, is_fast, at_once)
-            ids = _encode(texts, selection.sources[number], amounts[number], known, directory.name)
+            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name)
             return ids if growing is None else growing.beat.through(ids)
 
         texts = selection.texts_of(number)
@@ -71,16 +84,21 @@ def write_set(
         return counted.through(found, selection.sources[number])
 
     streams = map(stream, range(len(selection.sources)))
+    is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     size = (directory, width * (T + 1), config.shard_bytes)
-    writer = Writer(*size) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1)
+    writer = (
+        Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
+    )
     num_samples = max_documents = 0
     shards: list[int] = []
     for ids in streams if is_mixed else [chain.from_iterable(streams)]:
-        for input_ids_NL, labels_NL in _packed(ids, eos_id, config, selection.is_pairs):
-            writer.write(input_ids_NL, labels_NL)
+        for input_ids_NL, labels_NL in (pack_pairs if selection.is_pairs else PACK[config.packing])(ids, eos_id, T):
+            ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
+            input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
+            writer.write(input_ids_NL, labels_NL, ends_NL if is_chat else None)
             num_samples += len(input_ids_NL)
-            ids_RL, labels_RL = input_ids_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
-            max_documents = max(max_documents, packing.most_documents(ids_RL, labels_RL, eos_id))
+            rows = ends_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
+            max_documents = max(max_documents, packing.most_documents(*rows))
         shards.append(writer.end_shard() - sum(shards))
         if not shards[-1]:
             given = f"data.sources[{len(shards) - 1}] has a weight, and no text for training"
@@ -89,32 +107,15 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
 
 
-def _packed(
-    ids: Iterator[np.ndarray], eos_id: int, config: DataConfig, is_pairs: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    pack = packing.pack if config.packing == "concatenate" else packing.pack_best_fit
-    pack = pack_pairs if is_pairs else pack
-    for input_ids_NL, labels_NL in pack(ids, eos_id, config.sequence_length):
-        if config.isolate and (input_ids_NL & INNER).any() and not is_pairs:
-            raise UserError(
-                "data.isolate=true with `format: chat`, and the chat template ends turns by EOS",
-                "EOS separates documents, so every turn would be a document of its own",
-                "set data.tokenizer.eos_token to a special token that the template does not write, such as <|endoftext|>; or "
-                "set data.isolate=false",
-            )
-        yield labelled(input_ids_NL, labels_NL)
-
-
 def _encode(
-    texts: Iterable[str], source: Source, amount: Amount, known: tuple[Path, bool, int | None], name: str
+    texts: Iterable[str], source: Source, amount: Amount, tokenizer: SetTokenizer, at_once: int | None, name: str
 ) -> Iterator[np.ndarray]:
-    """known: the tokenizer's directory, whether tiktoken encodes, and about how many characters to encode at once."""
-    tokenizer, is_fast, at_once = known
+    """at_once: about how many characters to encode at once."""
     if source.format == "chat":
-        return encode_chat(texts, tokenizer, name)
+        return encode_chat(texts, tokenizer.directory, name, tokenizer.date)
     if source.format == "preference":
-        return encode_pairs(texts, tokenizer, name)
-    return encode(texts, amount.bytes, tokenizer, os.cpu_count() or 1, is_fast, at_once)
+        return encode_pairs(texts, tokenizer.directory, name, tokenizer.date)
+    return encode(texts, amount.bytes, tokenizer.directory, os.cpu_count() or 1, tokenizer.is_fast, at_once)
 
 
 def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:
@@ -149,6 +150,7 @@ class _Counted:
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
+        self.unwritten: Counter[str] = Counter()
         self._start_s = self._logged_s = time.monotonic()
 
     def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
@@ -161,6 +163,8 @@ class _Counted:
             self.tokens += len(part.ids)
             self.text_bytes += int(part.sizes.sum())
             self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
+            if self.is_masked:
+                self.unwritten += count_unwritten(part.ids)
             now_s = time.monotonic()
             if now_s - self._logged_s > REPORT_EVERY_S:
                 self._logged_s = now_s
@@ -186,6 +190,7 @@ class _Counted:
             max_documents=max_documents,
             source_shards=shards,
             left_out=self.left_out,
+            unwritten=dict(self.unwritten),
         )
         self._log_end(info, num_targets)
         return info
@@ -201,6 +206,9 @@ class _Counted:
             self._log(
                 f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
             )
+        for field, count in info.unwritten.items():
+            answers = "1 answer holds" if count == 1 else f"{count} answers hold"
+            self._log(f"{self._name}: {answers} `{field}`, which the chat template does not write: it is not learned")
         if self.is_masked:
             learned = (
                 "of a pair only the answers count" if self._is_pairs else "of conversations only answers are learned"

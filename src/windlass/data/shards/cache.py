@@ -1,6 +1,6 @@
 """A bounded local cache of shard files, shared by all ranks of a host and by any number of jobs.
 
-    directory/.lock            held (flock) for every change of what lies here, never while something is fetched
+    directory/.lock            held (flock) for every change in this directory, never while something is fetched
     directory/shards/          xxh64-<digest>-<bytes>: a shard by its content, so that datasets never mix
     directory/shards/.*.part   a shard on its way; its fetcher holds its lock
     directory/sets/<key>/      small files of one preparation (tokenizer, index.json), locked by those who use them
@@ -156,7 +156,7 @@ class Cache:
             raise UserError(given, rule, f"raise data.cache.limit_mib by {-(-excess // MIB)} or more")
 
     def _evict(self, num_bytes: int) -> int:
-        """Removes shards, at least `num_bytes` where there are so many -> the bytes removed. The lock is held."""
+        """Removes shards of at least `num_bytes`, or all -> the bytes removed. The lock is held."""
         found = []
         for path in self._shards.glob("[!.]*"):
             status = path.stat()

@@ -1,7 +1,7 @@
 """index.json: what every shard file of a dataset must be, checked down to each key that decides how bytes are read.
 
-An index may come from anywhere, and it names files. So nothing of it is believed: a file lies directly beside the index,
-sizes are whole numbers that fit the format (offsets have 32 bits: below 4 GiB), columns are the two that are read here
+An index may come from anywhere, and it names files. So nothing of it is believed: a file is directly beside the index,
+sizes are whole numbers that fit the format (offsets have 32 bits: below 4 GiB), columns are those that are read here
 (never pickled objects), compression is one of two, and a hash is there. What else it asks for is refused by name.
 
 A shard may be stored compressed, as MosaicML's writer does with `compression`: then the index promises size and hash of
@@ -21,8 +21,8 @@ import xxhash
 
 from windlass.errors import BadShard
 
-COLUMNS = ("input_ids", "labels")
-ENCODING = "ndarray:int32"
+COLUMNS = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+WITH_ENDS = {**COLUMNS, "document_ends": "ndarray:uint8"}
 INDEX_NAME = "index.json"
 MAX_BYTES = (1 << 32) - 1
 REPAIR = "prepare the data again into this directory (delete it first), or copy it again from where it is whole"
@@ -51,12 +51,14 @@ class File(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One line of index.json. `stored`: the file that lies beside the index; it is `raw` itself, or `raw` compressed."""
+    """One line of index.json. `stored`: the file beside the index; it is `raw` itself, or `raw` compressed."""
 
     raw: File
     stored: File
     compression: str | None
     num_samples: int
+    has_ends: bool = False
+    """Whether its samples hold which ids end documents (the column `document_ends`)."""
 
     @property
     def num_bytes(self) -> int:
@@ -82,8 +84,9 @@ def parse_index(data: bytes, where: str) -> list[Shard]:
 def _shard(given: str, entry: Any) -> Shard:
     if not isinstance(entry, dict) or not isinstance(entry.get("raw_data"), dict):
         raise BadShard(f"{given} is not an entry of an MDS index", "an entry is an object with `raw_data`", REPAIR)
-    wanted: dict[str, Any] = {"format": "mds", "version": 2, "column_names": list(COLUMNS)}
-    wanted |= {"column_encodings": [ENCODING, ENCODING], "column_sizes": [None, None]}
+    columns = WITH_ENDS if entry.get("column_names") == list(WITH_ENDS) else COLUMNS
+    wanted: dict[str, Any] = {"format": "mds", "version": 2, "column_names": list(columns)}
+    wanted |= {"column_encodings": list(columns.values()), "column_sizes": [None] * len(columns)}
     for key, value in wanted.items():
         if entry.get(key) != value:
             raise BadShard(f"{given} has {key} {entry.get(key)!r}", f"{key} must be {value!r} to be read here", REPAIR)
@@ -101,7 +104,8 @@ def _shard(given: str, entry: Any) -> Shard:
     if type(samples) is not int or not 1 <= samples <= raw.num_bytes // 4:
         rule = "a shard holds at least one sample, and each takes more than four bytes"
         raise BadShard(f"{given} has {samples!r} samples in {raw.num_bytes} bytes", rule, REPAIR)
-    return Shard(raw, raw if kind is None else _file(given, entry["zip_data"]), kind, samples)
+    stored = raw if kind is None else _file(given, entry["zip_data"])
+    return Shard(raw, stored, kind, samples, columns is WITH_ENDS)
 
 
 def _file(given: str, entry: Any) -> File:
@@ -109,7 +113,7 @@ def _file(given: str, entry: Any) -> File:
         raise BadShard(f"{given} has {type(entry).__name__} for a file", "a file is an object with `basename`", REPAIR)
     name, size, hashes = entry.get("basename"), entry.get("bytes"), entry.get("hashes")
     if not isinstance(name, str) or name in ("", ".", "..", INDEX_NAME) or "/" in name or "\0" in name:
-        raise BadShard(f"{given} names the file {name!r}", "a shard lies directly beside its index.json", REPAIR)
+        raise BadShard(f"{given} names the file {name!r}", "a shard is directly beside its index.json", REPAIR)
     if type(size) is not int or not 1 <= size <= MAX_BYTES:
         rule = f"a size is a whole number from 1 to {MAX_BYTES} bytes (offsets in a shard have 32 bits)"
         raise BadShard(f"{given} names {name} of {size!r} bytes", rule, REPAIR)

@@ -1,4 +1,4 @@
-"""A preparation that is still being written: which shards are whole, told in a file that others follow.
+"""A preparation that is still being written: a journal of its complete shards, which readers follow.
 
     directory/growing.jsonl    appended, never rewritten:  begin, shard, shard, ..., end
     directory/growing.beat     replaced once a second while the preparation works: a count, or why it failed
@@ -77,26 +77,26 @@ class Journal:
 
     def _take(self, line: bytes) -> None:
         try:
-            told = json.loads(line)
-            digest = told.pop("hash")
-            kind = told["kind"]
+            fields = json.loads(line)
+            digest = fields.pop("hash")
+            kind = fields["kind"]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise self._damaged(f"holds {line[:60]!r}") from None
-        if _sealed(self._hash, told)[1] != digest or (kind == "begin") != (not self.num_bytes):
+        if _sealed(self._hash, fields)[1] != digest or (kind == "begin") != (not self.num_bytes):
             raise self._damaged(f"is not what it was, from byte {self.num_bytes} on")
         self._hash = digest
         if kind == "begin":
-            self.begin = told
+            self.begin = fields
         elif kind == "shard":
-            index = json.dumps({"version": 2, "shards": [told["entry"]]}).encode()
-            self.entries.append(told["entry"])
-            self.most_documents.append(max(told["most_documents"], *self.most_documents[-1:], 1))
+            index = json.dumps({"version": 2, "shards": [fields["entry"]]}).encode()
+            self.entries.append(fields["entry"])
+            self.most_documents.append(max(fields["most_documents"], *self.most_documents[-1:], 1))
             self.shards += parse_index(index, str(self.path))
         else:
-            self.end = told
+            self.end = fields
 
     def _damaged(self, what: str) -> BadShard:
-        rule = "a preparation that is being written is told by lines that are only ever added, each with the hash of those before"
+        rule = "the journal of a preparation is only ever appended to, and each line has the hash of those before"
         return BadShard(f"{self.path} {what}", rule, f"it was replaced, or is damaged: {REPAIR}")
 
     def add(self, line: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ def begin(directory: Path, content: dict[str, Any]) -> None:
 
 
 def open_journal(directory: Path) -> Journal | None:
-    """What is told there so far, or None. Raises BadShard."""
+    """The journal there as far as it goes, or None. Raises BadShard."""
     journal = Journal(directory)
     try:
         journal.read()
@@ -200,13 +200,21 @@ def read_beat(directory: Path) -> tuple[str, UserError | None]:
 
 
 class JournaledWriter(Writer):
-    """Writes a set whose shards are told as they become whole, and goes on with one that was begun. `row_ids`: ids of a row in
+    """Writes a set and enters each complete shard into the journal; continues a set that was begun. `row_ids`: ids of a row in
     which documents are counted; a sample may have several."""
 
     def __init__(
-        self, directory: Path, num_ids: int, shard_bytes: int, journal: Journal, beat: Beat, eos_id: int, row_ids: int
+        self,
+        directory: Path,
+        num_ids: int,
+        shard_bytes: int,
+        journal: Journal,
+        beat: Beat,
+        eos_id: int,
+        row_ids: int,
+        has_ends: bool = False,
     ):
-        super().__init__(directory, num_ids, shard_bytes, may_exist=True)
+        super().__init__(directory, num_ids, shard_bytes, may_exist=True, has_ends=has_ends)
         self._journal, self._beat, self._eos_id, self._row_ids = journal, beat, eos_id, row_ids
 
     def put(self, entry: dict[str, Any], header: bytes, body: memoryview) -> None:
@@ -224,7 +232,8 @@ class JournaledWriter(Writer):
             self._journal.add({"kind": "shard", "entry": entry, "most_documents": self._most_documents(body)})
 
     def _most_documents(self, body: memoryview) -> int:
-        ids_NL, labels_NL = (column.reshape(-1, self._row_ids) for column in self.columns(body))
+        ids_NL, labels_NL, *stored = (column.reshape(-1, self._row_ids) for column in self.columns(body))
+        ends_NL = stored[0] != 0 if stored else ids_NL == self._eos_id
         starts = range(0, len(ids_NL), ROWS_AT_ONCE)
-        pieces = ((ids_NL[at : at + ROWS_AT_ONCE], labels_NL[at : at + ROWS_AT_ONCE]) for at in starts)
-        return max(most_documents(ids, labels, self._eos_id) for ids, labels in pieces)
+        pieces = ((ends_NL[at : at + ROWS_AT_ONCE], labels_NL[at : at + ROWS_AT_ONCE]) for at in starts)
+        return max(most_documents(ends, labels) for ends, labels in pieces)

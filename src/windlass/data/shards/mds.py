@@ -4,7 +4,8 @@ A shard file holds, little-endian: u32 number of samples n; u32 offsets[n+1] fro
 (the columns again); then the samples. A sample holds one u32 size per column, then per column one byte (ndim << 2 |
 w), the shape in unsigned integers of 2**w bytes, and the values. We keep the part of the format that we need: two
 columns, `input_ids` and `labels`, both `ndarray:int32` of one dimension and equal length, written uncompressed, always
-with an xxh64 in index.json. (Format: github.com/mosaicml/streaming, format version 2.)
+with an xxh64 in index.json. (Format: github.com/mosaicml/streaming, format version 2.) Samples of conversations have a
+third column of that length, `document_ends`, `ndarray:uint8`: 1 where an EOS ends a document, since others end turns.
 
 Writing: a shard is written under a temporary name, fsynced, renamed; index.json comes last, so that a directory
 without it is no dataset. Reading: every file's size is compared when the dataset is opened, every file's hash when it
@@ -25,9 +26,9 @@ import xxhash
 from windlass.data.files import write_durably
 from windlass.data.shards.index import (
     COLUMNS,
-    ENCODING,
     INDEX_NAME,
     REPAIR,
+    WITH_ENDS,
     File,
     Shard,
     check_size,
@@ -38,26 +39,31 @@ from windlass.data.shards.index import (
 from windlass.errors import BadShard
 
 
-def _layout(num_ids: int) -> tuple[bytes, bytes]:
-    """The bytes before the values of a sample's first and second column; they depend on the length alone."""
+def _layout(num_ids: int, has_ends: bool) -> list[tuple[bytes, str]]:
+    """Of each column of a sample the bytes before its values, and their dtype; they depend on the length alone."""
     width = 0 if num_ids < 1 << 8 else 1 if num_ids < 1 << 16 else 2
     head = bytes([1 << 2 | width]) + num_ids.to_bytes(1 << width, "little")
-    sizes = np.full(len(COLUMNS), len(head) + 4 * num_ids, "<u4").tobytes()
-    return sizes + head, head
+    dtypes = ["<i4", "<i4", "u1"] if has_ends else ["<i4", "<i4"]
+    sizes = np.array([len(head) + np.dtype(dtype).itemsize * num_ids for dtype in dtypes], "<u4").tobytes()
+    return [(head if number else sizes + head, dtype) for number, dtype in enumerate(dtypes)]
 
 
 class Writer:
-    """Writes rows of `num_ids` ids into shards of at most `shard_bytes` each. `close()` makes them a dataset."""
+    """Writes rows of `num_ids` ids into shards of at most `shard_bytes` each. `close()` makes them a dataset. `has_ends`: it also
+    stores which ids end documents."""
 
-    def __init__(self, directory: Path, num_ids: int, shard_bytes: int, may_exist: bool = False):
+    def __init__(
+        self, directory: Path, num_ids: int, shard_bytes: int, may_exist: bool = False, has_ends: bool = False
+    ):
         self.directory, self.num_ids, self.shard_bytes = directory, num_ids, shard_bytes
         directory.mkdir(parents=True, exist_ok=may_exist)
-        self._heads = _layout(num_ids)
-        self._record_bytes = sum(map(len, self._heads)) + 2 * 4 * num_ids
+        columns = WITH_ENDS if has_ends else COLUMNS
+        self._layout = _layout(num_ids, has_ends)
+        self._record_bytes = sum(len(head) + np.dtype(dtype).itemsize * num_ids for head, dtype in self._layout)
         self._config = {
-            "column_encodings": [ENCODING, ENCODING],
-            "column_names": list(COLUMNS),
-            "column_sizes": [None, None],
+            "column_encodings": list(columns.values()),
+            "column_names": list(columns),
+            "column_sizes": [None] * len(columns),
             "compression": None,
             "format": "mds",
             "hashes": ["xxh64"],
@@ -71,18 +77,20 @@ class Writer:
         self._num_pending = 0
         self._entries: list[dict[str, Any]] = []
 
-    def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> None:
+    def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray, ends_NL: np.ndarray | None = None) -> None:
         """Appends N samples of L = `num_ids` ids each."""
-        first, second = (np.frombuffer(head, np.uint8) for head in self._heads)
-        cut = len(first) + 4 * self.num_ids
+        columns = [input_ids_NL, labels_NL, *([] if ends_NL is None else [ends_NL])]
         at = 0
         while at < len(input_ids_NL):
             count = min(self.samples_per_shard - self._num_pending, len(input_ids_NL) - at)
             records = self._records[self._num_pending : self._num_pending + count]
-            records[:, : len(first)] = first
-            records[:, len(first) : cut] = np.ascontiguousarray(input_ids_NL[at : at + count], "<i4").view(np.uint8)
-            records[:, cut : cut + len(second)] = second
-            records[:, cut + len(second) :] = np.ascontiguousarray(labels_NL[at : at + count], "<i4").view(np.uint8)
+            begin = 0
+            for (head, dtype), column in zip(self._layout, columns, strict=True):
+                values = np.ascontiguousarray(column[at : at + count], dtype).view(np.uint8)
+                end = begin + len(head) + values.shape[1]
+                records[:, begin : begin + len(head)] = np.frombuffer(head, np.uint8)
+                records[:, begin + len(head) : end] = values
+                begin = end
             self._num_pending, at = self._num_pending + count, at + count
             if self._num_pending == self.samples_per_shard:
                 self._flush()
@@ -109,14 +117,14 @@ class Writer:
         """Writes the file of a shard."""
         write_durably(self.directory / entry["raw_data"]["basename"], header, body)
 
-    def columns(self, body: memoryview) -> tuple[np.ndarray, np.ndarray]:
-        """(input_ids, labels) of the samples of `body`, [N, num_ids] int32 each."""
-        records = np.frombuffer(body, np.uint8).reshape(-1, self._record_bytes)
-        first, second = map(len, self._heads)
-        cut = first + 4 * self.num_ids
-        parts = records[:, first:cut], records[:, cut + second :]
-        ids_NL, labels_NL = (np.ascontiguousarray(part).view("<i4") for part in parts)
-        return ids_NL, labels_NL
+    def columns(self, body: memoryview) -> list[np.ndarray]:
+        """The columns of the samples of `body`, [N, num_ids] each: input_ids, labels, and document_ends where it is stored."""
+        records, begin, found = np.frombuffer(body, np.uint8).reshape(-1, self._record_bytes), 0, []
+        for head, dtype in self._layout:
+            end = begin + len(head) + np.dtype(dtype).itemsize * self.num_ids
+            found.append(np.ascontiguousarray(records[:, begin + len(head) : end]).view(dtype))
+            begin = end
+        return found
 
     def end_shard(self) -> int:
         """What comes next goes into another shard. -> shards so far."""
@@ -149,12 +157,12 @@ class ShardSource(Protocol):
 
 class Folder:
     """Shards in a local directory. Index, presence and sizes are checked when it is opened, a file's hash when it is first
-    loaded. A compressed shard is unpacked into memory for as long as it is used. `may_lack`: so many files may be missing or of
-    another size; they are met when they are loaded."""
+    loaded. A compressed shard is unpacked into memory for as long as it is used. `max_missing`: files that may be missing
+    or of another size; loading one raises BadShard."""
 
-    def __init__(self, directory: Path, may_lack: int = 0):
+    def __init__(self, directory: Path, max_missing: int = 0):
         self.directory, self.where = directory, str(directory)
-        self.shards = read_index(directory, may_lack)
+        self.shards = read_index(directory, max_missing)
         self.max_mapped = len(self.shards)
         self._verified: set[int] = set()
 
@@ -175,8 +183,8 @@ class Folder:
             raise BadShard(f"{path} cannot be read: {error}", rule, REPAIR) from None
 
 
-def read_index(directory: Path, may_lack: int = 0) -> list[Shard]:
-    """index.json, strictly validated, and every file's presence and size compared with it; `may_lack` files may not fit. Raises
+def read_index(directory: Path, max_missing: int = 0) -> list[Shard]:
+    """index.json, strictly validated, and every file's presence and size compared with it, but for `max_missing` files. Raises
     BadShard."""
     path = directory / INDEX_NAME
     try:
@@ -188,8 +196,8 @@ def read_index(directory: Path, may_lack: int = 0) -> list[Shard]:
         try:
             _check_file(shard.stored, directory, str(path))
         except BadShard:
-            may_lack -= 1
-            if may_lack < 0:
+            max_missing -= 1
+            if max_missing < 0:
                 raise
     return shards
 
@@ -218,7 +226,7 @@ class Reader:
         self._mapped: OrderedDict[int, tuple[np.ndarray, list[int]]] = OrderedDict()
 
     def name(self, number: int) -> str:
-        """Where shard `number` lies, for messages."""
+        """The path or URL of shard `number`, for messages."""
         return f"{self.source.where}/{self.shards[number].stored.name}"
 
     def _map(self, number: int) -> tuple[np.ndarray, list[int]]:
@@ -230,6 +238,16 @@ class Reader:
 
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32 views into the mapped file."""
+        ids, labels, _ = self._columns(number, row)
+        return ids, labels
+
+    def ends(self, number: int, row: int) -> np.ndarray | None:
+        """Which ids of the sample end documents, [L] bool; None where that is not stored: then every EOS does."""
+        ends = self._columns(number, row)[2]
+        return ends != 0 if len(ends) else None
+
+    def _columns(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(input_ids, labels, document_ends or nothing), views into the mapped file."""
         mapped = self._mapped.get(number)
         if mapped is None:
             mapped = self._map(number)
@@ -237,10 +255,13 @@ class Reader:
             self._mapped.move_to_end(number)
         data, offsets = mapped
         sample = data[offsets[row] : offsets[row + 1]]
-        head_bytes = 1 + (1 << (int(sample[8]) & 3))
-        column_bytes = (len(sample) - 8) // 2
-        ids = sample[8 + head_bytes : 8 + column_bytes].view("<i4")
-        return ids, sample[8 + column_bytes + head_bytes :].view("<i4")
+        num_columns = 3 if self.shards[number].has_ends else 2
+        head_bytes = 1 + (1 << (int(sample[4 * num_columns]) & 3))
+        size = int(sample[:4].view("<u4")[0])
+        second = 4 * num_columns + size
+        third = second + size
+        ids, labels = sample[second - size + head_bytes : second], sample[second + head_bytes : third]
+        return ids.view("<i4"), labels.view("<i4"), sample[third + head_bytes :]
 
     def grow(self) -> None:
         """The source has more shards than when it was opened."""
@@ -254,22 +275,24 @@ class Reader:
 
 
 def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
-    """Where the samples lie in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
-    sample is not two rows of equally many ids: a right hash says only that the bytes are the writer's."""
+    """The offsets of the samples in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
+    sample is not rows of equally many values: a right hash says only that the bytes are the writer's."""
     num_samples = int(data[:4].view("<u4")[0])
     offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
     if num_samples != shard.num_samples or len(offsets) != num_samples + 1 or int(offsets[-1]) != shard.num_bytes:
         given = f"{where} holds {num_samples} samples up to byte {int(offsets[-1])}"
         raise BadShard(given, f"index.json promises {shard.num_samples} in {shard.num_bytes} bytes", REPAIR)
-    sizes_N = np.diff(offsets)
-    if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < 8 + 2 * 2:
-        raise BadShard(f"{where} has samples that overlap or are empty", "samples lie one behind the other", REPAIR)
-    sizes_N2 = data[offsets[:-1, None] + np.arange(8)].view("<u4").astype(np.int64)
-    heads_N = 1 + (1 << (data[offsets[:-1] + 8].astype(np.int64) & 3))
+    sizes_N, num_columns = np.diff(offsets), 3 if shard.has_ends else 2
+    if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < num_columns * (4 + 2):
+        raise BadShard(f"{where} has samples that overlap or are empty", "samples follow one another", REPAIR)
+    sizes_NC = data[offsets[:-1, None] + np.arange(4 * num_columns)].view("<u4").astype(np.int64)
+    heads_N = 1 + (1 << (data[offsets[:-1] + 4 * num_columns].astype(np.int64) & 3))
+    values_NC = sizes_NC - heads_N[:, None]  # bytes of each column's values
     if (
-        (sizes_N2[:, 0] != sizes_N2[:, 1]).any()
-        or (8 + sizes_N2.sum(1) != sizes_N).any()
-        or ((sizes_N2[:, 0] - heads_N) % 4 != 0).any()
+        (values_NC[:, 0] != values_NC[:, 1]).any()
+        or (4 * num_columns + sizes_NC.sum(1) != sizes_N).any()
+        or (values_NC[:, 0] % 4 != 0).any()
+        or (shard.has_ends and (4 * values_NC[:, 2:] != values_NC[:, :1]).any())
     ):
         raise BadShard(f"{where} has samples with labels of another length", "each id has one label", REPAIR)
     return offsets

@@ -111,10 +111,10 @@ class Remote:
                 f"set data.cache.limit_mib to {-(-needed // MIB)} or more, or a smaller data.shuffle_window",
             )
 
-    def check_sizes(self, may_lack: Mapping[str, int]) -> None:
-        """Every shard of these sets is there, of the right size, but for so many. Raises BadShard."""
+    def check_sizes(self, max_missing: Mapping[str, int]) -> None:
+        """Every shard of these sets is there, of the right size, but for `max_missing` of each. Raises BadShard."""
         found = self.store.sizes()
-        for name, lacking in may_lack.items():
+        for name, lacking in max_missing.items():
             for shard in self.shards(name).shards:
                 where, size = f"{self.store.url}/{name}/{shard.stored.name}", found.get(f"{name}/{shard.stored.name}")
                 lacking -= size != shard.stored.num_bytes

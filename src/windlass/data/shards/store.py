@@ -26,7 +26,7 @@ from windlass.errors import Unavailable, UserError
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
 Result = TypeVar("Result")
 
-# by protocol: what its file system must be told. s3fs: one attempt of botocore's per attempt of ours, so that the deadline
+# by protocol: options of its file system. s3fs: one attempt of botocore's per attempt of ours, so that the deadline
 # decides; file: folders are made, as a store has none.
 OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"retries": {"max_attempts": 0}}, "default_block_size": 32 << 20},
@@ -144,18 +144,20 @@ class Store:
         )
 
     def _raise_if_final(self, where: str, error: Exception) -> None:
-        told = f"{where}: {shown(str(error))}"
+        given = f"{where}: {shown(str(error))}"
         if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
             rule = "the store lets this process in: credentials come from the environment, as fsspec takes them"
             change = "check the credentials and rights (s3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
-            raise UserError(told, rule, change) from None
+            raise UserError(given, rule, change) from None
         if isinstance(error, NotImplementedError):
             rule = "prepared data is written where files can be written"
             raise UserError(
                 f"{where} cannot be written by this protocol", rule, "give another data.directory"
             ) from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise UserError(told, "prepared data needs a place to write", "free space, or give another place") from None
+            raise UserError(
+                given, "prepared data needs a place to write", "free space, or give another place"
+            ) from None
 
 
 class _TooLate(Exception):

@@ -3,6 +3,7 @@
 config           one source in a recipe
 scan             a recipe's source -> its files
 source_files     what is known of a file, and the documents in files on this host
+known_hashes     hashes of local files that are as they were, so that a start does not read them
 hub              rows of a Hugging Face dataset, from the hub or a local copy
 growing          a directory that is still being filled, file by file
 chat_rows        rows that hold a conversation
@@ -13,5 +14,6 @@ select           which documents a set keeps, without duplicates where asked
 Inside:
 
 urls             files at URLs, and what is wrong where their file system fails
+compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
 """

@@ -1,18 +1,30 @@
 """Rows of chat -> messages: what a conversation is, whatever form a row gives it. No tokenizer, no template.
 
 A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. A message that
-calls tools may have no content; a null counts as missing. Rows that could not be learned as they are meant are refused: images,
-tools declared beside the messages, answers without words.
+calls tools may have no content; a null counts as missing. Arguments of a call that are JSON in a text, as OpenAI writes them,
+become the object that they hold, since templates write them as JSON themselves. An answer of `weight: 0` is context and no
+target. Rows that could not be learned as they are meant are refused: images, tools declared beside the messages, answers without
+words, keys of a message that nothing reads.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest
 
 ASSISTANT: Final = "assistant"
 CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools")
+MESSAGE_KEYS: Final = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "thinking",
+    "weight",
+)
 PROMPT_KEYS: Final = ("prompt", "completion")
 RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
 
@@ -44,14 +56,19 @@ def check_tools(row: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where} has `tools`", rule, "leave the row out, or write its tools into the system message")
 
 
+def is_learned(message: Mapping[str, Any]) -> bool:
+    """Whether the message is an answer whose weight is not 0."""
+    return message["role"] == ASSISTANT and message.get("weight") != 0
+
+
 def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Without the turns after the last answer. Raises UserError where there is no answer."""
-    answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+    """Without the turns after the last answer that is learned. Raises UserError where there is no such answer."""
+    answers = [number for number, message in enumerate(messages) if is_learned(message)]
     if not answers:
+        has_some = any(message["role"] == ASSISTANT for message in messages)
+        given = f"{where} holds no message of the role {ASSISTANT}{' but with weight 0' if has_some else ''}"
         rule = "the answers of the assistant are what is learned of a conversation"
-        raise UserError(
-            f"{where} holds no message of the role {ASSISTANT}", rule, "leave the row out, or mend its roles"
-        )
+        raise UserError(given, rule, "leave the row out, or mend its roles")
     return messages[: answers[-1] + 1]
 
 
@@ -65,8 +82,11 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
         raise UserError(f"{where} has {found} under `{key}`", rule, "mend the row")
     messages = [_without_nulls(message) for message in value]
     for number, message in enumerate(messages):
+        _check_keys(message, f"{where}, message {number} of `{key}`,")
         if message.get("tool_calls"):
             message.setdefault("content", "")
+            calls = message["tool_calls"]
+            message["tool_calls"] = list(map(_with_object, calls)) if isinstance(calls, list) else calls
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             given = f"{where}, message {number} of `{key}`, holds {json.dumps(message, ensure_ascii=False)[:80]}"
             raise UserError(
@@ -75,7 +95,45 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
         if message["role"] == ASSISTANT and not message["content"].strip() and not message.get("tool_calls"):
             given = f"{where}, message {number} of `{key}`, is an answer without words"
             raise UserError(given, "an answer says something, or calls a tool", "leave the row out")
+        _take_weight(message, f"{where}, message {number} of `{key}`,")
     return messages
+
+
+def _check_keys(message: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for a key that nothing reads: it may hold what the user wants to be learned, or not to be."""
+    unknown = [name for name in message if name not in MESSAGE_KEYS]
+    if unknown:
+        change = f"{nearest(unknown[0], list(MESSAGE_KEYS))}rename the key, or take it out of every message"
+        raise UserError(
+            f"{where} has the key `{unknown[0]}`", f"a message has the keys {', '.join(MESSAGE_KEYS)}", change
+        )
+
+
+def _take_weight(message: dict[str, Any], where: str) -> None:
+    """Leaves `weight` in answers of weight 0 alone. Raises UserError for any weight that would have no effect."""
+    weight = message.pop("weight", None)
+    allowed = (0, 1) if message["role"] == ASSISTANT else (0,)
+    if weight is None:
+        return
+    if isinstance(weight, bool) or weight not in allowed:
+        rule = "a weight is 0 or 1: an answer is learned or is not, and other messages never are"
+        raise UserError(
+            f"{where} has weight {weight!r} and the role {message['role']}", rule, "set it to 0 or 1, or take it out"
+        )
+    if weight == 0 and message["role"] == ASSISTANT:
+        message["weight"] = 0
+
+
+def _with_object(call: Any) -> Any:
+    """A call whose arguments are an object, where they are a text that holds one as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def _without_nulls(value: Any) -> Any:
@@ -92,6 +150,23 @@ def said_by(message: Mapping[str, Any]) -> Iterator[str]:
         name = call.get("function", call).get("name") if isinstance(call, dict) else None
         if isinstance(name, str):
             yield name
+
+
+def unwritten_fields(message: Mapping[str, Any], written: str) -> list[str]:
+    """The keys of an answer's texts besides its content that are not in `written`, the text that is learned of it. The id of a
+    call counts as no text: a template may number calls in its own way."""
+    content = message["content"].strip()
+    before, _, behind = written.rpartition(content) if content else ("", "", written)
+    around = f"{before}\0{behind}"
+    held = {key: list(texts_in(message.get(key))) for key in ("name", "reasoning_content", "thinking")}
+    functions = [call.get("function", call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    held["tool_calls"] = [text for function in functions for text in texts_in(function.get("arguments"))]
+    return [key for key, texts in held.items() if not all(_is_in(text.strip(), around) for text in texts)]
+
+
+def _is_in(text: str, written: str) -> bool:
+    """Whether the text is there, as it is or as JSON."""
+    return any(form in written for form in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
 
 
 def texts_in(value: Any) -> Iterator[str]:

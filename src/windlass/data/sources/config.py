@@ -3,7 +3,7 @@
 import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from windlass.hub.config import NAME, check_revision
 from windlass.settings import Settings
@@ -11,6 +11,8 @@ from windlass.settings import Settings
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
 Format = Literal["text", "chat", "preference"]
+Kind = Literal["jsonl", "parquet", "text"]
+MAX_ROW_MIB = 64
 CONVERSATION = "messages, or prompt and completion"
 PAIR = "chosen and rejected"
 MOST_ROWS = 10**18  # what counts rows and tokens holds 63 bits
@@ -23,8 +25,8 @@ class SourceConfig(Settings):
     path: str | list[str] | None = None
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
     store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
-    is one, any other text file is one; JSON lines and text also as `.gz` or `.zst`. A directory stands for every text file
-    below it, sorted. What lies at a URL is brought here once, when it is prepared."""
+    is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. A directory
+    stands for every text file below it, sorted. A file at a URL is fetched once, when it is prepared."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
@@ -42,9 +44,15 @@ class SourceConfig(Settings):
     """`python-stdlib`: the sources of the running Python's own standard library, without its tests."""
     format: Format = "text"
     """What a row is. text: a document. chat: a conversation, as `messages` (a list of role and content) or as `prompt` and
-    `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned. preference: two answers to
+    `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, except answers of
+    `weight: 0`; `prepare` counts reasoning and arguments of calls that the template does not write. preference: two answers to
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
     begin with. Pairs are prepared, inspected and linted; no objective of this version trains on them."""
+    file_format: Kind | None = None
+    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. parquet: Parquet. text: one document
+    each. Compression goes by the name always."""
+    max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
+    """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
     too_long: Literal["drop"] | None = None
     """With `format: preference`: `drop` leaves out pairs of which an answer with its prompt is longer than a sequence, and says
     how many. Without it such a pair is an error: nothing of an answer is ever cut."""
@@ -61,6 +69,16 @@ class SourceConfig(Settings):
     """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,
     sources are read one behind the other."""
 
+    @field_validator("format", mode="before")
+    @classmethod
+    def _no_file_format(cls, given: object) -> object:
+        if given in ("jsonl", "ndjson", "json", "parquet"):
+            kind = "parquet" if given == "parquet" else "jsonl"
+            raise ValueError(
+                f"`format: {given}` says what a file is; `format` says what a row is: write `file_format: {kind}`"
+            )
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
@@ -76,6 +94,8 @@ class SourceConfig(Settings):
                     "`path` is a URL with a user or password, which the run directory would keep: "
                     "give the bare URL, and credentials in the environment"
                 )
+        if self.file_format is not None and not self.paths:
+            raise ValueError(f"`file_format: {self.file_format}` has no effect without `path`: leave it out")
         if self.builtin is not None and self.text is not None:
             raise ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
         if self.format != "text" and (self.text is not None or self.builtin is not None):

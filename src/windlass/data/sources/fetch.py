@@ -28,6 +28,7 @@ from windlass.units import MIB, format_bytes, format_duration
 
 CHUNK_BYTES: Final = 64 * MIB
 BYTES_PER_TOKEN: Final = 8  # fetched for a limit in tokens; more than text has (the demo's Python: 3.1)
+ANY_SIZE: Final = 1 << 40  # of a row that is kept: it was measured when it was read
 REPORT_EVERY_S: Final = 10.0
 CHUNK_NAME: Final = re.compile(r"\d+-\d+-\d+-(\d+)\.jsonl\.zst")
 
@@ -147,7 +148,14 @@ class _Chunks:
     def files(self) -> list[SourceFile]:
         """The chunks that are written."""
         return [
-            SourceFile(path, path.name, path.stat().st_size, xxhash.xxh3_128_hexdigest(path.read_bytes()), "text")
+            SourceFile(
+                path,
+                path.name,
+                path.stat().st_size,
+                xxhash.xxh3_128_hexdigest(path.read_bytes()),
+                "text",
+                max_row_bytes=ANY_SIZE,
+            )
             for path in self._paths
         ]
 

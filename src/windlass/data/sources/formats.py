@@ -7,8 +7,9 @@
 Where rows hold conversations or pairs (the keys CONVERSATION and PAIR), the text is their JSON (chat_rows.conversation_of,
 preference_rows.pair_of).
 
-All but Parquet may be compressed: the name then ends in `.gz` or `.zst`. Memory: one line, a batch of 256 rows of Parquet and its
-pages, or a whole plain file. A text is exact: its UTF-8 bytes are those of the file.
+All but Parquet may be compressed: the name then ends in `.gz`, `.zst`, `.xz` or `.bz2` (compression). Compressed `.json` is read
+as JSON lines, as large corpora name theirs. `file_format` of a source overrules the names. Memory: one row of at most
+`max_row_mib`, or a batch of 256 rows of Parquet and its pages. A text is exact: its UTF-8 bytes are those of the file.
 
 An empty document is a row too, "", and counts as one. A blank line of JSON lines is no row. A byte order mark before the first
 line is dropped. A .json, .csv or .tsv file most likely holds rows and would be read as one text: it is refused, unless the recipe
@@ -16,36 +17,32 @@ names it among other files.
 """
 
 import codecs
-import gzip
-import io
 import json
 import traceback
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final, Literal, cast
+from typing import IO, Any, Final
 
 from windlass.data.files import shown
+from windlass.data.sources import compression
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
-from windlass.data.sources.config import CONVERSATION, PAIR
+from windlass.data.sources.config import CONVERSATION, MAX_ROW_MIB, PAIR, Kind
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
 from windlass.errors import UserError, nearest
+from windlass.units import MIB
 
-Kind = Literal["text", "jsonl", "parquet"]
-COMPRESSED: Final = (".gz", ".zst")
 FEW: Final = 3  # files that a message names
 ROWS_AT_ONCE: Final = 256  # of Parquet
 OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
 COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
-ZSTANDARD_AT_ONCE: Final = 32 << 10  # compressed bytes; text unpacks to 3 to 20 times as many
-LARGEST_WINDOW_BYTES: Final = 1 << 31  # `zstd --long=31`, the most there is; memory is taken as the frame asks for it
 
 
 def kind_of(name: str) -> Kind:
     """The format, by the end of a file's name or URL."""
     name = _name_in(name)
-    is_lines = without_compression(name).endswith((".jsonl", ".ndjson"))
+    stem = compression.without_compression(name)
+    is_lines = stem.endswith((".jsonl", ".ndjson")) or (stem != name and stem.endswith(".json"))
     return "jsonl" if is_lines else "parquet" if name.endswith(".parquet") else "text"
 
 
@@ -56,7 +53,9 @@ def _name_in(where: str) -> str:
 
 def holds_rows(name: str) -> bool:
     """Whether a file that is read as one text is of a kind that holds rows."""
-    return without_compression(_name_in(name)).endswith((".json", ".csv", ".tsv"))
+    return kind_of(name) == "text" and compression.without_compression(_name_in(name)).endswith(
+        (".json", ".csv", ".tsv")
+    )
 
 
 def names_rows(name: str) -> bool:
@@ -64,81 +63,58 @@ def names_rows(name: str) -> bool:
     return kind_of(name) == "jsonl" or holds_rows(name)
 
 
-def without_compression(name: str) -> str:
-    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
-
-
-def unpacked(stream: IO[bytes], name: str) -> IO[bytes]:
-    """The stream's bytes, decompressed as the end of `name` says; reading them may raise `broken()`."""
-    name = _name_in(name)
-    if name.endswith(".gz"):
-        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
-    if name.endswith(".zst"):
-        return io.BufferedReader(_Zstandard(stream))
-    return stream
-
-
-class _Zstandard(io.RawIOBase):
-    """Consecutive frames, decompressed. The library's own reader takes a truncated frame for the end of the file."""
-
-    def __init__(self, stream: IO[bytes]):
-        self._stream, self._frame, self._left = stream, _new_frame(), b""
-        self._is_inside = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            data = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._is_inside = _new_frame(), False
-            data = data or self._stream.read(ZSTANDARD_AT_ONCE)
-            if not data and self._is_inside:
-                raise EOFError("it ends before the end of a frame")
-            if not data:
-                return 0
-            self._left, self._is_inside = self._frame.decompress(data), True
-        count = min(len(buffer), len(self._left))
-        buffer[:count], self._left = self._left[:count], self._left[count:]
-        return count
-
-
-def _new_frame() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES).decompressobj()
-
-
-def read_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
-    """Every row's text of the file `where`, whose bytes `stream` gives. Raises UserError naming the row that is wrong."""
-    kind = kind_of(where)
+def read_rows(
+    stream: IO[bytes], where: str, text_key: str, kind: Kind | None = None, max_row_bytes: int = MAX_ROW_MIB * MIB
+) -> Iterator[str]:
+    """Every row's text of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it.
+    Raises UserError naming the row that is wrong, or larger than `max_row_bytes`."""
+    kind = kind or kind_of(where)
     if kind == "parquet":
         yield from _parquet_rows(stream, where, text_key)
         return
     try:
         data = unpacked(stream, where)
         if kind == "jsonl":
-            yield from _lines(data, where, text_key)
+            yield from _lines(data, where, text_key, max_row_bytes)
         else:
-            yield decode(data.read(), where, 0)
-    except broken() as error:
+            whole = data.read(max_row_bytes + 1)
+            _check_size(whole, where, max_row_bytes)
+            yield decode(whole, where, 0)
+    except compression.broken() as error:
         raise damaged(where, error) from None
 
 
-def broken() -> tuple[type[Exception], ...]:
-    """What damaged compressed data raises when it is read."""
-    import zstandard
-
-    return (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError)
+def _check_size(row: bytes, where: str, max_row_bytes: int) -> None:
+    if len(row) > max_row_bytes:
+        given = f"{where} is a row of more than {max_row_bytes // MIB} MiB"
+        rule = "a row (a line of JSON, a whole text file) is read into memory, up to `max_row_mib` of its source"
+        raise UserError(given, rule, "raise `max_row_mib` of the source, or cut the text into documents")
 
 
 def damaged(where: str, error: Exception) -> UserError:
-    format_name = "gzip" if _name_in(where).endswith(".gz") else "zstandard"
-    rule = "a file whose name ends in .gz or .zst is compressed so, and whole"
-    return UserError(
-        f"{where} cannot be unpacked as {format_name}: {error}", rule, "bring the file again, or rename it"
+    return compression.damaged(_name_in(where), where, error)
+
+
+def unpacked(stream: IO[bytes], where: str) -> IO[bytes]:
+    """The bytes of the file `where`, unpacked as its name says (compression.unpacked)."""
+    return compression.unpacked(stream, _name_in(where), where)
+
+
+def check_compression(where: str) -> None:
+    """Raises UserError for rows in a compression that is not read, so that they are not left out as binary."""
+    name = _name_in(where)
+    stem = next(
+        (name.removesuffix(end) for end in (*compression.OTHER, *compression.KNOWN) if name.endswith(end)), name
     )
+    is_other = (
+        stem.endswith((".jsonl", ".ndjson", ".json", ".csv", ".tsv")) and compression.without_compression(name) == name
+    )
+    if stem != name and (is_other or stem.endswith(".parquet")):
+        end = name.removeprefix(stem)
+        rule = f"rows as text may be compressed as {', '.join(compression.KNOWN)}; Parquet is compressed inside, and not again"
+        raise UserError(
+            f"{where} holds rows in the compression {end}", rule, "unpack it, or compress it as one of these"
+        )
 
 
 def few(names: Iterable[str]) -> str:
@@ -164,15 +140,17 @@ def of_rows(paths: list[str], num_all: int) -> UserError:
 
 def binary_file(path: Path) -> UserError:
     """The error for a binary file that the recipe names, or whose name promises rows."""
-    rule = "a source is text in UTF-8, .jsonl (both also as .gz or .zst), or .parquet"
+    rule = f"a source is text in UTF-8, .jsonl (both also as {', '.join(compression.KNOWN)}), or .parquet"
     return UserError(
         f"{path} is a binary file (it holds NUL bytes)", rule, "bring it again, unpack it, or convert it to UTF-8"
     )
 
 
-def _lines(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
-    offset = 0
-    for number, line in enumerate(stream, 1):
+def _lines(stream: IO[bytes], where: str, text_key: str, max_row_bytes: int) -> Iterator[str]:
+    offset = number = 0
+    while line := stream.readline(max_row_bytes + 1):
+        number += 1
+        _check_size(line, f"{where}:{number}", max_row_bytes)
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         text = _text_of_line(decode(line, f"{where}:{number}", offset), f"{where}:{number}", text_key)
         if text is not None:

@@ -65,7 +65,7 @@ def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
             _raise_late(directory, names, last)
         for name in names[num_files:]:
             _check_kind(config, name)
-            file = file_at(directory / name, name, config.text_key)
+            file = file_at(directory / name, name, config)
             patience.take(name, file.xxh3)
             yield from all_rows([file])
             last, num_files, since_s = name, num_files + 1, time.monotonic()
@@ -96,14 +96,14 @@ def what_changed(config: SourceConfig, taken: Mapping[str, str]) -> str | None:
             return f"{directory / name} has come since it was prepared"
         if name in taken and name not in names:
             return f"{directory / name} is gone since it was prepared"
-        if name in taken and file_at(directory / name, name, config.text_key).xxh3 != taken[name]:
+        if name in taken and file_at(directory / name, name, config).xxh3 != taken[name]:
             return f"{directory / name} has changed since it was prepared"
     return None
 
 
 def _check_kind(config: SourceConfig, name: str) -> None:
     """Raises UserError where a file does not fit the source's format."""
-    if config.format != "text" and kind_of(name) == "text":
+    if config.format != "text" and (config.file_format or kind_of(name)) == "text":
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
         change = "take it out, or give it a name that begins with a dot; then begin again"
@@ -112,7 +112,7 @@ def _check_kind(config: SourceConfig, name: str) -> None:
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
     """Raises UserError where `text` names a key or column, and no file has any."""
-    if config.text is not None and all(kind_of(name) == "text" for name in names):
+    if config.text is not None and all((config.file_format or kind_of(name)) == "text" for name in names):
         rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
 

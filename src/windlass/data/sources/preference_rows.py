@@ -60,6 +60,11 @@ def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[
         _check_said(prompt, answers, where)  # the prompt once more, as a text beside whole conversations
     elif prompt is not None:
         before = as_messages(prompt, where, "prompt", "user", RULE)
+    if any("weight" in message for message in (*before, *answers[0], *answers[1])):
+        rule = "both answers of a pair count, and nothing of its prompt does"
+        raise UserError(
+            f"{where} has an answer of weight 0", rule, "take `weight` out of the row, or leave the row out"
+        )
     if before and all(answer[: len(before)] == before for answer in answers):
         answers = [answer[len(before) :] for answer in answers]
     if not before:

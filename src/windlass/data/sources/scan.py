@@ -18,7 +18,8 @@ from windlass.data.sources import formats
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import scan_growing
 from windlass.data.sources.hub import scan_hub
-from windlass.data.sources.source_files import SourceFile, files_below, hash_file, is_binary
+from windlass.data.sources.known_hashes import KnownHashes
+from windlass.data.sources.source_files import SourceFile, as_asked, files_below, is_binary
 from windlass.data.sources.urls import scan_url
 from windlass.errors import AbsentSource, UserError, nearest
 
@@ -31,19 +32,22 @@ STDLIB_SKIPPED = frozenset(
 STDLIB_SKIPPED_PREFIXES = ("_sysconfigdata", "config-")  # the compiler flags of the machine that built Python
 
 
-def scan(source: SourceConfig, log: Callable[[str], None], known: str | None = None) -> list[SourceFile]:
+def scan(
+    source: SourceConfig, log: Callable[[str], None], known: str | None = None, hashes: KnownHashes | None = None
+) -> list[SourceFile]:
     """The files of a source, hashed, in reading order; the rows of a dataset count as one file. `known`: the commit to use of a
-    dataset of the hub. Raises UserError if there is no file."""
+    dataset of the hub. `hashes`: those of local files that need not be read. Raises UserError if there is no file."""
+    hashes = hashes or KnownHashes()
     if source.hub is not None:
         return [scan_hub(source, log, known)]
     if source.builtin is not None:
-        return [hash_file(path, name, "text") for path, name in _stdlib_files()]
+        return [hashes.file(path, name, "text") for path, name in _stdlib_files()]
     if source.grows_until is not None:
         return [scan_growing(source)]
-    return _scan_paths(source, log)
+    return _scan_paths(source, log, hashes)
 
 
-def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[SourceFile]:
+def _scan_paths(source: SourceConfig, log: Callable[[str], None], hashes: KnownHashes) -> list[SourceFile]:
     text_key = source.text_key
     found: dict[tuple[str, str], SourceFile] = {}  # by `_identity`, as are the others
     binary, outright = dict[tuple[str, str], str](), set[tuple[str, str]]()
@@ -51,7 +55,8 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[Source
         if "://" in pattern:
             outright.add(_identity(pattern))
             for file in scan_url(pattern, text_key, log):
-                found.setdefault(_identity(file.path), file)
+                formats.check_compression(str(file.path))
+                found.setdefault(_identity(file.path), as_asked(file, source))
             continue
         paths, explicit = _match(pattern)
         for path, name in paths:
@@ -60,8 +65,8 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[Source
                 outright.add(identity)
             if identity in found:
                 continue
-            if not is_binary(path):
-                found[identity] = hash_file(path, name, text_key)
+            if hashes.is_known(path) or not is_binary(path, source.file_format):
+                found[identity] = as_asked(hashes.file(path, name, text_key), source)
             elif explicit or formats.names_rows(path.name):
                 raise formats.binary_file(path)
             else:
@@ -79,14 +84,15 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None]) -> list[Source
 def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
     """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one;
     among files of other kinds such a file is read as one text."""
-    rows = [path for path in paths if formats.holds_rows(path)]
+    kinds = {source.file_format or formats.kind_of(path) for path in paths}
+    rows = [path for path in paths if formats.holds_rows(path) and source.file_format is None]
     unasked = rows if len(rows) == len(paths) else [path for path in rows if path not in outright]
     if unasked and source.format == "text":
         raise formats.of_rows(unasked, len(paths))
-    if source.text is not None and all(formats.kind_of(path) == "text" for path in paths):
+    if source.text is not None and kinds == {"text"}:
         rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
         raise UserError(f"`text: {source.text}` with {', '.join(source.paths)}", rule, "leave `text` out")
-    if source.format != "text" and any(formats.kind_of(path) == "text" for path in paths):
+    if source.format != "text" and "text" in kinds:
         what = "conversations" if source.format == "chat" else "pairs"
         rule = f"{what} are lines of .jsonl or rows of .parquet, and the source has other files"
         given = f"`format: {source.format}` with {', '.join(source.paths)}"

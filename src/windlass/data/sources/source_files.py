@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 import xxhash
 
 from windlass.data.files import shown
-from windlass.data.sources import formats
-from windlass.data.sources.config import Format, SourceConfig
+from windlass.data.sources import compression, formats
+from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig
 from windlass.errors import UserError
+from windlass.units import MIB
 
 BINARY_PROBE_BYTES = 8000
 READ_BYTES = 1 << 20
@@ -31,6 +32,9 @@ class SourceFile(NamedTuple):
     num_bytes: int
     xxh3: str
     text_key: str
+    kind: Kind | None = None
+    """Its format, where the recipe overrules its name."""
+    max_row_bytes: int = MAX_ROW_MIB * MIB
 
 
 class Source(NamedTuple):
@@ -81,23 +85,29 @@ def names_below(directory: Path) -> list[str]:
     return sorted(path.relative_to(directory).as_posix() for path in files_below(directory))
 
 
-def file_at(path: Path, name: str, text_key: str) -> SourceFile:
+def file_at(path: Path, name: str, config: SourceConfig) -> SourceFile:
     """A text file of any format, hashed. Raises UserError."""
-    if is_binary(path):
+    if is_binary(path, config.file_format):
         raise formats.binary_file(path)
-    if formats.holds_rows(name):
+    if formats.holds_rows(name) and config.file_format is None:
         raise formats.of_rows([str(path)], 1)
-    return hash_file(path, name, text_key)
+    return as_asked(hash_file(path, name, config.text_key), config)
 
 
-def is_binary(path: Path) -> bool:
-    """A compressed file is judged by its content. Raises UserError where it is damaged."""
-    if formats.kind_of(path.name) == "parquet":
+def as_asked(file: SourceFile, config: SourceConfig) -> SourceFile:
+    """The file with the source's own format and limit."""
+    return file._replace(kind=config.file_format, max_row_bytes=config.max_row_mib * MIB)
+
+
+def is_binary(path: Path, kind: Kind | None = None) -> bool:
+    """A compressed file is judged by its content. Raises UserError where it is damaged, or in a compression not read."""
+    formats.check_compression(str(path))
+    if (kind or formats.kind_of(path.name)) == "parquet":
         return False
     with _open(path) as file:
         try:
-            return b"\0" in formats.unpacked(file, path.name).read(BINARY_PROBE_BYTES)
-        except formats.broken() as error:
+            return b"\0" in formats.unpacked(file, str(path)).read(BINARY_PROBE_BYTES)
+        except compression.broken() as error:
             raise formats.damaged(str(path), error) from None
 
 
@@ -136,15 +146,16 @@ def all_rows(files: list[SourceFile]) -> Iterator[str]:
     """Every row, empty ones too. Raises UserError naming what is wrong."""
     for file in files:
         path = Path(file.path)
-        if formats.kind_of(path.name) == "parquet":  # Parquet is not read front to back
+        known = file.text_key, file.kind, file.max_row_bytes
+        if (file.kind or formats.kind_of(path.name)) == "parquet":  # Parquet is not read front to back
             check_unchanged(file, hash_file(path, "", "").xxh3)
             with _open(path) as stream:
-                yield from formats.read_rows(stream, str(path), file.text_key)
+                yield from formats.read_rows(stream, str(path), *known)
             continue
         with _open(path) as stream:
             hashed = _Hashed(stream)
             buffered = io.BufferedReader(hashed, READ_BYTES)
-            yield from formats.read_rows(buffered, str(path), file.text_key)
+            yield from formats.read_rows(buffered, str(path), *known)
             while buffered.read(READ_BYTES):  # bytes after the last compressed one
                 pass
             check_unchanged(file, hashed.digest.hexdigest())

@@ -27,7 +27,7 @@ class BatchSource(Protocol):
 
     @property
     def consumed(self) -> int:
-        """Samples of the stream that lie behind the next global batch's first one, over all ranks."""
+        """Position in the stream of the next global batch's first sample, over all ranks."""
 
     @property
     def wait_s(self) -> float:

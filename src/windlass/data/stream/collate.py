@@ -29,18 +29,21 @@ class SampleReader(Protocol):
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample `row` of shard `number` -> (input_ids [T+1], labels [T+1]). Raises BadShard."""
 
+    def ends(self, number: int, row: int) -> np.ndarray | None:
+        """Which of its ids end documents, [T+1] bool; None where every EOS does."""
 
-def check_length(reader: Reader, sequence_length: int, may_lack: int = 0) -> None:
+
+def check_length(reader: Reader, sequence_length: int, max_missing: int = 0) -> None:
     """Raises UserError when the samples on disk are not `sequence_length` + 1 ids long.
 
-    The first readable shard of the first 1 + `may_lack` is looked at; if none is readable, reading them in turn reports it.
+    The first readable shard of the first 1 + `max_missing` is looked at; if none is readable, reading them in turn reports it.
     """
-    for number in range(min(1 + may_lack, len(reader.shards))):
+    for number in range(min(1 + max_missing, len(reader.shards))):
         try:
             stored = len(reader.read(number, 0)[0]) - 1
             break
         except BadShard:
-            if may_lack == 0:
+            if max_missing == 0:
                 raise
     else:
         return
@@ -61,15 +64,19 @@ def collate(
     """
     input_ids_BL = np.zeros((rows, sequence_length + 1), np.int64)
     labels_BL = np.full((rows, sequence_length + 1), NOT_COUNTED, np.int64)
+    ends_BL = np.zeros((rows, sequence_length + 1), bool)
     for row, (shard, sample) in enumerate(places_N2.tolist()):
         ids, labels = reader.read(shard, sample)
         if len(ids) != sequence_length + 1:
             given = f"sample {sample} of {reader.name(shard)} holds {len(ids)} ids"
             raise BadShard(given, f"every sample of this set holds {sequence_length + 1}", REPAIR)
         input_ids_BL[row], labels_BL[row] = ids, labels
+        if borders is not None:
+            stored = reader.ends(shard, sample)
+            ends_BL[row] = ids == borders.eos_id if stored is None else stored
     parts = {"input_ids": input_ids_BL[:, :-1], "targets": labels_BL[:, 1:]}
     if borders is not None:
-        parts["documents"], parts["targets"] = isolate(input_ids_BL, labels_BL, borders)
+        parts["documents"], parts["targets"] = isolate(ends_BL, labels_BL, borders.max_documents)
     return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 

@@ -1,11 +1,11 @@
 """A validation set as batches: the same first samples every time and for every layout, with their exact bytes.
 
 Sample i of the first N goes to round i // (micro_batch * R) of R batch ranks; inside a round, rank r takes its
-contiguous piece. All ranks get equally many batches of equal shape; rows that stand for no sample count no target
+contiguous piece. All ranks get equally many batches of equal shape; rows without a sample count no target
 (-100). The counts of targets and bytes are those of all N samples, on all ranks, so a summed loss needs no second
 reduction.
 
-A target's bytes are those of its token (special tokens, EOS among them, stand for 0), so a sequence may begin in the
+A target's bytes are those of its token (special tokens, EOS among them, have 0), so a sequence may begin in the
 middle of a document, and the bytes of all samples of a set add up to its text.
 """
 
@@ -34,7 +34,7 @@ class EvaluationSet:
     num_targets: int
     """Targets counted, over all ranks."""
     num_bytes: int
-    """Bytes of text these targets stand for; 0 where the tokenizer does not tell."""
+    """Bytes of text of these targets; 0 where the bytes of tokens do not add up to the text."""
 
 
 def evaluation_set(

@@ -1,14 +1,14 @@
 """Which samples a run has consumed, from its events and the index of its data: a proof by arithmetic.
 
-The order of samples is a function of (seed, place in the stream), so a run need not write down samples. Each start and
+The order of samples is a function of (seed, position in the stream), so a run need not write down samples. Each start and
 resume writes one entry: the stream and its shards as a fingerprint, seed, shuffle window, the shares of a mixture, the
-place where it begins, and how many samples a step takes. Lines that a resume made void are left out before
-(`report.events.read_events`), since what a killed process did behind its checkpoint is in no weights. Then the run is a
+position where it begins, and how many samples a step takes. Lines that a resume made void are left out before
+(`report.events.read_events`), since what a killed process did after its checkpoint is in no weights. Then the run is a
 list of spans of the stream, and a span expands to (shard, row), if the shards at hand have the fingerprint: theirs are the
 hashes of all bytes.
 
-What was left out (`skipping_stream`) is in the events too: which shard from which place on, and global batches that were
-passed over whole. So a place of a span is consumed or lost, and both are proved.
+What was left out (`skipping_stream`) is in the events too: which shard from which position on, and global batches that were
+passed over whole. So a position of a span is consumed or lost, and both are proved.
 
 The last span ends at the last line written. A process killed between two lines has done at most `report.every_steps`
 steps more, which no checkpoint can have missed: a resumed run's next entry says where it really was.
@@ -30,7 +30,7 @@ RESTARTS = ("start", "resume")
 
 
 class Span(NamedTuple):
-    """Places start..end of the stream, in samples."""
+    """Positions start..end of the stream, in samples."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     """Of a mixture: shards of each source, one source behind the other."""
     weights: tuple[float, ...] = ()
     left_out: tuple[tuple[int, int], ...] = ()
-    """(shard, place): from that place on its samples counted for nothing."""
+    """(shard, position): from that position on its samples count no target."""
     written: bool = False
     """Whether the first epoch is in written order."""
     num_shards: int | None = None

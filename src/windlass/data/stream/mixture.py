@@ -1,8 +1,8 @@
-"""Several sources in fixed shares: which source stands at which place of the training stream. Arithmetic only, like `order`.
+"""Several sources in fixed shares: which source has which position of the training stream. Arithmetic only, like `order`.
 
-The places of the stream are dealt out by a pattern that repeats: source k owns c_k of its L slots, so over every L samples the
-shares c_k / L are exact. Inside the pattern the slots lie as evenly as can be: after any n samples source k has had n c_k / L
-of them, give or take less than one, so any window of the stream holds its share within two samples. That is Tijdeman's
+The positions of the stream are dealt out by a pattern that repeats: source k owns c_k of its L slots, so over every L samples the
+shares c_k / L are exact. Inside the pattern the slots are spread as evenly as can be: after any n samples source k has had
+n c_k / L of them, give or take less than one, so any window of the stream holds its share within two samples. That is Tijdeman's
 solution of the chairman assignment problem (Discrete Mathematics 32, 1980): among the sources that may have another slot, the
 one goes first that would be late soonest.
 
@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     shard_sources: list[int]
     weights: list[float]
 
-    def told(self, names: Sequence[str], shard_samples: Sequence[int], num_samples: int) -> list[str]:
+    def lines(self, names: Sequence[str], shard_samples: Sequence[int], num_samples: int) -> list[str]:
         """Per source what was asked for, what it gets, and how often its samples come in a stream of `num_samples`."""
         slots, asked = slots_of(self.weights), sum(self.weights)
         found = np.bincount(self.shard_sources, shard_samples, len(names))

@@ -74,7 +74,7 @@ def open_stream(
 
 def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
     windows = len(config.weights or [1])  # each source of a mixture has a window open
-    source = wait_for_first_shard(prepared.shards("train", may_lack=config.max_bad_shards))
+    source = wait_for_first_shard(prepared.shards("train", max_missing=config.max_bad_shards))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards)
     return reader
@@ -90,7 +90,7 @@ def _order(
     if shares is not None:
         return Mixture(samples, shares.shard_sources, shares.weights, seed, window, written=is_written), None
     if is_written:
-        written = WrittenOrder(reader, seed, window, read_from, refused=other_stream(prepared.place))
+        written = WrittenOrder(reader, seed, window, read_from, refused=other_stream(prepared.where))
         return written, written
     return Order(samples, seed, window), None
 

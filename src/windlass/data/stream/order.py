@@ -1,8 +1,8 @@
-"""Which sample stands at which place of the endless training stream: arithmetic only, no state, no file is read.
+"""Which sample has which position of the endless training stream: arithmetic only, no state, no file is read.
 
 The stream is order(seed, epoch 0), order(seed, epoch 1), ... joined. In one epoch the shards are shuffled; then,
 window by window of W consecutive shuffled shards, the samples of the window are permuted. So every sample comes
-exactly once per epoch, reading touches W shards at a time, and the place of every sample follows from (seed, place):
+exactly once per epoch, reading touches W shards at a time, and each sample follows from (seed, position):
 no ranks, workers or batch sizes enter. Random access costs one window's permutation, which is kept until another
 window is asked for.
 
@@ -10,10 +10,10 @@ With `written` the shards of epoch 0 are not shuffled: they come in the order th
 them, so that training can read the first while the last are not there.
 
     shards written   0 1 2 | 3 4 5 | 6 7 .        W = 3; the third window is not whole
-    can be told      <- windows 0, 1 ->           its samples are permuted over all of it, so it must be whole, or the last one
+    known            <- windows 0, 1 ->           its samples are permuted over all of it, so it must be whole, or the last one
 
-A window is shards kW .. kW+W, whatever else is written. So an order that grows only ever tells more places, and each the same
-as the order of the finished set. Where epoch 1 begins is known when the set is.
+A window is shards kW .. kW+W, whatever else is written. So an order that grows only adds positions, each the same as in the order
+of the finished set. The start of epoch 1 is known once the set is complete.
 
 Randomness: Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by (seed, epoch) with the
 counter started at (window + 1) << 192, so windows never share numbers; 0 is for the shards. A permutation is the
@@ -33,7 +33,7 @@ def _permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
 
 
 class Order:
-    """Places of the stream -> (shard, row). `shard_samples[s]`: samples in shard s. `written`: epoch 0 in written order; only
+    """Positions of the stream -> (shard, row). `shard_samples[s]`: samples in shard s. `written`: epoch 0 in written order; only
     then may shards be missing yet (`is_complete` false; see `grow`)."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Order:
         self.grow(shard_samples, is_complete)
 
     def grow(self, shard_samples: Sequence[int], is_complete: bool) -> None:
-        """More shards are there: `shard_samples` goes on where it ended before. Places that could be told stay as they are."""
+        """More shards are there: `shard_samples` continues the list of before. Known positions stay as they are."""
         assert not self.is_complete and (not is_complete or len(shard_samples) >= 1)
         known = self._shard_samples
         self._shard_samples = np.asarray(shard_samples, np.int64)
@@ -66,19 +66,19 @@ class Order:
 
     @property
     def end(self) -> int | None:
-        """The first place that cannot be told yet; None where all can."""
+        """The first position that is not known yet; None where all are."""
         if self.is_complete:
             return None
         whole = len(self._shard_samples) // self.shuffle_window * self.shuffle_window
         return int(self._shard_samples[:whole].sum())
 
-    def shards_before(self, place: int) -> int:
-        """How many shards, in written order, the places before `place` can come from."""
-        if not self.written or place > self.num_samples:
+    def shards_before(self, position: int) -> int:
+        """How many shards, in written order, the positions before `position` can come from."""
+        if not self.written or position > self.num_samples:
             return len(self._shard_samples)
-        if place == 0:
+        if position == 0:
             return 0
-        last = int(np.searchsorted(np.cumsum(self._shard_samples), place - 1, "right"))  # shard of the last sample
+        last = int(np.searchsorted(np.cumsum(self._shard_samples), position - 1, "right"))  # shard of the last sample
         return min(len(self._shard_samples), (last // self.shuffle_window + 1) * self.shuffle_window)
 
     def facts(self) -> dict[str, Any]:
@@ -105,17 +105,17 @@ class Order:
         self._places_N2 = places_N2[_permutation(self.seed, epoch, window + 1, len(places_N2))]
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Places start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0, any count, up to `end`."""
+        """Positions start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0 and count, up to `end`."""
         assert self.end is None or start + count <= self.end
         parts = [np.empty((0, 2), np.int64)]
         while count > 0:
-            epoch, place = divmod(start, self.num_samples) if self.is_complete else (0, start)
+            epoch, position = divmod(start, self.num_samples) if self.is_complete else (0, start)
             if epoch != self._epoch:
                 self._enter_epoch(epoch)
-            window = int(np.searchsorted(self._starts, place, "right")) - 1
+            window = int(np.searchsorted(self._starts, position, "right")) - 1
             if (epoch, window) != self._window:
                 self._enter_window(epoch, window)
-            offset = place - int(self._starts[window])
+            offset = position - int(self._starts[window])
             part = self._places_N2[offset : offset + count]
             parts.append(part)
             start, count = start + len(part), count - len(part)

@@ -99,6 +99,11 @@ class SkippingReader:
             self._found[number] = self._bad[number]
         return self._nothing
 
+    def ends(self, number: int, row: int) -> np.ndarray | None:
+        """As the reader's; a sample that is left out is one document."""
+        is_out = number in self.since or number in self._bad
+        return np.zeros(len(self._nothing[0]), bool) if is_out else self.reader.ends(number, row)
+
     def met(self, start: int) -> Met:
         """What was met in the global batch that begins at `start`, which has been read."""
         return self._met[start]

@@ -5,7 +5,9 @@ tiktoken_encoder  the same ids through tiktoken, or not at all
 pool              documents -> token ids in a pool of processes with bounded memory
 resume            finished parts of a tokenisation, so that a killed preparation continues
 chat_template     conversations -> ids through the tokenizer's template, and which ids are learned
+template_files    what a tokenizer's files say of its chat template
 preferences       preference pairs -> ids, one pair a sample
+flags             one number per token: its id, and whether it is a target, ends a turn, ends an answer of a pair
 
 Inside:
 

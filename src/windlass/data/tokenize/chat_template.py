@@ -12,28 +12,24 @@ An answer is learned up to its last special token, the end of the turn, and not 
 last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any field of a
 message are refused, since a template may write the field; so are messages that the template leaves out.
 
-**One number per token.** A document travels through preparation as one array of ids with EOS as its last element only. Here an id
-may carry flags: MASKED, it is no target; INNER, it is an EOS that ends a turn, not a document; CHOSEN_END, it is the EOS between
-the two answers of a pair (preferences). `labelled` removes the flags when samples are made. Ids are below 2^24.
+What an answer holds besides its words (reasoning, arguments of calls, a name) is written by some templates and left out by
+others. It is looked for in what is learned of that answer, and reported where it is not there (`Encoded.unwritten`).
 """
 
 import json
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from windlass.data.packing import NOT_COUNTED
-from windlass.data.sources.chat_rows import ASSISTANT, said_by, texts_in
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, open_tokenizer
+from windlass.data.sources.chat_rows import ASSISTANT, is_learned, said_by, texts_in, unwritten_fields
+from windlass.data.tokenize.flags import flagged
+from windlass.data.tokenize.template_files import no_template, on_day
+from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
-CHOSEN_END: Final = 1 << 28
-MASKED: Final = 1 << 29
-INNER: Final = 1 << 30
-ID_BITS: Final = CHOSEN_END - 1
 CONVERSATIONS_AT_ONCE: Final = 64
 WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
 PROBE: Final = [
@@ -44,21 +40,29 @@ PROBE: Final = [
 ]
 
 
+class Encoded(NamedTuple):
+    """A conversation as ids; the last one is EOS."""
+
+    ids_N: np.ndarray
+    """[N] int32."""
+    is_learned_N: np.ndarray
+    """[N] bool: which ids are targets."""
+    unwritten: list[list[str]]
+    """Per answer that is learned: its fields that are not in what is learned of it."""
+
+
 class Template:
     """The chat template of a prepared tokenizer."""
 
-    def __init__(self, tokenizer_directory: Path):
-        """Raises UserError where there is none."""
+    def __init__(self, tokenizer_directory: Path, date: str | None = None):
+        """`date`: the day that a template sees as today, as YYYY-MM-DD (`reads_clock`). Raises UserError where there is none."""
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
         if not isinstance(self._tokenizer.chat_template, str):
-            raise UserError(
-                f"the tokenizer in {tokenizer_directory} has no chat template",
-                "conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in "
-                f"{CONFIG_FILE}",
-                "take the tokenizer of a chat model, or add its template to yours",
-            )
+            raise no_template(str(tokenizer_directory))
+        if date is not None:
+            self._tokenizer.chat_template = on_day(self._tokenizer.chat_template, date)
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._specials = {number: token.content for number, token in added.items() if token.special}
@@ -66,18 +70,17 @@ class Template:
             self._tokenizer.chat_template
         )
 
-    def encode(self, messages: list[dict[str, Any]], where: str, first: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """(ids [n] int32, whether each is learned [n] bool); the last id is EOS. `where`: the conversation, for messages;
-        `first`: the message from which on answers are learned.
+    def encode(self, messages: list[dict[str, Any]], where: str, first: int = 0) -> Encoded:
+        """`where`: the conversation, for messages; `first`: the message from which on answers are learned.
 
         Raises UserError: no answer is learned, or everything is; the template changes answers, or cannot be followed.
         """
         self._check_words(messages, where)
-        text = self._render(messages, where)
-        if self._marks_answers:
-            ids, is_answer = self._marked(messages, where, first)
-        else:
-            ids, is_answer = self._followed(text, messages, where, first)
+        wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
+        bare = [{key: held for key, held in message.items() if key != "weight"} for message in messages]
+        text = self._render(bare, where)
+        follow = self._marked if self._marks_answers else self._followed
+        ids, is_answer, written = follow(text, bare, where, wanted)
         ids_N, is_learned_N = np.array(ids, np.int32), _up_to_turn_ends(ids, is_answer, set(self._specials))
         ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
         if not is_learned_N[:-1].any() or is_learned_N.all():
@@ -85,9 +88,10 @@ class Template:
             rule = "answers are learned, and what they answer is not"
             raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
         said = self._tokenizer.decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
-        self._check_answers(said, messages[first:], where)
-        self._check_kept(text, messages, where)
-        return ids_N, is_learned_N
+        answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
+        self._check_answers(said, answers, where)
+        self._check_kept(text, bare, where)
+        return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
 
     def _check_words(self, messages: list[dict[str, Any]], where: str) -> None:
         """Of every field, for a template may write any: tool calls, names, reasoning, the role itself."""
@@ -123,10 +127,10 @@ class Template:
                     "take the tokenizer of a model that knows that role, or leave the message out",
                 )
 
-    def _check_answers(self, said: str, messages: list[dict[str, Any]], where: str) -> None:
+    def _check_answers(self, said: str, answers: list[dict[str, Any]], where: str) -> None:
         at = 0
-        for message in messages:
-            for words in said_by(message) if message["role"] == ASSISTANT else []:
+        for message in answers:
+            for words in said_by(message):
                 found = said.find(words, at)
                 if found < 0:
                     raise UserError(
@@ -136,22 +140,29 @@ class Template:
                     )
                 at = found + len(words)
 
-    def _marked(self, messages: list[dict[str, Any]], where: str, first: int) -> tuple[list[int], list[bool]]:
+    def _marked(
+        self, _text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
+    ) -> tuple[list[int], list[bool], list[str]]:
+        """(ids, whether each is of a wanted answer, what is written of each such answer), by the template's own marks."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        is_answer_N = np.array(found["assistant_masks"], bool)
-        before = sum(message["role"] == ASSISTANT for message in messages[:first])
-        if before:
-            starts = np.flatnonzero(np.diff(is_answer_N, prepend=False) & is_answer_N)
-            if len(starts) != sum(message["role"] == ASSISTANT for message in messages):
+        ids, is_answer_N = found["input_ids"], np.array(found["assistant_masks"], bool)
+        borders = np.flatnonzero(np.diff(np.concatenate([[0], is_answer_N, [0]])))
+        spans = [slice(start, end) for start, end in borders.reshape(-1, 2).tolist()]
+        is_wanted = [one for one, message in zip(wanted, messages) if message["role"] == ASSISTANT]
+        if len(spans) != len(is_wanted):
+            if not all(is_wanted):
                 given = (
-                    f"{where}: {len(starts)} answers are marked in what the template writes of {len(messages)} messages"
+                    f"{where}: {len(spans)} answers are marked in what the template writes of {len(messages)} messages"
                 )
-                rule = "the answers of a pair are found behind its prompt, by their marks"
-                raise UserError(given, rule, "mend the chat template, or leave the pair out")
-            is_answer_N[: starts[before]] = False
-        return list(found["input_ids"]), is_answer_N.tolist()
+                rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
+                raise UserError(given, rule, "mend the chat template, or leave the row out")
+            return list(ids), is_answer_N.tolist(), [self._tokenizer.decode(ids)] * len(is_wanted)
+        for span, is_one in zip(spans, is_wanted):
+            is_answer_N[span] = is_one
+        written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
+        return list(ids), is_answer_N.tolist(), written
 
     def _render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
         from jinja2 import TemplateError
@@ -166,13 +177,13 @@ class Template:
         return text
 
     def _followed(
-        self, text: str, messages: list[dict[str, Any]], where: str, first: int
-    ) -> tuple[list[int], list[bool]]:
-        answers = [k for k, message in enumerate(messages) if message["role"] == ASSISTANT and k >= first]
-        spans = [self._span(text, messages, k, where) for k in answers]
+        self, text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
+    ) -> tuple[list[int], list[bool], list[str]]:
+        """The same, by the text of the messages before each answer."""
+        spans = [self._span(text, messages, number, where) for number, is_one in enumerate(wanted) if is_one]
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         is_answer = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
-        return list(found["input_ids"]), is_answer
+        return list(found["input_ids"]), is_answer, [text[start:end] for start, end in spans]
 
     def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
         """Start and end of answer `number` in `text`, its end of turn included."""
@@ -226,30 +237,18 @@ def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) 
     return is_learned_N
 
 
-def flagged(ids_N: np.ndarray, is_learned_N: np.ndarray, eos_id: int) -> np.ndarray:
-    """One number per token; the last one is EOS itself, and no other is equal to it."""
-    is_inner_N = ids_N == eos_id
-    is_inner_N[-1] = False
-    marked: np.ndarray = ids_N | np.where(is_learned_N, 0, MASKED) | np.where(is_inner_N, INNER, 0)
-    return marked.astype(np.int32)
-
-
-def labelled(input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Samples without flags: (ids, labels), with labels of -100 where MASKED."""
-    is_masked_NL = ((input_ids_NL & MASKED) != 0) | (labels_NL == NOT_COUNTED)
-    ids_NL = input_ids_NL & ID_BITS
-    return ids_NL, np.where(is_masked_NL, np.int32(NOT_COUNTED), ids_NL)
-
-
-def encode_chat(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
+def encode_chat(
+    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
+) -> Iterator[np.ndarray]:
     """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time. Raises UserError."""
-    template = Template(tokenizer_directory)
+    template = Template(tokenizer_directory, date)
     eos_id = open_tokenizer(tokenizer_directory)[1]
     held: list[np.ndarray] = []
     for number, text in enumerate(texts):
         messages = json.loads(text)
         where = f"conversation {number} of {name}, which begins {messages[0]['content'][:40]!r},"
-        held.append(flagged(*template.encode(messages, where), eos_id))
+        ids_N, is_learned_N, unwritten = template.encode(messages, where)
+        held.append(flagged(ids_N, is_learned_N, eos_id, unwritten))
         if len(held) == CONVERSATIONS_AT_ONCE:
             yield np.concatenate(held)
             held = []

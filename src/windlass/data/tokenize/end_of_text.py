@@ -71,6 +71,8 @@ def read_json(path: Path, key: str | None = None, named: str | None = None) -> d
     rule = f"{path.name} is a JSON object" + (f" with the key `{key}`" if key else "") + ", as transformers saves it"
     try:
         value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{named or path} cannot be read: {error.strerror}", rule, "mend its rights") from None
     except ValueError as error:
         raise UserError(f"{named or path} is not JSON: {error}", rule, "save the tokenizer again") from None
     if not isinstance(value, dict) or (key is not None and key not in value):

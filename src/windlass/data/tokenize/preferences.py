@@ -1,7 +1,7 @@
 """Preference pairs -> ids: two answers to one prompt, kept together, with a mask of what each answer is.
 
 A pair (sources/preference_rows) travels through preparation as one array of ids: the prompt with the chosen answer, an EOS that
-carries the flag CHOSEN_END (see chat_template), the prompt with the rejected answer, EOS.
+carries the flag CHOSEN_END (see flags), the prompt with the rejected answer, EOS.
 
 **A sample of pairs** holds 2 (T + 1) ids: two rows as best-fit would write them, each of one document,
 
@@ -21,7 +21,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED
-from windlass.data.tokenize.chat_template import CHOSEN_END, CONVERSATIONS_AT_ONCE, Template, flagged
+from windlass.data.tokenize.chat_template import CONVERSATIONS_AT_ONCE, Encoded, Template
+from windlass.data.tokenize.flags import CHOSEN_END, flagged
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -30,9 +31,11 @@ ROWS: Final = 2  # of a sample: chosen and rejected
 ROWS_AT_ONCE: Final = 256
 
 
-def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> Iterator[np.ndarray]:
+def encode_pairs(
+    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
+) -> Iterator[np.ndarray]:
     """Ids with flags of all pairs (see `pair_of`), in order, a few at a time. Raises UserError."""
-    encoder = _Encoder(tokenizer_directory)
+    encoder = _Encoder(tokenizer_directory, date)
     held: list[np.ndarray] = []
     for number, text in enumerate(texts):
         held += encoder.rows(json.loads(text), f"pair {number} of {name}")
@@ -44,20 +47,19 @@ def encode_pairs(texts: Iterable[str], tokenizer_directory: Path, name: str) -> 
 
 
 class _Encoder:
-    def __init__(self, tokenizer_directory: Path):
-        self._directory = tokenizer_directory
+    def __init__(self, tokenizer_directory: Path, date: str | None):
+        self._directory, self._date = tokenizer_directory, date
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
         self._template: Template | None = None
 
     def rows(self, pair: dict[str, Any], where: str) -> list[np.ndarray]:
         """Chosen and rejected, each with its prompt, and with flags."""
         encoded = self._texts(pair) if isinstance(pair["chosen"], str) else self._conversations(pair, where)
-        (chosen, is_learned), (rejected, is_learned_too) = encoded
-        first = flagged(chosen, is_learned, self._eos_id)
+        first, second = (flagged(row.ids_N, row.is_learned_N, self._eos_id, row.unwritten) for row in encoded)
         first[-1] |= CHOSEN_END
-        return [first, flagged(rejected, is_learned_too, self._eos_id)]
+        return [first, second]
 
-    def _texts(self, pair: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _texts(self, pair: dict[str, Any]) -> list[Encoded]:
         """A prompt is encoded by itself, as it is when an answer to it is to be generated."""
         prompt, *answers = [
             self._tokenizer.encode(pair[key] or "", add_special_tokens=False).ids
@@ -65,18 +67,18 @@ class _Encoder:
         ]
         rows = [np.array([*prompt, *answer, self._eos_id], np.int32) for answer in answers]
         num_prompt = len(prompt) if pair["prompt"] is not None else _num_common(*rows)
-        return [(row, np.arange(len(row)) >= num_prompt) for row in rows]
+        return [Encoded(row, np.arange(len(row)) >= num_prompt, []) for row in rows]
 
-    def _conversations(self, pair: dict[str, Any], where: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _conversations(self, pair: dict[str, Any], where: str) -> list[Encoded]:
         if self._template is None:
-            self._template = Template(self._directory)
+            self._template = Template(self._directory, self._date)
         prompt = pair["prompt"]
         where = f"{where}, which begins {prompt[0]['content'][:40]!r},"
         rows = [
             self._template.encode(prompt + pair[key], f"{where} {key}", len(prompt)) for key in ("chosen", "rejected")
         ]
-        starts = [int(is_learned.argmax()) for _, is_learned in rows]
-        if rows[0][0][: starts[0]].tolist() != rows[1][0][: starts[1]].tolist():
+        starts = [int(row.is_learned_N.argmax()) for row in rows]
+        if rows[0].ids_N[: starts[0]].tolist() != rows[1].ids_N[: starts[1]].tolist():
             rule = "the template writes the prompt of both answers alike"
             raise UserError(
                 f"{where} has a prompt that is written in two ways",
@@ -117,7 +119,7 @@ class Fitting:
             raise UserError(
                 f"{self.num_dropped} of {self.num_pairs} pairs of {name} are longer than data.sequence_length="
                 f"{self._length}; the longest answer has {self.longest} tokens with its prompt and EOS",
-                "nothing of a pair is cut: both answers stand whole in a sequence",
+                "nothing of a pair is cut: each answer is whole in a sequence",
                 f"set data.sequence_length={self.longest}"
                 + ("" if self._too_long else ", or `too_long: drop` of the source, which leaves them out"),
             )

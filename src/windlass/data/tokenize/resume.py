@@ -32,14 +32,21 @@ class FinishedPart(NamedTuple):
     sizes: np.ndarray
 
 
-def open_parts(directory: Path, fingerprint: str) -> Path:
-    """`directory` with the parts kept for `fingerprint`; emptied if they were kept for another."""
-    mark = directory / FINGERPRINT
-    if not mark.is_file() or mark.read_text() != fingerprint:
+def open_parts(directory: Path, fingerprint: str, date: str | None = None) -> Path:
+    """`directory` with the parts kept for `fingerprint`; emptied if they were kept for another. `date`: the day that
+    the fingerprint covers, if any."""
+    if kept_for(directory)[0] != fingerprint:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        write_durably(mark, fingerprint.encode())
+        write_durably(directory / FINGERPRINT, f"{fingerprint} {date or ''}".strip().encode())
     return directory
+
+
+def kept_for(directory: Path) -> tuple[str, str | None]:
+    """(the fingerprint that parts are kept for, its date); an empty fingerprint where none are."""
+    mark = directory / FINGERPRINT
+    fingerprint, _, date = mark.read_text().partition(" ") if mark.is_file() else ("", "", "")
+    return fingerprint, date or None
 
 
 def kept(directory: Path) -> Iterator[FinishedPart]:

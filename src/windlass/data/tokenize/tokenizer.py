@@ -93,9 +93,26 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
 
 
 def _end_of(files: list[Path], config: TokenizerConfig) -> tuple[str, str]:
+    """(EOS token, the setting or file that names it), of a tokenizer that can be used. Raises UserError."""
     file = next(file for file in files if file.name == TOKENIZER_FILE)
-    tokenizer = Tokenizer.from_str(json.dumps(read_json(file, "model", f"{config.from_}: {TOKENIZER_FILE}")))
-    return end_of_text(files, tokenizer, config, _is_byte_level(tokenizer))
+    tokenizer = _parsed(file, f"{config.from_}: {TOKENIZER_FILE}")
+    token, where = end_of_text(files, tokenizer, config, _is_byte_level(tokenizer))
+    tokenizer.encode_special_tokens = True
+    eos_id = tokenizer.token_to_id(token)
+    assert eos_id is not None
+    _check_no_text_ends(tokenizer, token, eos_id)
+    return token, where
+
+
+def _parsed(file: Path, named: str) -> Tokenizer:
+    content = json.dumps(read_json(file, "model", named))
+    try:
+        return Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing narrower
+        rule = f"{TOKENIZER_FILE} is one that the installed `tokenizers` reads"
+        raise UserError(
+            f"{named} cannot be read: {error}", rule, "save the tokenizer again, or update tokenizers"
+        ) from None
 
 
 def _own_code(folder: Path, config: TokenizerConfig) -> str | None:
@@ -187,7 +204,7 @@ def export_tokenizer(source: Path, target: Path, max_positions: int, *, with_mer
 
 def open_tokenizer(directory: Path) -> tuple[Tokenizer, int]:
     """(tokenizer, EOS id), ready to encode documents: special tokens are text, nothing is cut or padded."""
-    tokenizer = Tokenizer.from_str(json.dumps(read_json(directory / TOKENIZER_FILE, "model")))
+    tokenizer = _parsed(directory / TOKENIZER_FILE, str(directory / TOKENIZER_FILE))
     config = read_json(directory / CONFIG_FILE, "eos_token")
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,0 +1,75 @@
+"""What a preparation is recognised by: a hash of all that decides its shards. Where it differs, `prepare` prepares again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.sources.source_files import SourceFile
+
+CHAT_VERSION = 2  # the same for sources of chat and pairs alone
+ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
+
+
+def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
+    """The settings that decide what is on disk. `directory`, `cache`, `shuffle_window` and `isolate` do not, nor does the
+    tokenizer's revision, whose files are hashed. Of weights it counts only that there are some."""
+    unread: dict[str, bool | set[str]] = {
+        "directory": True,
+        "cache": True,
+        "shuffle_window": True,
+        "isolate": True,
+        "max_bad_shards": True,
+        "order": True,
+        "tokenizer": {"revision", "commit", "trust_remote_code"},
+    }
+    settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
+    settings["held_out_of"] = config.order.held_out_of
+    for source in settings["sources"]:
+        source["weight"] = config.weights is not None
+    settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
+    for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
+        if isinstance(source, dict):
+            del source["max_row_mib"]  # a limit decides what is refused, not what is written
+            if source["file_format"] is None:  # as before there was the setting
+                del source["file_format"]
+    return settings
+
+
+def fingerprint(
+    settings: Mapping[str, Any],
+    files: Mapping[str, Sequence[SourceFile]],
+    tokenizer_files: Sequence[Path],
+    date: str | None = None,
+) -> str:
+    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
+    date, where a chat template writes it."""
+    sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
+    is_chat = any(isinstance(source, dict) and source["format"] != "text" for source in sources)
+    parts = {
+        "algorithm": ALGORITHM_VERSION,
+        **({"chat": CHAT_VERSION} if is_chat else {}),
+        **({"date": date} if date is not None else {}),
+        "settings": settings,
+        "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
+        "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
+    }
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def stream_fingerprint(
+    settings: Mapping[str, Any],
+    files: Mapping[str, Sequence[SourceFile]],
+    tokenizer_files: Sequence[Path],
+    date: str | None = None,
+) -> str:
+    """The same without the further validation sets, which may come and go."""
+    kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
+    return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files, date)
+
+
+def corpus_hash(files: Sequence[SourceFile]) -> str:
+    return xxhash.xxh3_128_hexdigest("".join(f"{f.name}\0{f.xxh3}\n" for f in files).encode())

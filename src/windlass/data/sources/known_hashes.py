@@ -1,0 +1,64 @@
+"""Hashes of local files, kept beside what was prepared of them: a file of the same size, time of change and inode is not read
+again.
+
+A file that changed less than two seconds before it was hashed is not kept: it may change again within the same tick of its file
+system's clock. What is kept decides only whether data is prepared again; whatever is read is compared with its hash.
+"""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.data.files import write_durably
+from windlass.data.sources.source_files import SourceFile, hash_file
+
+KNOWN_NAME: Final = "sources.json"
+SETTLED_NS: Final = 2_000_000_000
+
+
+class KnownHashes:
+    """`path`: the file that keeps them, if any; with `rehash` it is written and not read."""
+
+    def __init__(self, path: Path | None = None, rehash: bool = False):
+        self._path = path
+        self._found: dict[str, Any] = {}
+        if path is not None and not rehash:
+            with contextlib.suppress(OSError, ValueError):  # then all is hashed
+                found = json.loads(path.read_bytes())
+                self._found = found if isinstance(found, dict) else {}
+        self._kept: dict[str, Any] = {}
+
+    def is_known(self, path: Path) -> bool:
+        """Whether the file is as it was when it was hashed."""
+        return self._digest(path) is not None
+
+    def _digest(self, path: Path) -> str | None:
+        entry = self._found.get(str(path.absolute()))
+        return str(entry[-1]) if isinstance(entry, list) and entry[:-1] == _mark(path) else None
+
+    def file(self, path: Path, name: str, text_key: str) -> SourceFile:
+        """The file, hashed where it is not known."""
+        try:
+            mark, digest = _mark(path), self._digest(path)
+        except OSError:
+            mark, digest = [], None  # hash_file says what is wrong
+        if digest is None:
+            file = hash_file(path, name, text_key)
+        else:
+            file = SourceFile(path, name, mark[0], digest, text_key)
+        if mark and mark[1] < time.time_ns() - SETTLED_NS:
+            self._kept[str(path.absolute())] = [*mark, file.xxh3]
+        return file
+
+    def save(self) -> None:
+        """Keeps the hashes, where the directory can be written."""
+        if self._path is not None and self._kept != self._found:
+            with contextlib.suppress(OSError):
+                write_durably(self._path, json.dumps(self._kept).encode())
+
+
+def _mark(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]

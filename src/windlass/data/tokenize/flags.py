@@ -1,0 +1,52 @@
+"""One number per token: an id, and what preparation knows of it besides.
+
+A document travels through preparation as one array of ids with EOS as its last element only. So an id of a conversation or a pair
+may carry flags:
+
+    MASKED        it is no target
+    INNER         it is an EOS that ends a turn, not a document
+    CHOSEN_END    it is the EOS between the two answers of a pair (preferences)
+    UNWRITTEN     the document's answer number k holds this field, and the template does not write it; on the k-th id
+
+`labelled` removes the flags when samples are made. Ids are below 2^24.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from windlass.data.packing import NOT_COUNTED
+
+UNWRITTEN: Final = {"name": 1 << 24, "reasoning_content": 1 << 25, "thinking": 1 << 26, "tool_calls": 1 << 27}
+CHOSEN_END: Final = 1 << 28
+MASKED: Final = 1 << 29
+INNER: Final = 1 << 30
+ID_BITS: Final = (1 << 24) - 1
+
+
+def flagged(
+    ids_N: np.ndarray, is_learned_N: np.ndarray, eos_id: int, unwritten: Sequence[Sequence[str]] = ()
+) -> np.ndarray:
+    """One number per token; the last one is EOS itself, and no other is equal to it. `unwritten`: per answer, the fields that the
+    template does not write."""
+    is_inner_N = ids_N == eos_id
+    is_inner_N[-1] = False
+    marked: np.ndarray = ids_N | np.where(is_learned_N, 0, MASKED) | np.where(is_inner_N, INNER, 0)
+    assert len(unwritten) < len(ids_N)
+    for number, fields in enumerate(unwritten):
+        marked[number] |= sum(UNWRITTEN[field] for field in fields)
+    return marked.astype(np.int32)
+
+
+def count_unwritten(flagged_N: np.ndarray) -> Counter[str]:
+    """How many answers hold each field that the template does not write."""
+    return Counter({field: int(((flagged_N & bit) != 0).sum()) for field, bit in UNWRITTEN.items()})
+
+
+def labelled(input_ids_NL: np.ndarray, labels_NL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Samples without flags: (ids, labels), with labels of -100 where MASKED."""
+    is_masked_NL = ((input_ids_NL & MASKED) != 0) | (labels_NL == NOT_COUNTED)
+    ids_NL = input_ids_NL & ID_BITS
+    return ids_NL, np.where(is_masked_NL, np.int32(NOT_COUNTED), ids_NL)

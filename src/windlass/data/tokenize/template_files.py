@@ -1,0 +1,48 @@
+"""What a tokenizer's files say of its chat template: whether there is one, and whether it reads the clock."""
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE
+from windlass.errors import UserError
+
+CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
+
+
+def on_day(template: str, date: str) -> str:
+    """The template with each call of the clock replaced by what the clock says on that day. Raises UserError."""
+    day = datetime.fromisoformat(date)
+    fixed = CLOCK_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    left = re.search(r"strftime_now\s*\(.{0,40}", fixed)
+    if left is not None:
+        raise UserError(
+            f"the chat template reads the clock by {left[0]}",
+            "the date of a preparation is fixed on its first day: the format is a text, as in strftime_now('%d %b %Y')",
+            "mend the chat template of the tokenizer",
+        )
+    return fixed
+
+
+def no_template(where: str) -> UserError:
+    return UserError(
+        f"the tokenizer in {where} has no chat template",
+        f"conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in {CONFIG_FILE}",
+        "take the tokenizer of a chat model, or add its template to yours",
+    )
+
+
+def check_has_template(files: Sequence[Path], where: str) -> None:
+    """Raises UserError where none of a tokenizer's files holds a chat template: before a corpus is read for nothing."""
+    configs = [file for file in files if file.name == CONFIG_FILE]
+    is_file = any(file.name == TEMPLATE_FILE for file in files)
+    if not is_file and not any(b'"chat_template"' in file.read_bytes() for file in configs):
+        raise no_template(where)
+
+
+def reads_clock(files: Sequence[Path]) -> bool:
+    """Whether a chat template in a tokenizer's files writes the date of the day it runs."""
+    return any(b"strftime_now" in file.read_bytes() for file in files if file.name in (CONFIG_FILE, TEMPLATE_FILE))

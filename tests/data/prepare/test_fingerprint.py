@@ -1,0 +1,109 @@
+"""The date of a chat template that reads the clock: part of the fingerprint, fixed once per preparation."""
+
+import numpy as np
+import pytest
+
+from tests.data.conftest import data_config
+from tests.data.prepare.test_build import Killed, killed_at
+from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
+from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.data.config import SourceConfig
+from windlass.data.prepare.fingerprint import settings_of
+from windlass.data.prepare.manifest import load_prepared
+from windlass.data.prepare.prepare import prepare
+from windlass.data.shards.mds import Reader
+from windlass.errors import UserError
+
+DATED = "Today is {{ strftime_now('%d %b %Y') }}.\n" + PLAIN
+FIRST, SECOND = "2026-11-21", "2026-11-22"
+
+
+@pytest.fixture
+def at(planted, tmp_path, monkeypatch):
+    """Prepares below `name` on a day; other arguments as `data_config` takes them."""
+    import json
+
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
+
+    def run(day, name="data", template=DATED, log=lambda _: None, sets=(), begun=None, **changes):
+        template_of(planted, template)
+        monkeypatch.setattr("windlass.data.prepare.plan._today", lambda: day)
+        source = {"path": str(tmp_path / "chat.jsonl"), "format": "chat"}
+        tokenizer = {"from": str(planted.directory / "tokenizer")}
+        settings = {
+            "sources": [source],
+            "tokenizer": tokenizer,
+            "sequence_length": 64,
+            "directory": str(tmp_path / name),
+        }
+        further = {extra: SourceConfig.model_validate(source) for extra in sets}
+        return prepare(data_config(tmp_path, **settings | changes), further, log, begun)
+
+    return run
+
+
+def text_of(planted, prepared):
+    return planted.tokenizer.decode(np.concatenate([ids for ids, _ in Reader(prepared.shards("train"))]).tolist())
+
+
+def test_the_day_is_in_the_fingerprint_and_in_the_text(planted, at):
+    first, second = at(FIRST), at(SECOND, "other")
+    assert (first.date, second.date) == (FIRST, SECOND) and load_prepared(first.directory).date == FIRST
+    assert first.fingerprint != second.fingerprint and first.stream != second.stream
+    assert "Today is 21 Nov 2026." in text_of(planted, first) and "22 Nov" not in text_of(planted, first)
+    assert "Today is 22 Nov 2026." in text_of(planted, second)
+
+
+def test_a_later_start_keeps_the_day(at):
+    first, lines = at(FIRST), []
+    assert at(SECOND, log=lines.append) == first and "prepared already and unchanged" in lines[-1]
+    more = at(SECOND, sets=("extra",), begun=first.stream)
+    assert more.date == FIRST and more.stream == first.stream, "another evaluation set is no other day"
+    assert at(SECOND, sequence_length=65).date == SECOND, "another preparation is of its own day"
+
+
+@pytest.mark.parametrize("order", [{}, {"first_epoch": "written"}])
+def test_a_preparation_that_is_killed_goes_on_with_its_first_day(planted, at, monkeypatch, order):
+    changes = {"order": order, "shard_bytes": 4096}
+    whole = at(FIRST, "whole", **changes)
+
+    def dies(line):
+        if line.startswith("validation: "):
+            raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        if order:
+            killed_at(patched, 1)
+        at(FIRST, log=print if order else dies, **changes)
+    found = at(SECOND, **changes)
+    assert found.date == FIRST and found.fingerprint == whole.fingerprint and found.sets == whole.sets
+    assert text_of(planted, found) == text_of(planted, whole)
+
+
+def test_a_call_of_the_clock_without_a_fixed_format_is_refused(at):
+    with pytest.raises(UserError) as caught:
+        at(FIRST, template="{% set f = '%Y' %}{{ strftime_now(f) }}" + PLAIN)
+    assert caught.value.given.startswith("the chat template reads the clock by strftime_now(f) }}")
+    assert "strftime_now('%d %b %Y')" in caught.value.rule
+
+
+def test_a_template_without_the_clock_has_no_date(at):
+    first = at(FIRST, template=PLAIN)
+    assert first.date is None and at(SECOND, "other", template=PLAIN).fingerprint == first.fingerprint
+
+
+def test_a_run_that_began_on_another_day_is_refused_where_its_data_is_gone(at):
+    begun = at(FIRST).stream
+    with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
+        at(SECOND, "elsewhere", begun=begun)
+
+
+def test_a_limit_on_rows_is_no_setting_of_the_shards_and_a_format_of_files_is_one(tmp_path):
+    def of(**source):
+        return settings_of(data_config(tmp_path, sources=[{"path": "a", **source}]), {"more": SourceConfig(path="b")})
+
+    assert of() == of(max_row_mib=1) and not {"file_format", "max_row_mib"} & {
+        *of()["sources"][0],
+        *of()["sets"]["more"],
+    }
+    assert of(file_format="jsonl")["sources"][0]["file_format"] == "jsonl"

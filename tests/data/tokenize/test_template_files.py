@@ -1,0 +1,34 @@
+"""Whether a tokenizer's files hold a chat template, and whether it reads the clock."""
+
+import json
+
+import pytest
+
+from windlass.data.tokenize.template_files import check_has_template, on_day, reads_clock
+from windlass.errors import UserError
+
+
+def test_a_template_is_found_in_either_file(tmp_path):
+    config, template = tmp_path / "tokenizer_config.json", tmp_path / "chat_template.jinja"
+    config.write_text("{}")
+    with pytest.raises(UserError) as caught:
+        check_has_template([config], "org/name")
+    assert caught.value.given == "the tokenizer in org/name has no chat template"
+    config.write_text(json.dumps({"chat_template": "x"}))
+    check_has_template([config], "org/name")
+    config.write_text("{}")
+    template.write_text("x")
+    check_has_template([config, template], "org/name")
+    assert not reads_clock([config, template])
+    template.write_text("{{ strftime_now('%Y') }}")
+    assert reads_clock([config, template])
+
+
+def test_every_call_of_the_clock_says_the_day():
+    template = (
+        """{% if strftime_now is defined %}{{ strftime_now("%d %b %Y") }} {{ strftime_now( '%Y-%m' ) }}{% endif %}"""
+    )
+    assert (
+        on_day(template, "2026-11-21")
+        == """{% if strftime_now is defined %}{{ "21 Nov 2026" }} {{ "2026-11" }}{% endif %}"""
+    )
