@@ -1,5 +1,9 @@
 """How a recipe is read: numbers as people write them, keys once, and overrides."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from windlass.errors import UserError
@@ -81,3 +85,58 @@ def test_an_override_that_cannot_be_is_refused(override, said):
     with pytest.raises(UserError) as caught:
         apply_override({"run": {"steps": 3, "sources": [{"path": "a"}]}}, override)
     assert said in str(caught.value)
+
+
+BOMBS = {
+    "aliases": "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
+    "merges": "m0: &m0 {k: 1}\n"
+    + "".join(f"m{i}: &m{i}\n  <<: [{', '.join([f'*m{i - 1}'] * 30)}]\n" for i in range(1, 7)),
+    "flow": "a: " + "[" * 50_000,
+    "blocks": "\n".join(" " * i + "a:" for i in range(2_000)),
+    "digits": "a: " + "9" * 5_000,
+    "bits": "a: -9223372036854775808",
+    "itself": "a: &a [*a]",
+}
+
+
+@pytest.mark.parametrize(
+    ("bomb", "given", "change"),
+    [
+        ("aliases", "recipe holds 490,329,066 values, aliases (*name) and merges (<<) written out", "without aliases"),
+        ("merges", "recipe holds 2,340,428,069 values, aliases", "without aliases"),
+        ("flow", "recipe, line 1: values nested more than 30 deep", "remove the nesting"),
+        ("blocks", "recipe, line 31: values nested more than 30 deep", "remove the nesting"),
+        ("digits", "a number of 5000 characters, 999999999999... (line 1)", "shorten it"),
+        ("bits", "a number of 20 characters, -92233720368... (line 1)", "put it into quotes"),
+        ("itself", "recipe: a value that holds itself, by an alias", "write out what is meant"),
+    ],
+)
+def test_a_small_text_that_would_become_a_huge_recipe_is_refused(bomb, given, change):
+    with pytest.raises(UserError) as caught:
+        parse_yaml(BOMBS[bomb], "recipe")
+    assert caught.value.given.startswith(given) and change in caught.value.change
+
+
+def test_bombs_cost_no_memory_and_no_torch():
+    """In 200 MiB above what an idle process has mapped."""
+    code = (
+        "import json, resource, sys\nfrom windlass.errors import UserError\nfrom windlass.recipe import parse_yaml\n"
+        "mapped = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (mapped + (200 << 20),) * 2)\n"
+        "for text in json.load(sys.stdin):\n    try:\n        parse_yaml(text, 'recipe')\n    except UserError:\n"
+        "        print('refused')\nprint('torch' in sys.modules)"
+    )
+    bombs = json.dumps(list(BOMBS.values()))
+    done = subprocess.run([sys.executable, "-c", code], input=bombs, capture_output=True, text=True)
+    assert done.stdout.split() == ["refused"] * len(BOMBS) + ["False"], done.stderr
+
+
+def test_aliases_and_merges_of_a_usual_size_are_read():
+    text = "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nlist: [*base, *base]\nbig: 9223372036854775807"
+    base = {"a": 1, "b": 2}
+    assert parse_yaml(text, "recipe") == {
+        "base": base,
+        "more": base | {"b": 3},
+        "list": [base, base],
+        "big": (1 << 63) - 1,
+    }

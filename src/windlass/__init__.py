@@ -11,9 +11,10 @@ Importing the package is free (no torch): `load_recipe` and `train` are fetched 
 
 from typing import Any
 
+from windlass.errors import Stopped, UserError
 from windlass.version import __version__
 
-__all__ = ["__version__", "load_recipe", "train"]
+__all__ = ["Stopped", "UserError", "__version__", "load_recipe", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,8 +30,9 @@ class _Tee(io.TextIOBase):
         *lines, begun = (self._line + text).split("\n")  # print writes a line and its end one after the other
         self._line = begun.rpartition("\r")[2]
         if lines:
-            self._log.writelines(ANSI.sub("", line.rpartition("\r")[2]) + "\n" for line in lines)
-            self._log.flush()
+            with contextlib.suppress(OSError):  # a full disk: the terminal has the line
+                self._log.writelines(ANSI.sub("", line.rpartition("\r")[2]) + "\n" for line in lines)
+                self._log.flush()
         return self._terminal.write(text)
 
     def flush(self) -> None:
@@ -54,12 +55,14 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
     file = logs / f"rank-{rank}.log"
     if rank == 0:
         terminal = sys.stdout
-        with file.open("a", encoding="utf-8") as log:
-            sys.stdout = _Tee(terminal, log)
-            try:
-                yield
-            finally:
-                sys.stdout = terminal
+        log = file.open("a", encoding="utf-8")
+        sys.stdout = _Tee(terminal, log)
+        try:
+            yield
+        finally:
+            sys.stdout = terminal
+            with contextlib.suppress(OSError):  # what a full disk did not take is lost
+                log.close()
         return
     stderr = os.dup(2)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -5,11 +5,16 @@ number (as in YAML 1.2) and the second an error.
 """
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from windlass.errors import UserError
+
+UNDER_WAY: Final = -1
+MAX_DEPTH: Final = 30
+MAX_VALUES: Final = 20_000
+"""Mixtures of hundreds of sources have some thousands."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -28,19 +33,71 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    try:
+        value = loader.construct_yaml_int(node)
+    except ValueError:  # thousands of digits
+        value = 1 << 63
+    if abs(value) >= 1 << 63:
+        raise UserError(
+            f"a number of {len(node.value)} characters, {node.value[:12]}... (line {node.start_mark.line + 1})",
+            "a whole number fits into 64 bits",
+            "shorten it, or put it into quotes where it is a text",
+        )
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """What `text` holds. `name`: what it is called in the UserError for what is not YAML."""
+    """What `text` holds. `name`: what it is called in the UserError for what is not YAML, or far larger than a recipe is."""
     try:
+        _check_size(text, name)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise UserError(
             f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line"
         ) from None
+
+
+def _check_size(text: str, name: str) -> None:
+    """Raises UserError before anything of `text` is built that is deeper or larger than MAX_DEPTH and MAX_VALUES: nine aliases,
+    each of nine aliases, nine times over, are 200 bytes of YAML and 400 million values."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):  # flat: neither the scanner nor the parser calls itself
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            raise UserError(
+                f"{name}, line {line}: values nested more than {MAX_DEPTH} deep",
+                "a recipe is sections of keys",
+                "remove the nesting",
+            )
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        """Values of a node with its aliases written out."""
+        if sizes.get(id(node)) == UNDER_WAY:
+            raise UserError(
+                f"{name}: a value that holds itself, by an alias", "a recipe is finite", "write out what is meant"
+            )
+        if id(node) not in sizes:
+            sizes[id(node)] = UNDER_WAY
+            parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+            sizes[id(node)] = 1 + (sum(map(size, parts)) if isinstance(node, yaml.CollectionNode) else 0)
+        return sizes[id(node)]
+
+    node = yaml.compose(text, yaml.SafeLoader)
+    if node is not None and (num := size(node)) > MAX_VALUES:
+        raise UserError(
+            f"{name} holds {num:,} values, aliases (*name) and merges (<<) written out",
+            f"a recipe holds at most {MAX_VALUES:,}",
+            "write out what is meant, without aliases",
+        )
 
 
 def apply_override(tree: dict[str, Any], override: str) -> None:

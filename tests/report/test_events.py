@@ -1,12 +1,16 @@
 """events.jsonl: what is written, what survives a kill, which lines count after a resume."""
 
+import errno
 import json
 import math
+import os
+import shutil
 import time
 
 import pytest
 
 from windlass.errors import UserError
+from windlass.report import events
 from windlass.report.events import EventLog, read_events, read_lines
 
 
@@ -103,3 +107,71 @@ def test_an_unknown_kind_is_our_own_bug(tmp_path):
     log = EventLog(tmp_path / "e")
     with pytest.raises(AssertionError, match="stp"):
         log.write("stp", 1, {})
+
+
+class FullDisk:
+    """A file that takes `room` bytes more."""
+
+    def __init__(self, file, state):
+        self.file, self.state = file, state
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, data):
+        taken = data[: self.state["room"]]
+        self.state["room"] -= len(taken)
+        if not taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(taken)
+
+
+def fill_disk(monkeypatch, state):
+    """From here on the log's disk takes `state["room"]` bytes more."""
+    real = open
+    monkeypatch.setattr(events, "open", lambda *a, **more: FullDisk(real(*a, **more), state), raising=False)
+
+
+def test_a_full_disk_keeps_lines_in_memory_says_so_once_and_loses_none(tmp_path, monkeypatch):
+    said, state = [], {"room": 1 << 20}
+    log = EventLog(tmp_path / "e", said.append)
+    fill_disk(monkeypatch, state)
+    log.write("start", 0, {})
+    state["room"] = 20
+    for step in (1, 2, 3):
+        log.write("step", step, {})
+    assert [line["kind"] for line in read_events(tmp_path / "e")] == ["start"], "no torn line is left in the middle"
+    assert (tmp_path / "e").read_bytes().endswith(b"}\n")
+    assert len(said) == 1 and said[0].startswith(
+        f"{tmp_path / 'e'} cannot be written (No space left on device): training goes on"
+    )
+    state["room"] = 1 << 20
+    log.write("step", 4, {})
+    assert [line["step"] for line in read_events(tmp_path / "e")] == [0, 1, 2, 3, 4]
+    assert said[1:] == [f"{tmp_path / 'e'} is written again"]
+
+
+def test_what_waits_is_bounded_and_the_oldest_goes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "KEPT_LINES", 3)
+    state = {"room": 0}
+    log = EventLog(tmp_path / "e", lambda sentence: None)
+    fill_disk(monkeypatch, state)
+    for step in range(5):
+        log.write("step", step, {})
+    state["room"] = 1 << 20
+    log.write("end", 5, {})
+    assert [line["step"] for line in read_events(tmp_path / "e")] == [3, 4, 5]
+
+
+def test_a_directory_that_was_deleted_is_made_again(tmp_path):
+    log = EventLog(tmp_path / "run" / "e", pytest.fail)
+    log.write("start", 0, {})
+    shutil.rmtree(tmp_path / "run")
+    log.write("step", 1, {})
+    assert [line["step"] for line in read_events(tmp_path / "run" / "e")] == [1]

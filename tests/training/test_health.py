@@ -41,6 +41,34 @@ def test_skips_that_fp16_expects_are_counted_and_no_incident():
     assert one.look() == 1 and told == []
 
 
+def test_a_norm_far_above_the_usual_is_found_once_with_its_step_and_the_median():
+    one, _ = health(step=0)
+    give(one, [5.0] + [1.0] * 5 + [3.0] * 5 + [NAN, 301.0, 2.0])
+    one.look()
+    (spike,) = one.spikes()
+    assert (spike.step, spike.norm, spike.median, spike.count) == (13, 301.0, 3.0, 11), (
+        "the one that is not finite counts not"
+    )
+    assert one.spikes() == []
+    give(one, [300.0] * 3 + [1e6])
+    one.look()
+    assert [found.norm for found in one.spikes()] == [1e6], "100 times is not more than 100 times"
+
+
+def test_the_median_is_of_the_last_hundred_steps_and_needs_ten():
+    one, _ = health(step=0)
+    give(one, [1.0] * 9 + [1e3])
+    one.look()
+    assert one.spikes() == [], "nine are too few"
+    give(one, [1e-3] * 101 + [0.5])
+    one.look()
+    assert [(found.step, found.median, found.count) for found in one.spikes()] == [(112, pytest.approx(1e-3), 100)]
+    one, _ = health(step=0)
+    give(one, [0.0] * 20 + [1.0])
+    one.look()
+    assert one.spikes() == [], "where nothing was learned before, nothing is known"
+
+
 def test_a_run_that_recovers_goes_on_and_a_row_goes_over_looks():
     one, _ = health(max_skips=3)
     for norms in ([NAN, NAN], [1.0, NAN, NAN]):

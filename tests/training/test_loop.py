@@ -1,12 +1,17 @@
 """The loop as a user meets it: from Python in three lines, its events, and its global state."""
 
+import os
 import signal
+import sys
+import threading
 
 import pytest
 import torch
 
 from tests import tiny
 from windlass.errors import UserError
+from windlass.signals import signals_of_process
+from windlass.status import is_locked, read_status
 
 
 def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
@@ -24,6 +29,76 @@ def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
     with pytest.raises(UserError):
         train(load_recipe(base / "recipe.yaml", "run.steps=4", "optim.beta1=0.5"))  # refused once the group is there
     assert not torch.distributed.is_initialized() and signal.getsignal(signal.SIGINT) is before, "after an error too"
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """at_step(act, n, ...): `act()` in the clip of the n-th step from now on, over all runs."""
+    from windlass.training import loop as page
+
+    def plan(act, *numbers):
+        steps = iter(range(1, 1000))
+
+        def clip(*args, original=page.clip_gradients):
+            if next(steps) in numbers:
+                act()
+            return original(*args)
+
+        monkeypatch.setattr(page, "clip_gradients", clip)
+
+    return plan
+
+
+def test_a_train_that_raises_lets_go_of_everything_while_its_error_lives(base, monkeypatch, at_step):
+    from windlass import train
+
+    monkeypatch.delenv("RANK", raising=False)
+    config, stdout = tiny.recipe(base, "raises"), sys.stdout
+    threads = {thread.name for thread in threading.enumerate()}
+
+    def fail():
+        raise ValueError("planted")
+
+    at_step(fail, 5, 7)
+    kept = []  # the traceback holds the run
+    for _ in range(2):
+        with pytest.raises(ValueError, match="planted") as caught:
+            train(config)
+        kept.append(caught.value)
+        assert sys.stdout is stdout and not torch.distributed.is_initialized() and signals_of_process() is None
+        assert not is_locked(config.run.directory)
+        assert not any(
+            name.startswith("windlass-loader") for name in {one.name for one in threading.enumerate()} - threads
+        )
+    assert read_status(config.run.directory).state == "failed"
+    assert train(config).step == tiny.STEPS, "the third goes on, with both errors alive"
+    assert [line["step"] for line in tiny.lines(config.run.directory) if line["kind"] == "resume"] == [3, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+def test_a_caller_that_wants_it_gets_a_stop_as_an_exception(base, monkeypatch, at_step, number):
+    from windlass import Stopped, train
+
+    monkeypatch.delenv("RANK", raising=False)
+    config = tiny.recipe(base, f"stops-{number}")
+    at_step(lambda: os.kill(os.getpid(), number), 4)
+    with pytest.raises(Stopped) as caught:
+        train(config, raise_on_stop=True)
+    assert caught.value.given == f"the run in {config.run.directory} was stopped after step 4, and saved"
+    assert (caught.value.code, caught.value.retry) == (75, True)
+    assert train(config, raise_on_stop=True).step == tiny.STEPS
+
+
+def test_off_the_main_thread_a_run_trains_without_signals_and_says_so(base, monkeypatch, capsys):
+    from windlass import train
+
+    monkeypatch.delenv("RANK", raising=False)
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train(tiny.recipe(base, "thread"))))
+    thread.start()
+    thread.join()
+    assert [result.step for result in results] == [tiny.STEPS]
+    assert "signals are not caught: train() does not run on the main thread" in capsys.readouterr().out
 
 
 def test_every_step_line_has_the_fields_of_the_contract(run):

@@ -17,7 +17,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -25,30 +26,56 @@ from windlass.errors import UserError
 
 Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "end"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
+KEPT_LINES: Final = 10_000
+"""Lines that wait for a disk, about 6 MB; the oldest go first."""
 RESTARTS: Final = ("start", "resume")
 Event = dict[str, Any]
 
 
 class EventLog:
-    """The writing end. One process (rank 0) holds it."""
+    """The writing end. One process (rank 0) holds it.
 
-    def __init__(self, path: Path):
+    A disk that is full, or a directory that was deleted, does not end a run: lines wait in memory, at most KEPT_LINES of them,
+    and are written before the next one that can be. `say` gets a sentence when that begins and when it ends."""
+
+    def __init__(self, path: Path, say: Callable[[str], None] = print):
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_last_line(path)
-        self._path = path
+        self._path, self._say = path, say
+        self._waiting: deque[bytes] = deque(maxlen=KEPT_LINES)
+        self._is_failing = False
 
     def write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
-        """Append one line; it is in the kernel's hands, safe from a kill of this process, when the call returns."""
+        """Append one line; it is in the kernel's hands, safe from a kill of this process, when the call returns, if it can be."""
         assert kind in KINDS, kind
         line: Event = {"kind": kind, "time": time.time(), "step": step, **fields}
         non_finite: dict[str, str] = {}
         line = {name: _finite(value, name, non_finite) for name, value in line.items()}
         if non_finite:
             line["non_finite"] = non_finite
-        data = json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        self._waiting.append(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        try:
+            self._write_waiting()
+        except OSError as error:
+            if not self._is_failing:
+                self._is_failing = True
+                self._say(
+                    f"{self._path} cannot be written ({error.strerror}): training goes on, and the lines wait in memory"
+                )
+            return
+        if self._is_failing:
+            self._is_failing = False
+            self._say(f"{self._path} is written again")
+
+    def _write_waiting(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted under the run
         with open(self._path, "ab", buffering=0) as file:  # unbuffered: one line is one write
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, "the disk took only a part of an event", str(self._path))
+            while self._waiting:
+                end, data = file.seek(0, os.SEEK_END), self._waiting[0]
+                if file.write(data) != len(data):
+                    file.truncate(end)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                self._waiting.popleft()
 
 
 def _finite(value: Any, name: str, non_finite: dict[str, str]) -> Any:

@@ -1,4 +1,6 @@
-"""Whether a run still learns: steps that are skipped, and updates that round to nothing. Looked at on logging steps only.
+"""Whether a run still learns: steps that are skipped, norms far from the usual, and updates that round to nothing.
+
+Looked at on logging steps only.
 
 A step whose gradient norm is not finite is skipped on the device, on all ranks alike, and nobody reads the norm for it. Here the
 norms and losses of the steps since the last line are kept as they came (0-dim tensors) and read together when a line is due: late
@@ -7,6 +9,8 @@ numbers, so all come to the same end.
 """
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +21,21 @@ from windlass.optim.optimizer import Optimizer
 
 MOST: float = 0.5  # of a tensor's elements: more updates lost than made
 NAMED: int = 3  # tensors that the alarm names
+
+
+SPIKE: float = 100.0  # times the median: clipped, such a batch still turns the whole update its way
+MEDIAN_OF: int = 100  # steps, of which at least MEDIAN_FROM have been taken
+MEDIAN_FROM: int = 10
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step whose gradient norm was over SPIKE times the `median` of the `count` finite ones before it."""
+
+    step: int
+    norm: float
+    median: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,8 @@ class Health:
         self._finite: Finite | None = None
         self._in_a_row, self._loss, self._norm = 0, 0.0, 0.0
         self._alarmed: set[str] = set()
+        self._recent: deque[float] = deque(maxlen=MEDIAN_OF)
+        self._spikes: list[Spike] = []
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
         """The loss and the gradient norm of the next step; nothing is read."""
@@ -63,6 +84,7 @@ class Health:
             self._step += 1
             if math.isfinite(norm):
                 self._finite, self._in_a_row = Finite(self._step, loss, norm), 0
+                self._look_for_spike(norm)
                 continue
             skipped, self._in_a_row = skipped + 1, self._in_a_row + 1
         if skipped and not self._skips_are_normal:
@@ -70,6 +92,16 @@ class Health:
             self._incident(self._step, f"the gradient norm is not finite: {what}")
         self._loss, self._norm = losses[-1], norms[-1]
         return skipped
+
+    def _look_for_spike(self, norm: float) -> None:
+        if len(self._recent) >= MEDIAN_FROM and norm > SPIKE * (median := statistics.median(self._recent)) > 0:
+            self._spikes.append(Spike(self._step, norm, median, len(self._recent)))
+        self._recent.append(norm)
+
+    def spikes(self) -> list[Spike]:
+        """Those that the last look found, each returned once."""
+        found, self._spikes = self._spikes, []
+        return found
 
     def end_if_diverged(self) -> None:
         """After a look. Raises Diverged where too many steps were skipped, one after the other."""

@@ -24,7 +24,7 @@ def open_console(config: RunConfig, runtime: Runtime) -> Console:
 def open_recorder(
     config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
 ) -> Recorder:
-    log = EventLog(config.run.directory / "events.jsonl") if runtime.rank == 0 else None
+    log = EventLog(config.run.directory / "events.jsonl", console.say) if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
@@ -53,7 +53,7 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
     return Health(
         config.optim.max_skips,
         start_step,
-        incident=lambda step, what: recorder.event("incident", step, what=what),
+        incident=lambda step, what, **fields: recorder.event("incident", step, what=what, **fields),
         advice=advice,
         skips_are_normal=is_scaled,
     )

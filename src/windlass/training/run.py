@@ -27,7 +27,7 @@ from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
 from windlass.status import State, write_status
-from windlass.training.health import Health
+from windlass.training.health import Health, Spike
 from windlass.training.restore import state_tensors
 
 
@@ -77,9 +77,8 @@ class Run:
         used by another process, or by another run in this one, from here on."""
         if error is not None:
             self.report_status("failed", self.step, exit_code_of(error))
-            if self.runtime.world == 1 and isinstance(
-                error, Exception
-            ):  # of several ranks one may be gone; Ctrl-C does not wait
+            # of several ranks one may be gone, and a second Ctrl-C does not wait
+            if self.runtime.world == 1 and isinstance(error, Exception):
                 with contextlib.suppress(UserError, OSError):
                     self.checkpoints.wait()
         self.opened.__exit__(kind, error, trace)
@@ -87,7 +86,8 @@ class Run:
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
         self.step = step
         if self.runtime.rank == 0:
-            write_status(self.config.run.directory, state, step, exit_code)
+            with contextlib.suppress(OSError):  # a full disk ends no run; events.jsonl, and the console, say it
+                write_status(self.config.run.directory, state, step, exit_code)
 
     @property
     def total_steps(self) -> int:
@@ -101,12 +101,29 @@ class Run:
             self.recorder.event(event.kind, step, **event.fields)
         self.health.add(loss, norm)
         skipped = self.health.look() if is_due else 0
+        for spike in self.health.spikes():
+            self._log_spike(spike, step)
         figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
         self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, figures)
         if is_due:
             self.report_status("running", step)
             self.health.look_for_stagnation(self.optimizer)
             self.health.end_if_diverged()
+
+    def _log_spike(self, spike: Spike, step: int) -> None:
+        """The samples are named by their places in the stream, `step` being the newest that was read."""
+        batch = self.config.sequences_per_step
+        end = self.source.consumed - (step - spike.step) * batch
+        self.recorder.event(
+            "incident",
+            spike.step,
+            what=f"the gradient norm {spike.norm:.4g} is {spike.norm / spike.median:.0f} times the median {spike.median:.4g} "
+            f"of the {spike.count} steps before. Its batch: places {end - batch} to {end} of the stream, lines "
+            f"{end - batch + 1} to {end} of `windlass data consumed RUN --list FILE`",
+            gradient_norm=spike.norm,
+            median=spike.median,
+            places=[end - batch, end],
+        )
 
     def validation_is_due(self, step: int) -> bool:
         return step % self.config.evaluate.every_steps == 0 or step == self.total_steps
@@ -209,9 +226,16 @@ class Run:
             return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}
         return self.prepared.baselines if scored == info.tokens else {}
 
+    def _write_report(self) -> None:
+        """A run that has ended well ends well without its page, too: `windlass report` writes it later."""
+        try:
+            write_report(self.config.run.directory)
+        except (UserError, OSError) as error:
+            print(f"report.html is not written: {error}")
+
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
-            write_report(self.config.run.directory)
+            self._write_report()
         self.report_status(reason, step, EXIT_STOPPED if reason == "stopped" else 0)
