@@ -1,0 +1,136 @@
+"""One world of two ranks, whoever starts it: srun, mpirun, torchrun, or a script that exports the names."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from scripts.slurm_cluster import missing, slurm_cluster
+from tests import tiny
+from windlass.checkpoint.store import committed_steps
+from windlass.config import to_yaml
+
+pytestmark = pytest.mark.long
+LIMIT_S = 300
+WINDLASS = [sys.executable, "-m", "windlass"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def environment(**more):
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "WINDLASS_LAUNCHER")
+    kept = {name: value for name, value in os.environ.items() if name not in launchers}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def train(base, command, name, *overrides, **more):
+    """Trains the tiny recipe under `command` -> the process, finished."""
+    arguments = [*command, *WINDLASS, "train", str(base / "tiny.yaml"), f"run.directory={base / name}", *overrides]
+    return subprocess.run(arguments, env=environment(**more), capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def start(command, **more):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment(**more), text=True, **pipes)
+
+
+def losses(directory):
+    return [
+        (line["step"], line["loss"], line["gradient_norm"]) for line in tiny.lines(directory) if line["kind"] == "step"
+    ]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("launchers")
+    (folder / "tiny.yaml").write_text(to_yaml(tiny.recipe(folder)))
+    done = train(folder, [], "ours", "--nproc", "2")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def assert_same_run(base, name, done, by):
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stdout.count(f"2 ranks, started by {by}") == 1
+    assert len(losses(base / name)) == tiny.STEPS and losses(base / name) == losses(base / "ours")
+
+
+def test_srun(base):
+    if why := missing():
+        pytest.skip(why)
+    with slurm_cluster() as found:
+        done = train(base, ["srun", "-n", "2"], "srun", **found)
+    assert_same_run(base, "srun", done, "srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS); they meet at ")
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "more", "by"),
+    [
+        ("mpirun.openmpi", ["--oversubscribe"], {}, "Open MPI's mpirun"),
+        ("mpirun.mpich", [], {"MASTER_PORT": "23571"}, "Hydra's mpirun"),
+    ],
+)
+def test_mpirun(base, program, options, more, by):
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} not installed (apt-get install openmpi-bin mpich)")
+    done = train(base, [program, *options, "-n", "2"], program, **AS_ROOT, **more)
+    assert_same_run(base, program, done, by)
+
+
+def test_torchrun(base):
+    arguments = [*TORCHRUN, "-m", "windlass", "train", str(base / "tiny.yaml"), f"run.directory={base / 'torchrun'}"]
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+    assert_same_run(base, "torchrun", done, "torchrun; they meet at ")
+
+
+def test_a_script_that_exports_the_names_as_accelerate_does(base):
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23572"}
+    arguments = [*WINDLASS, "train", str(base / "tiny.yaml"), f"run.directory={base / 'exported'}"]
+    ranks = [
+        subprocess.Popen(
+            arguments,
+            env=environment(RANK=rank, LOCAL_RANK=rank, **names),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    out = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], out
+    assert (
+        out[0][0].count("2 ranks, started by a launcher that exports RANK and WORLD_SIZE; they meet at 127.0.0.1:23572")
+        == 1
+    )
+    assert losses(base / "exported") == losses(base / "ours")
+
+
+def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base):
+    """torchrun keeps one store over its restarts: the addresses of the ranks before must not be found."""
+    directory = base / "restarted"
+    rendezvous = ["--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "windlass"]
+    recipe = [
+        "train",
+        str(base / "tiny.yaml"),
+        f"run.directory={directory}",
+        "run.steps=400",
+        "evaluate.every_steps=400",
+    ]
+    agent = start([*TORCHRUN, *rendezvous, *recipe])
+    end_s = time.monotonic() + LIMIT_S
+    while not committed_steps(directory / "checkpoints") and agent.poll() is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        workers = psutil.Process(agent.pid).children()
+        workers[-1].send_signal(signal.SIGKILL)
+    out, err = agent.communicate(timeout=LIMIT_S)
+    assert agent.returncode == 0, err[-3000:]
+    lines = tiny.lines(directory)
+    assert any(line["kind"] == "resume" for line in lines) and lines[-1]["kind"] == "end" and lines[-1]["step"] == 400
+    assert "connectFullMesh" not in out + err
