@@ -1,6 +1,7 @@
 """One pool of gloo ranks for the whole session: torch is imported once, and every multi-rank case reuses the ranks."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -13,6 +14,12 @@ import pytest
 from tests import long_sample
 
 START_S = time.monotonic()
+
+# nohup, and a shell's &, ignore these for the tests and for every process that they start; no test is about that by chance
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def pytest_addoption(parser):

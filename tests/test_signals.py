@@ -137,9 +137,9 @@ from windlass import signals
 signals.GRACE_S = 0.0
 mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER
 with signals.install_signals().leaving(lambda: 75):
-    print("inside", flush=True)
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # where the signal comes before the wait
+            print("inside", flush=True)
             ctypes.CDLL(None).pthread_mutex_lock(mutex)  # the second call waits for ever, and no signal interrupts it
 """
 

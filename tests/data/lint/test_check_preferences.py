@@ -1,5 +1,7 @@
 """Faults of pairs, planted one at a time: each is found under its own name with its place, and clean pairs have none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def prepared(planted, pairs, edit=None):
         )
     tokenizer = planted.directory / "tokenizer"
     (planted.directory / "pairs" / "tokenizer").symlink_to(tokenizer)
-    return like.__class__(**{**vars(like), "directory": planted.directory / "pairs"})
+    return replace(like, directory=planted.directory / "pairs")
 
 
 @pytest.mark.parametrize("limits", [FULL, BEFORE_TRAINING])

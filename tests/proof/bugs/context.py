@@ -106,12 +106,12 @@ CONTEXT_BUGS = {
     ),
     "targets across the border of two documents count": Bug(
         "a reviewer: the reference run took its rows from the same code",
-        ((PACKING, "np.where(ids_BS[:, :-1] == eos_id, NOT_COUNTED, labels_BS[:, 1:])", "labels_BS[:, 1:]"),),
+        ((PACKING, "np.where(ends_BS[:, :-1], NOT_COUNTED, labels_BS[:, 1:])", "labels_BS[:, 1:]"),),
         verify=Seen(TP2, "samples", "targets over the ranks are not the global batch's"),
     ),
     "documents begin one token late": Bug(
         "a reviewer: as above",
-        ((PACKING, "begins_BT[:, 1:] = ids_BS[:, :-2] == eos_id", "begins_BT[:, 1:] = np.roll(ids_BS[:, :-2], 1, 1) == eos_id"),),
+        ((PACKING, "begins_BT[:, 1:] = ends_BS[:, :-2]", "begins_BT[:, 1:] = np.roll(ends_BS[:, :-2], 1, 1)"),),
         verify=Seen(TP2, "samples", "documents over the ranks are not the global batch's"),
     ),
     "keys of the rank": Bug(

@@ -85,7 +85,7 @@ class Prepared:
     """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
     """False while the training set is written; `sets` then counts what is written so far."""
-    folders: dict[tuple[str, int], Folder] = field(default_factory=dict, compare=False, repr=False)
+    folders: dict[tuple[str, int], Folder] = field(default_factory=dict, compare=False, repr=False, init=False)
     """Local sets whose index was read, by name and how many shards may be missing: read once by whoever holds this object."""
     deadline_s: float | None = None
     """Where the training set may grow: how long to wait for a sign of life of the preparation."""
