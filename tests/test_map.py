@@ -223,6 +223,7 @@ INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are fi
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "data/stream/loader.py": "whatever the loader's thread raises is raised by next()",
     "data/tokenize/tokenizer.py": "tokenizers raises a bare Exception for a file that it cannot read: named with the file",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",
     "checkpoint/exchange.py": "one rank's failure is carried to all ranks, which raise it together; alone it would hang them",

@@ -26,7 +26,7 @@ class Bare:
 
 def open_bare(
     source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
-    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, **more,
+    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, **more,
 ):  # fmt: skip
     """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from`: of the checkpoint."""
     config = SimpleNamespace(
@@ -35,6 +35,7 @@ def open_bare(
         isolate=borders is not None,
         weights=None if shares is None else shares.weights,
         max_bad_shards=limit,
+        timeout_s=timeout_s,
         order=SimpleNamespace(first_epoch=first_epoch),
     )
     cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)

@@ -2,7 +2,7 @@
 
 import io
 
-from windlass.report.console import Console
+from windlass.report.console import Console, shed
 from windlass.report.metrics import Recorder
 
 
@@ -48,10 +48,10 @@ def test_a_logging_step_is_one_plain_line_with_every_figure():
 
 
 def test_skipped_updates_are_told_where_there_are_any():
-    for skipped, end in ((0, "wait 2.0%\n"), (3, "wait 2.0% | skipped 3\n")):
+    for skipped, begin in ((0, "loss 5.4321 | 12.3 k tok/s"), (3, "loss 5.4321 | skipped 3 | 12.3 k tok/s")):
         stream = io.StringIO()
         Console(stream, total_steps=1193, device="GPU").step(120, LINE | {"skipped": skipped}, eta_s=130.0)
-        assert stream.getvalue().endswith(end)
+        assert begin in stream.getvalue()
 
 
 def test_a_model_with_experts_tells_its_routers_loss_and_the_busiest_expert_of_all_layers():
@@ -81,6 +81,21 @@ def test_a_terminal_line_is_rewritten_in_place_and_never_wraps(monkeypatch):
     console.say("news")
     assert stream.getvalue().endswith("\r\x1b[2Knews\n")  # the progress line made room
     assert "\x1b[?25l" not in stream.getvalue()  # the cursor is never hidden: a killed run leaves a sane terminal
+
+
+def test_a_narrow_terminal_sheds_whole_fields_those_without_a_value_first(monkeypatch):
+    fields = ["step 1/9", "loss 5.4321", "ETA n/a", "norm 1.23", "MFU n/a", "wait 2.0%"]
+    whole = len(" | ".join(fields))
+    assert shed(fields, whole) == fields
+    assert shed(fields, whole - 1) == ["step 1/9", "loss 5.4321", "norm 1.23", "MFU n/a", "wait 2.0%"]
+    assert shed(fields, 40) == ["step 1/9", "loss 5.4321", "norm 1.23"]
+    assert shed(fields, 3) == ["step 1/9"]
+    for columns in (40, 60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = TerminalStream()
+        Console(stream, total_steps=20, device="GPU").step(10, LINE, eta_s=1.0)
+        shown = stream.getvalue()
+        assert len(shown) < columns and "…" not in shown and "step 10/20 | loss 5.4321" in shown
 
 
 def test_a_wide_terminal_gets_a_bar(monkeypatch):

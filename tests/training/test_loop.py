@@ -1,6 +1,7 @@
 """The loop as a user meets it: from Python in three lines, its events, and its global state."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -154,3 +155,26 @@ def train_without_targets(config):
     finally:
         objective.Pretrain.weigh = original
     return "nothing was noticed"
+
+
+def test_a_resume_records_the_drift_it_accepts_and_its_table_begins_where_the_run_did(base, monkeypatch, capsys):
+    from windlass import train
+
+    monkeypatch.delenv("RANK", raising=False)
+    train(tiny.recipe(base, "drifts", run={"steps": 6}))
+    directory = base / "drifts"
+    shutil.rmtree(directory / "checkpoints" / "step-00000006")
+    changed = {"run": {"steps": 8, "accept_drift": ["optim.max_norm"]}, "optim": {"max_norm": 0.5}}
+    capsys.readouterr()
+    train(tiny.recipe(base, "drifts", **changed))
+    lines = tiny.lines(directory)
+    start, resume = (next(line for line in lines if line["kind"] == kind) for kind in ("start", "resume"))
+    assert "drift" not in start
+    norm, steps = resume["drift"]
+    assert norm.startswith("accepted drift: optim.max_norm") and "0.5" in norm
+    assert steps.startswith("drift: run.steps 6 in the checkpoint, 8 now")
+    assert "accepted drift: optim.max_norm" in (directory / "report.html").read_text()
+    out = capsys.readouterr().out
+    assert "step 3: resume\n" in out, "the terminal has had the sentences already"
+    first = next(line["loss"] for line in lines if line["kind"] == "validation")
+    assert f"validation     0       {first:.4f}" in out and "validation     8 " in out

@@ -2,13 +2,14 @@
 
 import errno
 import fcntl
+import json
 from unittest import mock
 
 import pytest
 
 from tests import tiny
 from windlass.training.preflight import make_ready
-from windlass.training.run_directory import hold
+from windlass.training.run_directory import _run_id, hold
 
 
 def refusal(ranks, world, work, config):
@@ -46,3 +47,13 @@ def test_a_run_directory_that_cannot_be_made_is_refused(ranks, tmp_path):
     (tmp_path / "file").write_text("")
     (said,) = refusal(ranks, 1, tiny.refusal, tiny.recipe(tmp_path, run={"directory": str(tmp_path / "file" / "run")}))
     assert f"{tmp_path}/file is a file" in said or "cannot be made" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run_id": 7}', b'{"run_id": "../x"}', b"\xff"])
+def test_a_damaged_run_json_is_replaced_and_the_run_goes_on(tmp_path, content):
+    file, said = tmp_path / "run.json", []
+    file.write_bytes(content)
+    run_id = _run_id(file, said.append)
+    assert len(run_id) == 16 and json.loads(file.read_text()) == {"run_id": run_id}
+    assert len(said) == 1 and said[0].startswith(f"{file} is damaged: the run has a new id")
+    assert _run_id(file, pytest.fail) == run_id

@@ -135,6 +135,9 @@ class DataConfig(Settings):
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
     order: OrderConfig = OrderConfig()
     """The order of the first epoch."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """How long a step waits for its batch, in seconds, before the run ends with exit code 74: a disk or a store does not
+    answer. May change on resume."""
     max_bad_shards: int = Field(default=0, ge=0)
     """Shards of the training set that a run may leave out because they are missing or their size or hash is wrong (those of a
     store are fetched twice). Their samples count no target from then on: all ranks agree on it, checkpoints remember it, each is

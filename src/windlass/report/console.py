@@ -5,7 +5,7 @@ is one plain line. Nothing runs in the background and the cursor is never hidden
 as it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from rich.console import Console as Terminal
@@ -31,11 +31,12 @@ class Console:
         self._line_open = False
 
     def step(self, step: int, line: Mapping[str, Any], eta_s: float | None) -> None:
-        text = progress_line(step, self._total_steps, line, eta_s, self._device)
+        fields = progress_fields(step, self._total_steps, line, eta_s, self._device)
         if not self._live:
-            self._terminal.print(Text(text))
+            self._terminal.print(Text(" | ".join(fields)))
             return
         self._erase()
+        text = " | ".join(shed(fields, self._terminal.width - 1))
         fits = len(text) + BAR_WIDTH + 1 < self._terminal.width
         shown = Text.assemble(_bar(step, self._total_steps), " ", text) if fits else Text(text)
         self._terminal.print(shown, end="", no_wrap=True, overflow="ellipsis")
@@ -67,7 +68,7 @@ class Console:
             self.say(f"step {step}: incident: {', '.join(words)}", style="bold red")
             return
         figures = ", ".join(
-            f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping)
+            f"{name} {_short(value)}" for name, value in fields.items() if not isinstance(value, Mapping | list)
         )
         self.say(f"step {step}: {kind}{' ' + figures if figures else ''}", style="green")
 
@@ -106,13 +107,25 @@ class Console:
             self._line_open = False
 
 
-def progress_line(step: int, total_steps: int, line: Mapping[str, Any], eta_s: float | None, device: str) -> str:
-    """The figures of one logging step, most wanted first, since a narrow terminal cuts the end."""
+def shed(fields: Sequence[str], width: int) -> list[str]:
+    """The fields that a line of `width` columns holds, whole: those without a value go first, then the last; the first one
+    stays."""
+    kept = list(fields)
+    while len(" | ".join(kept)) > width and len(kept) > 1:
+        kept.remove(next((field for field in kept if field.endswith(" n/a")), kept[-1]))
+    return kept
+
+
+def progress_fields(
+    step: int, total_steps: int, line: Mapping[str, Any], eta_s: float | None, device: str
+) -> list[str]:
+    """The figures of one logging step, most wanted first."""
     width = len(str(total_steps))
     wait = line["data_wait_s"] / line["step_s"]
-    parts = [
+    return [
         f"step {step:>{width}}/{total_steps}",
         f"loss {_number(line['loss'], '.4f')}",
+        *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
         f"{_rate(line['tokens_per_s'])} ({format_count(line['tokens_per_s_per_gpu'])} per {device})",
         f"ETA {'n/a' if eta_s is None else format_duration(eta_s)}",
         f"norm {_number(line['gradient_norm'], '.3g')}",
@@ -122,9 +135,7 @@ def progress_line(step: int, total_steps: int, line: Mapping[str, Any], eta_s: f
         f"wait {wait:.1%}",
         *([f"router {line['router_loss']:.3g}"] if line.get("router_loss") else []),
         *([f"busiest expert {max(line['expert_loads']):.2g}x"] if line.get("expert_loads") else []),
-        *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
     ]
-    return " | ".join(parts)
 
 
 def _quality_table(

@@ -12,6 +12,7 @@ After a `resume` at step s (or a second `start`, where no checkpoint was found),
 those updates were lost with the process and are done again.
 """
 
+import contextlib
 import errno
 import json
 import math
@@ -139,3 +140,13 @@ def without_void(lines: Iterable[Event]) -> list[Event]:
 def read_events(path: Path) -> list[Event]:
     """The lines of events.jsonl that still count, in the order written."""
     return without_void(read_lines(path))
+
+
+def first_validations(path: Path) -> dict[str, Event]:
+    """The first validation of each set that still counts; empty where the file cannot be read, which ends no run."""
+    first: dict[str, Event] = {}
+    with contextlib.suppress(UserError, OSError):
+        for line in read_events(path):
+            if line["kind"] == "validation":
+                first.setdefault(line["name"], line)
+    return first

@@ -69,6 +69,7 @@ class Recorder:
         gather_max: Callable[[float], float],
         memory: Callable[[], float],
         start_step: int = 0,
+        first_validations: Mapping[str, dict[str, Any]] = NONE,
     ):
         self._log, self._console = log, console
         self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
@@ -76,7 +77,8 @@ class Recorder:
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
         self._gather_max, self._memory = gather_max, memory
         self._ledger = _Ledger()
-        self._validations: dict[str, list[dict[str, Any]]] = {}  # per set: the first and the latest
+        # per set: the run's first, which may be of an earlier process, and the latest
+        self._validations = {name: [first] for name, first in first_validations.items()}
         self._pending: Scalar | None = None  # the newest number of the device that nobody has waited for
         self._step = self._window_step = start_step
         self._window_start_s = time.perf_counter()

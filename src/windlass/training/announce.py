@@ -1,5 +1,6 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from windlass.config import RunConfig, to_yaml
@@ -17,8 +18,9 @@ from windlass.training.run import Run, model_header
 from windlass.units import format_count
 
 
-def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan) -> None:
-    """Prints what was derived from the recipe; writes recipe.yaml as given, resolved.yaml and the first event."""
+def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drift: Sequence[str] = ()) -> None:
+    """Prints what was derived from the recipe; writes recipe.yaml as given, resolved.yaml and the first event. `drift`:
+    sentences on what changed since the checkpoint, and was accepted; without them nobody could explain a cliff in a curve."""
     if run.runtime.rank != 0:
         return
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
@@ -53,6 +55,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan) -> N
         derived=derived,
         provenance=_brief(run.provenance),
         baselines=run.baselines(),
+        **({"drift": list(drift)} if drift else {}),
         data={"stream": run.prepared.stream, **run.source.entry()},
     )
 

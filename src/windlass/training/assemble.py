@@ -83,7 +83,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source, rules, recompute)
+    announce(run, start.source, rules, recompute, [*start.drift, *(note for note in notes if "drift:" in note)])
     return run
 
 

@@ -47,6 +47,7 @@ FREE = (
     "data.directory",
     "data.cache",
     "data.max_bad_shards",
+    "data.timeout_s",
     "data.order.deadline_s",
     "parallel",
     "optim.max_skips",

@@ -8,7 +8,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.flops import flops_per_token
 from windlass.optim.rules import Rules, frozen_names
 from windlass.report.console import Console
-from windlass.report.events import EventLog
+from windlass.report.events import EventLog, first_validations
 from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
 from windlass.training.health import Health
@@ -39,6 +39,7 @@ def open_recorder(
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,
         start_step=start_step,
+        first_validations=first_validations(config.run.directory / "events.jsonl") if log and start_step else {},
     )
 
 

@@ -30,6 +30,8 @@ class Start:
     source: str
     trainer_state: Mapping[str, Any] = field(default_factory=dict)
     """Of the checkpoint; empty for a new run."""
+    drift: tuple[str, ...] = ()
+    """Sentences on settings that changed since the checkpoint, and were accepted."""
 
     def stream_state(self, config: RunConfig, stream: str) -> Mapping[str, Any]:
         """What `open_stream` goes on from. Shards that were left out of another stream are not left out of this one; and where
@@ -74,9 +76,10 @@ def restore(
 
 def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log: Callable[[str], None]) -> Start:
     check_trainer_state(trainer_state, config.run.directory)
-    for sentence in check_settings(trainer_state, config) + check_length(trainer_state, config):
+    drift = check_settings(trainer_state, config) + check_length(trainer_state, config)
+    for sentence in drift:
         log(sentence)
-    return Start(trainer_state["step"], source, trainer_state)
+    return Start(trainer_state["step"], source, trainer_state, tuple(drift))
 
 
 def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:

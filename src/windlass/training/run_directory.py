@@ -5,14 +5,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
-
-import torch.distributed as dist
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
@@ -91,6 +90,7 @@ def _open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     return run_lock
 
 
+RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as a manifest holds it
 LOOK_S: Final = 0.2
 """How long `windlass status` may hold the lock, at most: it only looks whether it is free."""
 
@@ -113,19 +113,34 @@ def hold(directory: Path) -> BinaryIO:
 
 def open_checkpoints(config: RunConfig, runtime: Runtime, log: Callable[[str], None]) -> Checkpoints:
     """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective."""
-    file = config.run.directory / "run.json"
-    if runtime.rank == 0 and not file.exists():
-        draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps({"run_id": secrets.token_hex(8)}))
-        draft.replace(file)  # whole or not there, however the process ends
-    if runtime.world > 1:
-        dist.barrier(group=runtime.control)
+    run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
     return Checkpoints(
         config.run.directory / "checkpoints",
         config.checkpoint,
-        run_id=json.loads(file.read_text())["run_id"],
+        run_id=run_id,
         rank=runtime.rank,
         world=runtime.world,
         group=runtime.saving if runtime.world > 1 else None,
         log=log,
     )
+
+
+def _run_id(file: Path, log: Callable[[str], None]) -> str:
+    """The run's id, drawn where there is none. Leftovers of saves are known by it, and nothing else, so a damaged file costs no
+    more than drafts that somebody has to delete."""
+    try:
+        run_id = json.loads(file.read_text("utf-8"))["run_id"]
+        if RUN_ID.fullmatch(run_id):
+            return run_id
+        raise ValueError(run_id)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        log(
+            f"{file} is damaged: the run has a new id; drafts (.tmp-*) of saves that were killed before stay in checkpoints/"
+        )
+    run_id = secrets.token_hex(8)
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps({"run_id": run_id}))
+    draft.replace(file)  # whole or not there, however the process ends
+    return run_id

@@ -1,6 +1,8 @@
 """The global batches are the stream, whatever the layout; and a failure is an error, never a short epoch."""
 
 import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +173,47 @@ def test_close_ends_the_thread_even_if_nothing_was_taken(directory):
     loader.close()
     loader.close()
     assert len(loader_threads()) == before
+
+
+STUCK = """
+import sys, threading
+from pathlib import Path
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.loader import BatchCut, Loader
+from windlass.data.stream.order import Order
+from windlass.errors import Unavailable
+
+reader = Reader(Path(sys.argv[1]))
+def make(places, start):  # a disk that never answers
+    threading.Event().wait()
+loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3), 6, "cpu", 0.2)
+try:
+    loader.next()
+except Unavailable as error:
+    print(error)
+    loader.close()
+    sys.exit(error.code)
+"""
+
+
+def test_a_batch_that_never_comes_ends_the_run_with_words_and_the_process_too(directory):
+    done = subprocess.run([sys.executable, "-c", STUCK, str(directory)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 74, done.stderr
+    given, rule, change = done.stdout.splitlines()
+    shard = Reader(directory).shards[Order(Reader(directory).shard_samples, 17, 1).take(8, 2)[0, 0]].stored.name
+    assert given.startswith(
+        "batch rank 1 of 3 has waited 0.2 s for the batch of places 6 to 12 of the training stream; it reads "
+    )
+    assert shard in given and "data.timeout_s" in rule and "goes on from the last checkpoint" in change
+
+
+def test_a_batch_that_is_late_is_no_error(directory, monkeypatch):
+    waited = []
+    monkeypatch.setattr(Loader, "is_ready", lambda self, timeout_s: waited.append(timeout_s) or True)
+    loader = make(directory, timeout_s=600.0)
+    loader.next()
+    loader.close()
+    assert waited == [600.0]
 
 
 def test_no_more_is_read_ahead_than_said(directory, monkeypatch):

@@ -23,6 +23,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "shuffle_window": True,
         "isolate": True,
         "max_bad_shards": True,
+        "timeout_s": True,
         "order": True,
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }

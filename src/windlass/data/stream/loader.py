@@ -15,11 +15,14 @@ Speed (measured by benchmarks/loader.py, results beside it): thousands of times 
 enough. A failure in the thread is raised by `next()`; an epoch is never cut short.
 """
 
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -29,6 +32,7 @@ from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import Batch, Event
 from windlass.data.stream.collate import MakeBatch
 from windlass.data.stream.ledger import fingerprint
+from windlass.errors import Unavailable
 
 BATCHES_AHEAD: Final = 2  # global batches read ahead; one would do, the second hides the opening of a shard
 
@@ -77,26 +81,47 @@ class Loader:
         cut: BatchCut,
         consumed: int = 0,
         device: torch.device | str = "cpu",
+        timeout_s: float = math.inf,
     ):
         """`order.take` and `make` are called by the loader's thread alone, for one global batch after another: first all of its
-        positions, then this rank's micro-batches."""
+        positions, then this rank's micro-batches. `timeout_s`: how long `next()` waits for a batch."""
         assert consumed >= 0
         self.shards, self.consumed, self.wait_s = shards, consumed, 0.0
         self._order, self._make, self._cut = order, make, cut
         self._device = torch.device(device)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="windlass-loader")
+        self._timeout_s, self._is_stuck = timeout_s, False
+        self._read_shards: list[int] = []
+        """Of the micro-batch that the thread makes now."""
         self._ahead: deque[Future[list[Batch]]] = deque()
+        self._requests: SimpleQueue[tuple[int, Future[list[Batch]]] | None] = SimpleQueue()
+        # a daemon: a read that never returns must not keep the process from ending
+        self._thread = threading.Thread(target=self._serve, name="windlass-loader", daemon=True)
+        self._thread.start()
         self._read_start = consumed
         for _ in range(BATCHES_AHEAD):
             self._read_ahead()
 
     def _read_ahead(self) -> None:
-        self._ahead.append(self._thread.submit(self._read, self._read_start))
+        future: Future[list[Batch]] = Future()
+        self._ahead.append(future)
+        self._requests.put((self._read_start, future))
         self._read_start += self._cut.global_batch
+
+    def _serve(self) -> None:
+        while (request := self._requests.get()) is not None:
+            start, future = request
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._read(start))
+                except BaseException as error:
+                    future.set_exception(error)
 
     def _read(self, start: int) -> list[Batch]:
         rows, places_G2 = self._cut.micro_batch, self._order.take(start, self._cut.global_batch)
-        batches = [self._make(places_G2[at : at + rows], start + at) for at in self._cut.starts()]
+        batches = []
+        for at in self._cut.starts():
+            self._read_shards = sorted(set(places_G2[at : at + rows, 0].tolist()))
+            batches.append(self._make(places_G2[at : at + rows], start + at))
         if self._device.type == "cuda":
             batches = [_each(batch, torch.Tensor.pin_memory) for batch in batches]
         return batches
@@ -106,8 +131,11 @@ class Loader:
         return bool(wait([self._ahead[0]], timeout_s).done)
 
     def next(self) -> list[Batch]:
-        """Micro-batches of {input_ids, targets}, [micro_batch, T] int64 on the device. Raises what the thread raised."""
+        """Micro-batches of {input_ids, targets}, [micro_batch, T] int64 on the device. Raises what the thread raised, and
+        Unavailable where it has made none for `timeout_s`."""
         start_s = time.perf_counter()
+        if self._timeout_s < math.inf and not self.is_ready(self._timeout_s):
+            raise self._no_batch()
         batches = self._ahead[0].result()  # stays in front when it raises, so that every later call raises it too
         self._ahead.popleft()
         self._read_ahead()
@@ -134,9 +162,24 @@ class Loader:
         """None: what a loader does at each step follows from its entry."""
         return []
 
+    def _no_batch(self) -> Unavailable:
+        self._is_stuck = True
+        cut, places = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
+        names = ", ".join(self.shards[shard].stored.name for shard in self._read_shards) or "no shard yet"
+        return Unavailable(
+            f"batch rank {cut.batch_rank} of {cut.batch_ranks} has waited {self._timeout_s:g} s for the batch of places {places} "
+            f"of the training stream; it reads {names}",
+            "a batch that takes longer than data.timeout_s is taken for a disk or a store that does not answer",
+            "look at that storage; the same command goes on from the last checkpoint (a slower store: raise data.timeout_s)",
+        )
+
     def close(self) -> None:
-        """Stops the thread and waits for it. May be called twice; `next()` must not follow."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Stops the thread and waits for it, unless it is stuck. May be called twice; `next()` must not follow."""
+        for future in self._ahead:
+            future.cancel()
+        self._requests.put(None)
+        if not self._is_stuck:
+            self._thread.join()
 
 
 def _each(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

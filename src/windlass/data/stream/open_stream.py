@@ -8,6 +8,7 @@
 A feature is one object that the others do not know. A new one goes into the layer that it changes, and is named here.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +64,8 @@ def open_stream(
     )
     if with_keys:
         make = add_keys(make, seed)
-    loader = Loader(skipping or order, reader.shards, make, cut, state.get("samples_consumed", 0), device)
+    timeout_s = config.timeout_s if written is None else math.inf  # a preparation under way has a deadline of its own
+    loader = Loader(skipping or order, reader.shards, make, cut, state.get("samples_consumed", 0), device, timeout_s)
     source: BatchSource = loader
     if written is not None:
         source = GrowingStream(loader, written, state.get("read_from"), log)
