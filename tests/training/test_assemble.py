@@ -64,8 +64,11 @@ class TerminalStream(io.StringIO):
 def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
     """Both are printed by one console: two would not know of each other's open line."""
     config, terminal = tiny.recipe(base, "told", report={"every_steps": 1}), TerminalStream()
-    with contextlib.redirect_stdout(terminal), start_runtime() as runtime:
-        run = assemble(config, runtime, is_prepared=True)
+    with (
+        contextlib.redirect_stdout(terminal),
+        start_runtime() as runtime,
+        assemble(config, runtime, is_prepared=True) as run,
+    ):
         run.validate(0)
         run.save_if_due(0, is_last=True)
         run.health.add(torch.ones(()), torch.ones(()))
@@ -81,8 +84,11 @@ def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
 
 def give_other_rows(config):
     """Two tensor ranks; at the fourth step rank 1 is given other rows -> what that step raises."""
-    with contextlib.redirect_stdout(io.StringIO()), start_runtime() as runtime:
-        run = assemble(config, runtime, is_prepared=True)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        start_runtime() as runtime,
+        assemble(config, runtime, is_prepared=True) as run,
+    ):
         for step in range(4):
             batches, count = run.objective.weigh(run.source.next(), run.program)
             if step == 3 and runtime.rank == 1:
