@@ -12,6 +12,17 @@ from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 
 STEPS = 10
+MODEL = {
+    "family": "qwen3",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
 QWEN3_KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
 QWEN3_KEYS += ["head_dim", "max_position_embeddings", "tie_word_embeddings"]
 
@@ -33,17 +44,7 @@ def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
         write_corpus(base / "corpus")
     tree = {
         "run": {"directory": str(base / name), "steps": STEPS, "tokens_per_step": 128, "micro_batch": 1, "seed": 4},
-        "model": {
-            "family": "qwen3",
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "max_position_embeddings": 64,
-            "tie_word_embeddings": True,
-        },
+        "model": MODEL,
         "data": {
             "sources": [{"path": str(base / "corpus")}],
             "tokenizer": {"train": 300},

@@ -121,9 +121,11 @@ def _forget_in_children() -> None:
 def catch_signals(wanted: bool = True) -> Iterator[Signals]:
     """The handler of this process, installed for the time inside where `__main__` has not. Where none is `wanted`, and off the
     main thread, where Python installs none, one that never receives anything."""
-    found = signals_of_process()
-    if found is not None or not wanted:
-        yield found or Signals()
+    if not wanted:
+        yield Signals()
+        return
+    if (found := signals_of_process()) is not None:
+        yield found
         return
     if threading.current_thread() is not threading.main_thread():
         print(

@@ -39,6 +39,11 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     assert status(tmp_path).line == "dead: killed at step 2 or later; the same command goes on from its beginning"
 
 
+def test_a_run_that_failed_before_its_first_checkpoint_has_none(tmp_path):
+    write_status(tmp_path, "failed", 2, 4)
+    assert status(tmp_path).line == "failed at step 2 with exit code 4; its newest checkpoint: none"
+
+
 @pytest.mark.parametrize("earlier", [None, "stopped", "running"])
 def test_a_run_whose_directory_is_held_is_running_whatever_an_earlier_one_left(run, earlier):
     if earlier:

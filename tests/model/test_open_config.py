@@ -6,20 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import MODEL
 from windlass.errors import UserError
 from windlass.model.open_config import MAX_BYTES, StoredSizes, architecture_within, read_hf_config
 
-FIELDS = {
-    "model_type": "qwen3",
-    "vocab_size": 300,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "tie_word_embeddings": True,
-}
+FIELDS = {key: value for key, value in MODEL.items() if key != "family"} | {"model_type": "qwen3", "vocab_size": 300}
 HELD = StoredSizes(24, 16184)  # of those fields
 
 

@@ -1,4 +1,4 @@
-"""A cell of the matrix: a model and a layout, told in words, and what holds its training against one process.
+"""A cell of the matrix: a model and a layout, both written as words, and what holds its training against one process.
 
     "qwen3 tied blocks5"           a family and what its small model is changed in: MODEL_WORDS
     "pp2 shard2 zbv packed"        axes and their sizes, and settings: LAYOUT_WORDS
@@ -62,7 +62,7 @@ QUERY = {"gpt2": "transformer.h.2.attn.c_attn.*"}
 
 
 def groups_of(word: str, family: str) -> list[Group]:
-    """The rules that a word stands for, by the family's own names."""
+    """The parameter groups that a word means, by the family's own names."""
     embedding = EMBEDDING.get(family, ["model.embed_tokens.weight"])
     block, norm = BLOCK.get(family, "model.layers.{}.*"), NORM.get(family, "*norm*")
     middle = [block.format(1), QUERY.get(family, "*.2.self_attn.*_proj.weight")]
@@ -121,7 +121,7 @@ def optim_of(model: str, layout: str) -> OptimConfig:
 
 
 def layout_of(model: str, words: str) -> Layout:
-    """The layout that `words` tell, for a model."""
+    """The layout that `words` describe, for a model."""
     sizes: dict[str, Any] = {}
     given: dict[str, Any] = {"optim": optim_of(model, words), "precision": ()}
     sharding: dict[str, Any] = {}

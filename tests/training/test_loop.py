@@ -90,6 +90,21 @@ def test_a_caller_that_wants_it_gets_a_stop_as_an_exception(base, monkeypatch, a
     assert train(config, raise_on_stop=True).step == tiny.STEPS
 
 
+def test_a_run_names_the_batch_of_a_norm_far_above_the_usual_and_goes_on(base, monkeypatch):
+    from windlass import train
+    from windlass.training import loop as page
+
+    monkeypatch.delenv("RANK", raising=False)
+    norms, clip = iter(range(1, 1000)), page.clip_gradients
+    monkeypatch.setattr(page, "clip_gradients", lambda *args: clip(*args) * (1e4 if next(norms) == 14 else 1))
+    config = tiny.recipe(base, "spike", run={"steps": 20}, report={"every_steps": 4})
+    assert train(config).step == 20
+    (incident,) = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
+    assert incident["step"] == 14 and incident["places"] == [13 * 8, 14 * 8], "8 sequences a step"
+    assert incident["gradient_norm"] > 100 * incident["median"] and "of the 13 steps before" in incident["what"]
+    assert "lines 105 to 112 of `windlass data consumed RUN --list FILE`" in incident["what"]
+
+
 def test_off_the_main_thread_a_run_trains_without_signals_and_says_so(base, monkeypatch, capsys):
     from windlass import train
 

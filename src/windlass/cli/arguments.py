@@ -27,7 +27,7 @@ Rehash = Annotated[
 
 
 def rehashing(is_asked: bool) -> list[str]:
-    """The setting that `--rehash` stands for."""
+    """`--rehash` as an override of the recipe."""
     return ["data.rehash=true"] if is_asked else []
 
 

@@ -27,13 +27,14 @@ class Found:
         goes_on = "from its beginning" if self.checkpoint is None else f"from step {self.checkpoint}"
         match self.state:
             case "running":
-                return f"running: at step {self.step} {format_duration(self.age_s)} ago"
+                return f"running: at step {self.step} as of {format_duration(self.age_s)} ago"
             case "finished":
                 return f"finished at step {self.step}"
             case "stopped":
                 return f"stopped at step {self.step}; the same command goes on {goes_on}"
             case "failed":
-                return f"failed at step {self.step} with exit code {self.exit_code}; its newest checkpoint: {self.checkpoint}"
+                newest = "none" if self.checkpoint is None else str(self.checkpoint)
+                return f"failed at step {self.step} with exit code {self.exit_code}; its newest checkpoint: {newest}"
         return f"dead: killed at step {self.step} or later; the same command goes on {goes_on}"
 
 

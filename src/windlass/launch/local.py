@@ -21,6 +21,7 @@ from typing import Any
 
 from windlass.contract import AGENT
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
+from windlass.output import TAIL_LINES
 from windlass.signals import SIGNALS, held_back
 from windlass.status import Status, read_status, write_status
 from windlass.units import printable
@@ -120,7 +121,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, trains: bo
         )
         code = 0
         try:
-            with held_back():  # a worker's own handlers stand from its first line on
+            with held_back():  # until a worker has installed its own handlers, in its first line
                 elastic_launch(config, command[0])(*command[1:])
         except SignalException as received:
             code = EXIT_SIGNAL + received.sigval
@@ -176,6 +177,6 @@ def _explain(rank: int, failure: Any, run_directory: Path, since_s: float) -> in
     print(f"windlass: rank {rank} failed first, with {cause}", file=sys.stderr)
     log = run_directory / "logs" / f"rank-{rank}.log"
     if rank and log.is_file() and log.stat().st_mtime >= since_s:
-        tail = log.read_text("utf-8", errors="replace").splitlines()[-30:]
+        tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
         print("\n".join(tail), f"\n(the end of {log})", file=sys.stderr)
     return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code or EXIT_BUG

@@ -49,8 +49,8 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     prepared = open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
     config = keep_policy(config, trainer_state) if trainer_state else config
-    config, notes = choose_policy(config, runtime.accelerators())
-    notes += check_data(trainer_state, config, prepared, runtime)
+    config, choices = choose_policy(config, runtime.accelerators())
+    notes = check_data(trainer_state, config, prepared, runtime)
     architecture, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
     opened.enter_context(locked_directory(config.run.directory, runtime))
     opened.enter_context(redirected_output(config.run.directory, runtime.rank))
@@ -60,7 +60,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     checkpoints = open_checkpoints(config, runtime, console.say)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, log)
-    for sentence in notes:
+    for sentence in (*choices, *notes):
         log(sentence)
     source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
     opened.callback(source.close)
@@ -83,7 +83,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source, rules, recompute, [*start.drift, *(note for note in notes if "drift:" in note)])
+    announce(run, start.source, rules, recompute, [*start.drift, *(notes if trainer_state else [])])
     return run
 
 

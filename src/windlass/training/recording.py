@@ -54,7 +54,7 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
     return Health(
         config.optim.max_skips,
         start_step,
-        incident=lambda step, what, **fields: recorder.event("incident", step, what=what, **fields),
+        incident=lambda step, what: recorder.event("incident", step, what=what),
         advice=advice,
         skips_are_normal=is_scaled,
     )

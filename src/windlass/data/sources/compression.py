@@ -42,7 +42,7 @@ BOMB_BYTES: Final = GIB
 
 
 class _Damaged(Exception):
-    """What a library says of bytes that it cannot unpack."""
+    """Bytes that xz or bzip2 cannot unpack; the text is the library's."""
 
 
 def without_compression(name: str) -> str:

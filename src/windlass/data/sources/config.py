@@ -25,8 +25,8 @@ class SourceConfig(Settings):
     path: str | list[str] | None = None
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
     store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
-    is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. A directory
-    stands for every text file below it, sorted. A file at a URL is fetched once, when it is prepared."""
+    is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a
+    directory every text file below it is read, sorted. A file at a URL is fetched once, when it is prepared."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
