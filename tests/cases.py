@@ -1,17 +1,24 @@
 """What multi-rank cases share: tiny odd-sized models in Hugging Face format, uneven batches, and a layout trained on them."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from windlass.adapters.config import AdapterConfig
 from windlass.data.stream.collate import sample_keys
+from windlass.model.architecture import Architecture
 from windlass.model.chunks import Chunks
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
+from windlass.model.init import draw_block
+from windlass.model.lora.adapter import A, B, adapted_shapes, adapter_of, called, is_factor
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
-from windlass.model.names import names_of, stored_as
+from windlass.model.names import Stored, stored_as
 from windlass.model.open_config import architecture_of
+from windlass.model.slices import local_part, owned_ranges
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
@@ -23,6 +30,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.reference import ReferenceSettings, by_matrix
+from windlass.proof.reference_adapter import LowRank
 
 VOCABULARY = 157  # not divisible by anything; padded to 256
 LENGTH = 13
@@ -94,6 +102,8 @@ class Layout:
     optim: OptimConfig = OPTIM
     precision: tuple[tuple[str, str], ...] = ()
     """More of PrecisionConfig's settings."""
+    adapter: tuple[tuple[str, Any], ...] = ()
+    """AdapterConfig's settings but for its kind; none: all parameters are trained."""
 
 
 def write_model(directory: Path, family: str, tied: bool, **changes: float) -> Path:
@@ -150,6 +160,35 @@ def keys_of(step: int, mine: slice) -> torch.Tensor:
     return sample_keys(3, step * SEQUENCES + mine.start, mine.stop - mine.start)
 
 
+def factor(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A whole factor to begin with, B's not 0: else the gradients of A were."""
+    return draw_block(f"7/{name}", 0)[: math.prod(shape)].view(shape) * 0.1
+
+
+def fill(named: dict[str, torch.Tensor], directory: str, architecture: Architecture) -> None:
+    """The base from its files, and each rank's part of the factors."""
+    load_weights(directory, architecture, {name: tensor for name, tensor in named.items() if not is_factor(name)})
+    for name, tensor in named.items():
+        if is_factor(name):
+            index = tuple(slice(part.start, part.stop) for part in owned_ranges(tensor))
+            local_part(tensor).copy_(factor(name, tuple(tensor.shape))[index])
+
+
+def low_rank(directory: str, settings: dict[str, Any]) -> LowRank:
+    """The same adapter for the reference."""
+    architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
+    config = AdapterConfig(kind="lora", **settings)
+    adapter = adapter_of(config, architecture)
+    shapes = adapted_shapes(architecture, adapter)
+    factors: dict[str, list[dict[str, torch.Tensor]]] = {}
+    for module in (name.removesuffix(f".{A}") for name in shapes if name.endswith(A)):
+        stored = stored_as(f"{module}.weight", architecture).name.removesuffix(".weight")
+        names = [f"{module}.{kind}" for kind in (A, B)]
+        factors.setdefault(stored, []).append({name: factor(name, shapes[name]) for name in names})
+    in_nf4 = [stored_as(f"{module}.weight", architecture).name.removesuffix(".weight") for module in adapter.quantized]
+    return LowRank(config.scale, factors, sorted(set(in_nf4)), config.also_train)
+
+
 def train_layout(directory: str, case: Layout) -> dict:
     """On one of `case.world` ranks: the same three steps through build_program, clip and AdamW."""
     parallel = ParallelConfig(
@@ -163,7 +202,8 @@ def train_layout(directory: str, case: Layout) -> dict:
     chosen = PrecisionConfig(policy=case.policy, **dict(case.precision))
     precision = precision_of(chosen)
     architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
-    rules = assign(case.optim.groups, names_of(architecture))
+    adapter = adapter_of(AdapterConfig(kind="lora", **dict(case.adapter)), architecture) if case.adapter else None
+    rules = assign(case.optim.groups, called(architecture, adapter))
     mesh = make_mesh(parallel.layout(case.world), "cpu")
     program = build_program(
         architecture,
@@ -171,9 +211,10 @@ def train_layout(directory: str, case: Layout) -> dict:
         precision,
         mesh,
         torch.device("cpu"),
-        lambda named: load_weights(directory, architecture, named),
+        lambda named: fill(named, directory, architecture),
         frozen_names(rules),
         probe=PROBE,
+        adapter=adapter,
     )
     storage = Storage(precision.states if chosen.is_rounded else None, precision.is_stochastic, seed=3)
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
@@ -201,8 +242,9 @@ def train_layout(directory: str, case: Layout) -> dict:
         optimizer.step(torch.tensor(norms[-1]))
         program.adapt(torch.tensor(norms[-1]))
         evaluations.append((program.evaluate(batches) / count).item())
-    weights = {record.name: full(record.tensor.detach()) for record in program.records()}
-    dtypes["weights"] = {str(record.tensor.dtype) for record in program.records()}
+    weights = {record.name: full(record.tensor.detach()) for record in program.records() if record.kept}
+    dtypes["weights"] = {str(record.tensor.dtype) for record in program.records() if record.kept}
+    base = {record.name: full(record.tensor) for record in program.records() if not record.kept}
     moments = {name: value for name, value in optimizer.state_tensors().items() if "exp_avg" in name}
     dtypes["moments"] = {str(value.dtype) for value in moments.values()}
     return {
@@ -214,6 +256,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         "weights": weights,
         "moments": {name: full(value) for name, value in moments.items()},
         "dtypes": dtypes,
+        "base": base,
     }
 
 
@@ -227,7 +270,7 @@ def assert_same_tensors(
     scale = 1e-3 * max(float(tensor.abs().max()) for tensor in theirs.values())
     compared = set()
     for name, tensor in ours.items():
-        where = stored_as(name, architecture)
+        where = Stored(name) if is_factor(name) else stored_as(name, architecture)
         rows = architecture.vocab_size if name in VOCABULARY_NAMES else tensor.shape[0]
         assert not tensor[rows:].any(), name
         whole = theirs[where.name].T if where.transposed else theirs[where.name]

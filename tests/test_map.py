@@ -17,13 +17,13 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 
 ROOMS = (
-    "cli", "commands", "proof", "training", "objectives", "data", "data.sources", "data.tokenize", "data.prepare",
-    "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "precision", "parallel",
-    "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
+    "cli", "commands", "proof", "training", "objectives", "adapters", "data", "data.sources", "data.tokenize", "data.prepare",
+    "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
+    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
 HALL = ("errors", "units", "hardware", "settings", "status", "version", "other_names", "contract", "signals", "output")
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
-PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families")
+PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
 
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -37,13 +37,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
     "report.page": ("report",),
     **dict.fromkeys(
-        ("model", "model.attention", "model.families"), ("model", "model.attention", "model.families", "hub")
+        ("model", "model.attention", "model.families", "model.lora"),
+        ("model", "model.attention", "model.families", "model.lora", "adapters", "hub"),
     ),
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "parallel"),
-    "training": ("", "objectives", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
-    "commands": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
-    "proof": ("", "training", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
+    "adapters": ("model", "model.lora"),
+    "training": ("", "objectives", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
+    "commands": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
+    "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (
         "",
@@ -129,11 +131,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "loss",
         "slices",
         "init",
+        "weight_files",
         "hf",
     ),
     "model.attention": ("attend", "layout", "documents", "context"),
     "model.families": ("family_table", "family", "rope_scaling", "presets"),
+    "model.lora": ("adapter", "linear", "nf4"),
     "objectives": ("config", "pretrain"),
+    "adapters": ("config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
     "parallel": (
         "config",
@@ -163,6 +168,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "pins",
         "parameter_rules",
         "base_model_files",
+        "base_model",
         "run_directory",
     ),
 }
@@ -247,6 +253,12 @@ NO_TEST_OF_ITS_OWN = {
     "model/families/gpt2.py": "model/test_hf.py: GPT-2's fused and transposed tensors, in and out",
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "training/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
+    "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
+    "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
+    "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
+    "proof/reference_adapter.py": "proof/test_same_loss.py and model/lora/test_nf4.py: ours against it",
+    "training/base_model.py": "training/test_adapter_run.py: another base, a moved one, one bit of it changed",
+    "model/lora/linear.py": "model/lora/test_adapter.py computes with it, with and without factors",
     "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }
 

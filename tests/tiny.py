@@ -38,6 +38,24 @@ def write_corpus(directory: Path, documents: int = 60) -> Path:
     return directory
 
 
+def write_base(directory: Path, seed: int = 5, **changes: object) -> Path:
+    """A model of transformers' own making, for `model.from`: wide enough for NF4 on two ranks."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wide = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+    }
+    fields = {key: value for key, value in (MODEL | wide | changes).items() if key != "family"}
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", vocab_size=300, **fields))
+    model.save_pretrained(directory)
+    return directory
+
+
 def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
     """The tiny recipe, its data shared by all runs below `base`; `sections` override it key by key, None takes one out."""
     if not (base / "corpus").exists():

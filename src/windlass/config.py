@@ -12,6 +12,7 @@ from typing import Any, Self
 import yaml
 from pydantic import PrivateAttr, ValidationError, model_validator
 
+from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, nearest
@@ -28,7 +29,7 @@ from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
 from windlass.settings import Settings
-from windlass.training.config import AdapterConfig, RunSettings
+from windlass.training.config import RunSettings
 
 
 class RunConfig(Settings):
@@ -93,6 +94,24 @@ class RunConfig(Settings):
                 "optim.kind=muon with parallel.offload=true",
                 "Muon multiplies matrices in every step, and offloaded ones lie where the host's cores would have to",
                 "set parallel.offload=false, or optim.kind=adamw",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Self:
+        if self.adapter.kind == "none":
+            return self
+        if self.model.from_ is None:
+            raise UserError(
+                f"adapter.kind={self.adapter.kind} without model.from",
+                "an adapter is trained beside a model that has learned something, and its checkpoints name the files of that",
+                "give the model in model.from: a hub name or a directory (windlass export makes one of a run)",
+            )
+        if self.optim.kind == "muon":
+            raise UserError(
+                f"optim.kind=muon with adapter.kind={self.adapter.kind}",
+                "Muon makes the update of a whole matrix orthogonal, and an adapter's factors are two thin parts of one",
+                "use optim.kind=adamw",
             )
         return self
 

@@ -17,10 +17,15 @@ import torch
 from tests import cases
 from tests.cases import Layout
 from tests.proof.matrix import References, groups_in, layout_of, run
+from windlass.adapters.config import AdapterConfig
 from windlass.model.config import ModelConfig
+from windlass.model.lora.adapter import adapter_of, frozen_base
 from windlass.model.open_config import architecture_of
 from windlass.model.slices import local_part, owned_ranges
 from windlass.model.transformer import Decoder
+from windlass.parallel.build import store
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 FP32, BF16 = "torch.float32", "torch.bfloat16"
@@ -51,7 +56,22 @@ def exact(references: References, ranks, model: str, words: str) -> list[dict]:
     case = layout_of(model, words)
     results = run(references, ranks, model, case)
     assert_exact(references, model, words, results)
+    if case.adapter:
+        assert_untouched(references.directory(model), case, joined(results, "base"))
     return results
+
+
+def assert_untouched(directory, case, base):
+    """An adapter's frozen base is what its files hold, bit for bit; matrices in NF4 as they quantise as a whole."""
+    architecture = architecture_of(ModelConfig.model_validate({"from": str(directory)}))
+    adapter = adapter_of(AdapterConfig(kind="lora", **dict(case.adapter)), architecture)
+    decoder = Decoder(architecture, adapter=adapter)
+    store(decoder, precision_of(PrecisionConfig(policy=case.policy)), frozen_base(architecture, adapter))
+    expected = dict(decoder.named_parameters())
+    cases.load_weights(directory, architecture, {name: expected[name] for name in base})
+    assert base.keys() == frozen_base(architecture, adapter)
+    for name, tensor in base.items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def assert_exact(references, model, words, results):

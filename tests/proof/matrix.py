@@ -31,6 +31,7 @@ MODEL_WORDS: dict[str, dict[str, Any]] = {
     "pad": {"pad_token_id": 7},  # whose row learns nothing
     "heads4": {"n_head": 4},  # which 2 and 4 ranks divide; 3 else
     "deep": {"num_hidden_layers": 5, "mlp_only_layers": [0]},
+    "wide": {"hidden_size": 64, "intermediate_size": 256, "head_dim": 32},  # whole blocks of NF4 on two ranks
     "even": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 8, "moe_intermediate_size": 16},
 }
 LAYOUT_WORDS: dict[str, dict[str, Any]] = {
@@ -98,6 +99,16 @@ def groups_of(word: str, family: str) -> list[Group]:
 
 
 UNCLIPPED = 100.0  # a norm that no step reaches
+ADAPTER_WORDS: dict[str, dict[str, Any]] = {
+    "lora": {"rank": 4, "alpha": 6.0},
+    "nf4": {"rank": 4, "alpha": 6.0, "base": "nf4"},
+    "lora-some": {
+        "rank": 3,
+        "rank_stabilized": True,
+        "targets": ["q_proj", "down_proj"],
+        "also_train": ["*norm*", "*embed_tokens*"],
+    },
+}
 OPTIM_WORDS = ("frozen-bottom", "frozen-middle", "rates", "muons", "muon", "tied-rates", "unclipped",
                "frozen-first-stage", "frozen-middle-stage", "frozen-last-stage")  # fmt: skip
 
@@ -128,6 +139,8 @@ def layout_of(model: str, words: str) -> Layout:
     for word in words.split():
         if word in LAYOUT_WORDS:
             given |= LAYOUT_WORDS[word]
+        elif word in ADAPTER_WORDS:
+            given["adapter"] = tuple(ADAPTER_WORDS[word].items())
         elif word in SHARDING_WORDS:
             sharding |= SHARDING_WORDS[word]
         elif word in PRECISION_WORDS:
@@ -169,7 +182,7 @@ class References:
                 fields |= MODEL_WORDS[word]
         return cases.write_model(self._base / model.replace(" ", "-"), family, "tied" in words, **fields)
 
-    def _trace(self, model: str, policy: str, packed: bool, length: int, optim: str = "") -> Trace:
+    def _trace(self, model: str, policy: str, packed: bool, length: int, optim: str = "", adapter: str = "") -> Trace:
         """What torch and transformers train, with the rules of the words `optim`."""
         groups = groups_in(model, optim)
         if "tied" in model.split():  # transformers knows the pair by one name
@@ -177,6 +190,9 @@ class References:
             groups = [replace(g, names=[*g.names, *both] if both & set(g.names) else g.names) for g in groups]
         max_norm = optim_of(model, optim).max_norm
         settings = replace(cases.SETTINGS, groups=groups, muon=has_muon(optim), max_norm=max_norm)
+        if adapter:
+            added = cases.low_rank(str(self.directory(model)), ADAPTER_WORDS[adapter])
+            settings = replace(settings, adapter=added)
         batches = cases.packed_batches(length) if packed else cases.global_batches(length)
         return train_reference(self.directory(model), batches, DTYPE[policy], settings)
 
@@ -184,7 +200,8 @@ class References:
         """The reference of a cell, in `policy` or the layout's own."""
         case = layout_of(model, words)
         optim = " ".join(word for word in words.split() if word in OPTIM_WORDS)
-        return self.trace(model, policy or case.policy, case.packed, case.length, optim)
+        adapter = " ".join(word for word in words.split() if word in ADAPTER_WORDS)
+        return self.trace(model, policy or case.policy, case.packed, case.length, optim, adapter)
 
     def alone(self, model: str, case: Layout) -> dict:
         """What our own decoder trains on one process."""

@@ -124,6 +124,22 @@ EXPERTS_NARROW = split("shard2, expert2 shard2, zero0 replicate2")
 EXPERTS_EVEN = split("one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2")
 
 
+ADAPTED = split("""
+    one micro8, zero0 replicate2, zero2 shard2, shard2, shard4 micro1 full, shard2 selective, replicate2 shard2, tp2,
+    tp2 zero0 micro4, tp2 shard2, tp2 zero0 replicate2, tp2 replicate2, context2 allgather, context2 packed ulysses,
+    context2 tp2 allgather, shard2 compile, zero0 replicate2 compile, tp2 shard2 compile, shard2 offload
+""")
+ADAPTED_STAGED = split("""
+    pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 zbv, pp2 1f1b shard2, pp2 zbv shard2, pp2 1f1b tp2,
+    pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather
+""")
+ADAPTED_EXPERTS = split("shard2, expert2 shard2, expert2 shard2 tp2, pp2 expert2 shard2")
+ADAPTED_NARROW = split("zero0 replicate2, shard2, tp2, context2 allgather")
+ADAPTED_STAGED_NARROW = split("""
+    pp2 1f1b zero0, pp2 1f1b zero0 replicate2, pp2 1f1b shard2, pp2 zbv zero0 replicate2, pp2 1f1b zero0 tp2
+""")
+
+
 def of_context(models: str, layouts: list[str]) -> list[tuple[str, str]]:
     """Both kinds of exchange. Ulysses cannot deal 6 query heads over 4 ranks."""
     pairs = [
@@ -183,6 +199,15 @@ EXACT = [
     *pairs("qwen3_moe", EXPERTS),
     *pairs("qwen3_moe tied deep", EXPERTS_STAGED),
     *pairs("qwen3_moe even", each(EXPERTS_EVEN, "fp32")),
+    # adapters: the reference adds factors to transformers' frozen model by hooks, and rounds its matrices to NF4 itself
+    *pairs("qwen3 tied, llama, gpt2 tied heads4", each(ADAPTED, "lora")),
+    *pairs("qwen3 tied wide", each(ADAPTED, "nf4")),
+    *pairs("qwen3 tied blocks5, llama blocks5", each(ADAPTED_STAGED, "lora")),
+    *pairs("qwen3 tied wide blocks5", each(ADAPTED_STAGED, "nf4")),
+    *pairs("qwen3_moe tied deep", each(ADAPTED_EXPERTS, "lora")),
+    *pairs("qwen3 tied, qwen3", each(split("shard2, zero0 replicate2, tp2 shard2"), "lora-some")),
+    *pairs("qwen3 tied blocks5", each(split("pp2 1f1b shard2, pp2 zbv zero0 replicate2"), "lora-some")),
+    *pairs("qwen3 tied", each(split("shard2, tp2"), "lora fp32")),
 ]  # fmt: skip
 MASKS = [
     *pairs("gpt2 tied drops, qwen3 tied drops", DROPPED),
@@ -216,6 +241,11 @@ NEAR = [
         for pair in pairs("qwen3_moe even", each(split("shard2, expert2 shard2, zero0 replicate2"), policy))
     ),
     *pairs("qwen3_moe even", each(split("one micro8, tp2 shard2, shard2 full"), "compile bf16")),
+    *pairs("qwen3 tied, gpt2 tied heads4", each(ADAPTED_NARROW, "lora bf16")),
+    *pairs("qwen3 tied wide", each(ADAPTED_NARROW, "nf4 bf16")),
+    *pairs("qwen3 tied blocks5, qwen3 blocks5", each(ADAPTED_STAGED_NARROW, "lora bf16")),
+    *pairs("qwen3 tied wide blocks5", each(ADAPTED_STAGED_NARROW, "nf4 bf16")),
+    *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora fp16")),
 ]
 POLICY = [
     *(
@@ -224,6 +254,7 @@ POLICY = [
         for pair in pairs("qwen3 tied", each(split("zero0 replicate2, shard2, replicate2 shard2"), policy))
     ),
     *pairs("qwen3 tied blocks5", each(LARGE, "bf16")),
+    *pairs("qwen3 tied", each(split("zero0 replicate2, shard2"), "lora bf16")),
 ]
 POLICY.remove(("qwen3 tied", "zero0 replicate2 bf16-pure products-fp32"))  # refused: DDP multiplies what is stored
 
@@ -246,7 +277,7 @@ QUICK_LAYOUTS = {
         zero1 shard2 micro1 offload, shard2 units2 prefetch1, zero2 shard2 micro4 packed, shard2 micro1 selective packed,
         zero0 replicate2 fp32, shard2 full frozen-bottom, zero0 replicate2 frozen-middle, zero2 shard2 rates, shard2 full muons,
         tp2 micro8, tp2 shard2, tp2 zero0 replicate2 bucket0.05, tp2 micro8 muon, context2 allgather, context2 fp32 allgather,
-        context4 packed micro1 ulysses
+        context4 packed micro1 ulysses, zero0 replicate2 lora, shard2 lora, tp2 shard2 lora-some
     """,
     "exact: qwen3": "shard2, context3 allgather",
     "exact: qwen3 tied pad": "tp2 micro8",
@@ -254,7 +285,7 @@ QUICK_LAYOUTS = {
     "exact: smollm3 tied": "context2 ulysses",
     "exact: llama": "one, tp2 micro8, context3 ulysses",
     "exact: gpt2 tied": "zero2 shard2 micro4, shard2 full rates",
-    "exact: gpt2 tied heads4": "tp2 micro8 packed, context2 allgather",
+    "exact: gpt2 tied heads4": "tp2 micro8 packed, context2 allgather, tp2 lora",
     "exact: qwen3 tied blocks5": """
         pp2 gpipe, pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble zero0 replicate2, pp2 zbv,
         pp2 1f1b micro4, pp3 gpipe, pp2 1f1b full, pp2 zbv shard2 packed, pp2 zbv fp32, pp2 interleaved-1f1b tied-rates muon,
@@ -269,14 +300,16 @@ QUICK_LAYOUTS = {
     "masks: qwen3 tied drops": "zero0 replicate2 micro4, tp2 micro8",
     "masks: gpt2 tied heads4 drops": "tp2 micro8, context2 allgather, context2 selective packed ulysses",
     "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
+    "exact: qwen3 tied wide": "zero2 shard2 nf4, tp2 nf4",
+    "exact: qwen3 tied wide blocks5": "pp2 zbv nf4",
     "padded: gpt2 tied": "zero2 shard2",
     "padded: qwen3": "shard4",
     "near: qwen3 tied": "tp2 shard2 bf16, shard2 packed bf16, context2 zero0 packed bf16 allgather, context2 packed bf16 ulysses",
-    "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure",
+    "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure, pp2 1f1b zero0 lora bf16",
     "policy: qwen3 tied": """
         shard2 bf16, zero0 replicate2 bf16, shard2 fp16, shard2 fp32 states-bf16, shard2 bf16 states-bf16,
         zero0 replicate2 fp16 states-bf16, zero0 replicate2 bf16-pure, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32,
-        shard2 bf16 reduce-bf16, zero0 replicate2 bf16 output-bf16
+        shard2 bf16 reduce-bf16, zero0 replicate2 bf16 output-bf16, zero0 replicate2 lora bf16
     """,
     "policy: qwen3 tied blocks5": "pp2 1f1b shard2 bf16, shard2 selective bf16",
 }

@@ -10,6 +10,8 @@ import yaml
 from tests import tiny
 from windlass.cli import main as cli
 from windlass.errors import EXIT_NOT_EQUAL, UserError
+from windlass.model.lora.adapter import adapter_of, trained_shapes
+from windlass.model.open_config import architecture_of
 from windlass.proof import fold_layout, verify
 from windlass.proof.compare import ProofRow
 from windlass.proof.fold_layout import fold
@@ -113,6 +115,42 @@ def test_layouts_are_proved(tmp_path, ranks, family, layout):
     assert_proved(verdict)
     assert (family == "qwen3_moe") == any(row.what == "router figures" for row in verdict.rows)
     assert verdict.against.startswith("our own decoder" if "dropped" in family else "torch and transformers")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "layout"),
+    [
+        ({"rank": 4}, "tp2"),
+        *(
+            pytest.param(adapter, layout, marks=pytest.mark.long)
+            for adapter in (
+                {"base": "nf4"},
+                {"targets": ["0.self_attn.q_proj", "down_proj"], "also_train": ["*norm*"], "rank_stabilized": True},
+            )
+            for layout in ("ddp2", "hsdp", "tp2 x shard2", "zbv x shard2 x tp2", "context2")
+        ),
+    ],
+)
+def test_adapters_are_proved(tmp_path, ranks, adapter, layout):
+    """Beside factors that begin away from zero, read from files; the base keeps its bits."""
+    base = tiny.write_base(tmp_path / "base", num_hidden_layers=4)
+    model = dict.fromkeys(tiny.MODEL) | {"from": str(base)}
+    sections = {
+        "adapter": {"kind": "lora", **adapter},
+        "optim": {"groups": [{"names": ["*lora_B*"], "learning_rate_scale": 3.0}]},
+    }
+    config = tiny.recipe(tmp_path, model=model, parallel=LAYOUTS[layout], **sections)
+    (cell,) = fold(config.parallel, None, 8).cells
+    proxy = make_proxy(config, architecture_of(config.model), cell, tmp_path / "proxy")
+    verdict = verify.prove(proxy, cell, ranks)
+    rows = {row.what: row for row in verdict.rows}
+    assert verdict.agrees and not verdict.failed, [(row.what, row.where) for row in verdict.rows if not row.agrees]
+    assert verdict.against.startswith("torch and transformers") and rows["frozen base"].largest == 0
+    also = sum(
+        "norm" in name
+        for name in trained_shapes(proxy.architecture, adapter_of(proxy.config.adapter, proxy.architecture))
+    )
+    assert bool(also) == ("also_train" in adapter)
 
 
 @pytest.mark.long

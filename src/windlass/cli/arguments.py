@@ -21,6 +21,9 @@ SavedPath = Annotated[
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
+Base = Annotated[
+    Path | None, typer.Option(help="Of a run with an adapter: the directory of its base, where that has moved.")
+]
 Rehash = Annotated[
     bool, typer.Option("--rehash", help="Hash all local files of the sources, not only those that look changed.")
 ]

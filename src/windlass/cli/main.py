@@ -14,6 +14,7 @@ from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli.arguments import (
+    Base,
     Nproc,
     Overrides,
     Recipe,
@@ -166,6 +167,7 @@ def evaluate(
     run: RunDirectory,
     step: Step = None,
     sequences: Annotated[int | None, typer.Option(help="Sequences per set, instead of the recipe's number.")] = None,
+    base: Base = None,
     nproc: Nproc = None,
 ) -> None:
     """Validation loss, perplexity and bits per byte of a checkpoint."""
@@ -175,7 +177,7 @@ def evaluate(
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
     from windlass.commands.evaluate import evaluate as score
 
-    print_lines(score(run, step=step, sequences=sequences))
+    print_lines(score(run, step=step, sequences=sequences, base=base))
 
 
 @app.command()
@@ -192,6 +194,7 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
     record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
+    base: Base = None,
 ) -> None:
     """Text from a checkpoint or an exported directory."""
     from windlass.commands.generate import generate as write
@@ -208,6 +211,7 @@ def generate(
             top_p=top_p,
             seed=seed,
             record=record,
+            base=base,
         )
         for given, text in zip(prompts, texts):
             print(f"--- step {at}" if at is not None else "---", given + text, sep="\n", flush=True)
@@ -221,14 +225,15 @@ def export(
     ] = None,
     step: Step = None,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    merge: Annotated[bool, typer.Option("--merge", help="The whole model of a run with an adapter.")] = False,
+    base: Base = None,
 ) -> None:
-    """A Hugging Face directory, loaded back by transformers and compared before it is there."""
+    """A Hugging Face directory, or PEFT's of an adapter: loaded back and compared before it is there."""
     from windlass.commands.export import export as write
 
-    done = write(path, target, step=step, dtype=dtype)
-    print(
-        f"{done.directory}: {dtype}; loads in transformers, logits within {done.largest_difference:.1e}, same greedy text"
-    )
+    done = write(path, target, step=step, dtype=dtype, merge=merge, base=base)
+    what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"
+    print(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
 
 
 @app.command()

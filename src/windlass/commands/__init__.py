@@ -15,4 +15,5 @@ data_consumed  `windlass data consumed`: which samples a run has consumed
 Inside:
 
 model_card     README.md of an export
+export_adapter an adapter merged into its base, or as PEFT's files
 """

@@ -7,20 +7,24 @@ from windlass.data.prepare.prepare import open_prepared, other_stream
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.errors import UserError
 from windlass.model.config import architecture_from_hf
-from windlass.parallel.build import build_program
+from windlass.model.lora.adapter import adapter_of
+from windlass.parallel.build import Fill, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
+from windlass.training.base_model import find_base
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import find_checkpoint, open_reader, read_trainer_state
-from windlass.training.restore import nothing, weight_tensors
+from windlass.training.restore import nothing, weight_tensors, weights_of
 from windlass.units import bits_per_byte, perplexity
 
 
-def evaluate(path: Path, *, step: int | None = None, sequences: int | None = None) -> list[str]:
+def evaluate(
+    path: Path, *, step: int | None = None, sequences: int | None = None, base: Path | None = None
+) -> list[str]:
     """Scores every set of the run on all ranks -> one line per set, on rank 0. `sequences`: per set, instead of the recipe's
-    number. Collective. Raises UserError."""
+    number. `base`: of an adapter, where that has moved. Collective. Raises UserError."""
     if sequences is not None and sequences < 1:
         raise UserError(f"--sequences {sequences}", "at least one sequence is scored", "use 1 or more")
     directory = find_checkpoint(path, step)
@@ -32,7 +36,14 @@ def evaluate(path: Path, *, step: int | None = None, sequences: int | None = Non
     with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
         architecture, precision = architecture_from_hf(trainer_state["model"]), precision_of(config.precision)
-        program = build_program(architecture, config.parallel, precision, mesh, runtime.device, nothing)
+        adapter = adapter_of(config.adapter, architecture)
+        fill: Fill = nothing
+        if adapter is not None:
+            source = runtime.shared(runtime.first(lambda: find_base(trainer_state, base)))
+            assert source is not None
+            fill = weights_of(source, architecture)
+        parts = (architecture, config.parallel, precision, mesh, runtime.device)
+        program = build_program(*parts, fill, adapter=adapter)
         reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
         reader.restore_from(directory, weight_tensors(program), what="weights")
         lines = []

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from windlass.commands.export_adapter import load_with_peft, merged, write_adapter
 from windlass.commands.model_card import write_card
 from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_tokenizer
 from windlass.errors import UserError
@@ -34,6 +35,8 @@ class Exported:
     step: int | None
     largest_difference: float
     """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
+    base: str | None = None
+    """Of an adapter: the model that it stands beside."""
 
 
 def export(
@@ -43,9 +46,12 @@ def export(
     step: int | None = None,
     dtype: str = "fp32",
     max_shard_bytes: int = SHARD_BYTES,
+    merge: bool = False,
+    base: Path | None = None,
 ) -> Exported:
-    """Writes `target` (default: export/ in the run directory). Raises UserError; a target that exists is never overwritten
-    unless it is the default one."""
+    """Writes `target` (default: export/ in the run directory). Of a run with an adapter PEFT's files in fp32, or with `merge` the
+    whole model; `base`: where its base is, if that has moved. Raises UserError; a target that exists is never overwritten unless
+    it is the default one."""
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
     if target is not None and target.exists():
@@ -56,30 +62,59 @@ def export(
             "only a run has a place for its export: its own export/",
             "name the target: windlass export PATH TARGET",
         )
-    saved = open_saved(path, step)
+    saved = open_saved(path, step, base=base)
+    check_merge(saved, dtype, merge)
     target = target or path / "export"
     draft = target.parent / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
-        write_generation_config(draft, saved)
+        is_adapter = saved.adapter is not None and not merge
+        saved = _write_weights(draft, saved, is_adapter, dtype, max_shard_bytes)
         has_tokenizer = export_tokenizer(
             saved.tokenizer_directory,
             draft,
             saved.architecture.max_positions,
             with_merges=saved.architecture.family == "gpt2",
         )
-        difference = compare_models(saved, draft, DTYPES[dtype])
-        if has_tokenizer:
+        difference = compare_models(saved, draft, DTYPES[dtype], is_adapter)
+        if has_tokenizer and not is_adapter:  # transformers asks for a config.json beside it
             compare_tokenizers(draft)
-        command = ["windlass", "export", path.name, "--dtype", dtype]
+        command = ["windlass", "export", path.name, "--dtype", dtype, *(["--merge"] if merge else [])]
         command += [] if saved.step is None else ["--step", str(saved.step)]
-        write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer))
+        write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer, is_adapter), is_adapter)
         replace(target, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # what did not compare equal is not left behind
-    return Exported(target, saved.step, difference)
+    name = saved.trainer_state["base"]["from"] if is_adapter else None
+    return Exported(target, saved.step, difference, name)
+
+
+def _write_weights(draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int) -> SavedModel:
+    """-> the plain model that what was written stands for."""
+    if is_adapter:
+        write_adapter(draft, saved)
+        return merged(saved)
+    saved = merged(saved)
+    save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
+    write_generation_config(draft, saved)
+    return saved
+
+
+def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
+    """Raises UserError for options that do not fit what is exported."""
+    if merge and saved.adapter is None:
+        raise UserError(
+            f"--merge with {saved.directory}",
+            "an adapter is merged into its base, and this model has none",
+            "leave --merge out: the whole model is exported",
+        )
+    if saved.adapter is not None and not merge and dtype != "fp32":
+        raise UserError(
+            f"--dtype {dtype} for an adapter",
+            "an adapter's factors are exported in fp32, as they were trained",
+            "leave --dtype out, or export the whole model with --merge",
+        )
 
 
 def replace(target: Path, draft: Path) -> None:
@@ -112,7 +147,7 @@ def write_generation_config(draft: Path, saved: SavedModel) -> None:
 
 
 @torch.no_grad()
-def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype) -> float:
+def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype, is_adapter: bool = False) -> float:
     """Largest difference of logits between our model, whose weights are given up, and `directory` loaded by transformers.
     Raises UserError where they disagree."""
     from transformers import AutoModelForCausalLM
@@ -134,14 +169,18 @@ def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype) -> fl
             "export an earlier step (--step); the run's events say when its numbers stopped being finite",
         )
     saved.model.to("meta")  # its memory goes before the other one comes
-    # its default, grouped experts, takes only widths that are multiples of 4
-    plain = {"experts_implementation": "eager"} if saved.architecture.sparse_layers else {}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, output_loading_info=True, **plain
-    )
-    theirs, report = loaded
-    assert not report["missing_keys"] and not report["unexpected_keys"], report
-    their_logits_BTV = theirs(ids_BT).logits
+    if is_adapter:
+        assert saved.base is not None
+        theirs = load_with_peft(directory, saved.base, saved.architecture)
+    else:
+        # its default, grouped experts, takes only widths that are multiples of 4
+        plain = {"experts_implementation": "eager"} if saved.architecture.sparse_layers else {}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True, **plain
+        )
+        theirs, report = loaded
+        assert not report["missing_keys"] and not report["unexpected_keys"], report
+    their_logits_BTV = theirs(input_ids=ids_BT).logits
     difference = (our_logits_BTV - their_logits_BTV).abs().max().item()
     same = difference <= LOGIT_TOLERANCE * max(1.0, our_logits_BTV.abs().max().item())
     if not same or not torch.equal(their_logits_BTV[:, length - 1 : -1].argmax(-1), ids_BT[:, length:]):
@@ -171,7 +210,12 @@ def compare_tokenizers(directory: Path) -> None:
         )
 
 
-def _sentence(difference: float, has_tokenizer: bool) -> str:
+def _sentence(difference: float, has_tokenizer: bool, is_adapter: bool) -> str:
+    if is_adapter:
+        return (
+            f"Before it was written here, PEFT loaded it beside its base: logits within {difference:.1e} of the merged model's "
+            f"(fp32, {PROBE_TOKENS} tokens), the same greedy continuation."
+        )
     ids = ", and the same token ids for a probe text" if has_tokenizer else "; there is no tokenizer here"
     return (
         f"Before it was written here, transformers loaded it: logits within {difference:.1e} of the training code's (fp32, "

@@ -29,8 +29,10 @@ def generate(
     top_p: float = 0.95,
     seed: int = 0,
     record: bool = False,
+    base: Path | None = None,
 ) -> list[str]:
-    """One continuation per prompt. `record`: also write them to the run's events, for the report. Raises UserError."""
+    """One continuation per prompt. `record`: also write them to the run's events, for the report. `base`: of a run with an
+    adapter, where that has moved. Raises UserError."""
     check_sampling(max_tokens, temperature, top_p)
     if record and not (path / "events.jsonl").is_file():
         raise UserError(
@@ -38,7 +40,7 @@ def generate(
             "samples are written into a run's events.jsonl",
             "give the run directory, and --step",
         )
-    saved = open_saved(path, step)
+    saved = open_saved(path, step, base=base)
     if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
         raise UserError(
             f"{saved.tokenizer_directory} has no {TOKENIZER_FILE}",

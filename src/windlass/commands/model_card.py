@@ -13,7 +13,9 @@ from typing import Any
 import jinja2
 import yaml
 
+from windlass.adapters.peft_format import CONFIG
 from windlass.checkpoint.verify import Checkpoint
+from windlass.commands.export_adapter import IN_NF4
 from windlass.config import check_recipe, to_yaml
 from windlass.hub.config import NAME
 from windlass.model.flops import count_parameters
@@ -26,7 +28,9 @@ TEMPLATE = Path(__file__).with_name("card.md.j2")
 SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
 
 
-def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str], compared: str) -> None:
+def write_card(
+    directory: Path, saved: SavedModel, dtype: str, command: list[str], compared: str, is_adapter: bool = False
+) -> None:
     """README.md of `directory`. `command`: what exported it; `compared`: a sentence on what was checked."""
     template = jinja2.Template(
         TEMPLATE.read_text("utf-8"), keep_trailing_newline=True, undefined=jinja2.StrictUndefined
@@ -34,7 +38,10 @@ def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str
     architecture = saved.architecture
     config = saved.trainer_state.get("config", {})
     facts = {
-        "front_matter": yaml.safe_dump(front_matter(saved), sort_keys=False, allow_unicode=True),
+        "front_matter": yaml.safe_dump(front_matter(saved, is_adapter), sort_keys=False, allow_unicode=True),
+        "base": saved.trainer_state["base"]["from"] if is_adapter else None,
+        "config_file": CONFIG if is_adapter else "config.json",
+        "in_nf4": IN_NF4 if saved.adapter is not None and saved.adapter.quantized else "",
         "title": _title(saved),
         "architecture": f"A {architecture.family} model",
         "parameters": f"{count_parameters(architecture):,} ({format_count(count_parameters(architecture))})",
@@ -42,19 +49,22 @@ def write_card(directory: Path, saved: SavedModel, dtype: str, command: list[str
         "vocabulary": f"Its vocabulary has {architecture.vocab_size:,} tokens.",
         "provenance": provenance(saved, dtype, command),
         "compared": compared,
-        "model": json.dumps(json.loads((directory / "config.json").read_text("utf-8")), indent=2),
+        "model": json.dumps(
+            json.loads((directory / (CONFIG if is_adapter else "config.json")).read_text("utf-8")), indent=2
+        ),
         "recipe": to_yaml(check_recipe(config)) if config else "",
         "diff_lines": ((_record(saved).get("git") or {}).get("diff") or "").count("\n"),
     }
     (directory / "README.md").write_text(template.render(facts), "utf-8")
 
 
-def front_matter(saved: SavedModel) -> dict[str, Any]:
+def front_matter(saved: SavedModel, is_adapter: bool = False) -> dict[str, Any]:
     """What the hub shows and searches by."""
     config = saved.trainer_state.get("config", {})
     base = config.get("model", {}).get("from")
     sources = [source.get("hub") for source in config.get("data", {}).get("sources", ())]
-    found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    library = "peft" if is_adapter else "transformers"
+    found: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     kept = kept_files(saved.directory) if saved.step is not None else {}
     license_name = base_license(kept.get(KEPT_CARD, b""))
     if license_name is not None:
@@ -64,7 +74,13 @@ def front_matter(saved: SavedModel) -> dict[str, Any]:
     if any(sources):
         found["datasets"] = [name for name in sources if name]
     kind = config.get("objective", {}).get("kind")
-    found["tags"] = ["windlass", saved.architecture.family, *([kind] if kind else [])]
+    adapter = config.get("adapter", {}).get("kind", "none")
+    found["tags"] = [
+        "windlass",
+        saved.architecture.family,
+        *([kind] if kind else []),
+        *([adapter] * (adapter != "none")),
+    ]
     return found
 
 
@@ -126,4 +142,6 @@ def _training(config: dict[str, Any]) -> str:
         return "converted from a Hugging Face directory"
     base = config["model"].get("from")
     begun = f"that began from {base}" if base else "trained from random weights"
-    return f"{begun} by the objective `{config['objective']['kind']}`"
+    adapter = config["adapter"]
+    beside = f", as LoRA factors of rank {adapter['rank']} beside it" if adapter["kind"] == "lora" else ""
+    return f"{begun} by the objective `{config['objective']['kind']}`{beside}"

@@ -28,6 +28,7 @@ from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
+from windlass.model.lora.adapter import adapter_of
 from windlass.model.slices import ranges_at
 from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
@@ -36,6 +37,7 @@ from windlass.parallel.rules.check_layout import Beside, check_layout
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.training.open_saved import find_checkpoint, read_trainer_state
+from windlass.training.restore import nothing
 from windlass.training.run_directory import hold
 from windlass.units import format_bytes
 
@@ -129,7 +131,8 @@ def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLay
         dist.init_process_group("fake", rank=own_rank, world_size=lean.world)
         try:
             mesh, shapes = make_mesh(lean, "cpu"), torch.device("meta")
-            program = build_program(architecture, parallel, precision, mesh, shapes, lambda _named: None)
+            adapter = adapter_of(config.adapter, architecture)
+            program = build_program(architecture, parallel, precision, mesh, shapes, nothing, adapter=adapter)
             for record in program.records():
                 parts = [RankPart(rank + others, box) for rank, box in _boxes(record.tensor, own_rank)]
                 held[record.name] = Held(list(record.logical_shape), parts)

@@ -1,6 +1,7 @@
 """One decoder for every family, with Hugging Face parameter names.
 
 attention/    `attend(q, k, v, layout)`: every kernel behind one function
+lora/         the linear layer, with low-rank factors and a base in four bits
 families/     the fields of each family's config.json; a file per family
 
 config        the recipe's `model` section, and the fields of a config.json (no torch)
@@ -17,6 +18,7 @@ cache         keys and values kept for generation
 loss          head and cross-entropy in chunks of tokens
 slices        which part of a logical tensor this rank holds
 init          initial weights as a function of (seed, name, element)
+weight_files  the safetensors files of a directory (no torch)
 hf            weights in from a Hugging Face directory, and out to one
 
 Inside:
@@ -24,5 +26,4 @@ Inside:
 activation    activation functions by name
 routing       the routers' load-balancing loss, and the load of each expert
 rope          rotary position tables, and the rotation
-weight_files  the safetensors files of a directory (no torch)
 """

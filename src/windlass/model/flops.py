@@ -22,6 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.lora.adapter import A, Adapter, B, adapted_shapes, frozen_base, is_factor
 from windlass.units import format_count
 
 
@@ -69,14 +70,18 @@ def count_multiplied(arch: Architecture) -> int:
     return head + sum(active(arch, s) for n, s in parameter_shapes(arch).items() if len(s) >= 2 and ".layers." in n)
 
 
-def flops_per_token(arch: Architecture, sequence_length: int, frozen: Collection[str] = ()) -> FlopsPerToken:
+def flops_per_token(
+    arch: Architecture, sequence_length: int, frozen: Collection[str] = (), adapter: Adapter | None = None
+) -> FlopsPerToken:
     """FLOPs of forward and backward, divided by the tokens, for sequences of `sequence_length` tokens.
 
     `frozen`: names of parameters that are not trained. Nobody computes their gradients, nor the backward before the first
-    trained parameter: palm and causal leave that work out, and six_n stays the plain convention.
+    trained parameter: palm and causal leave that work out, and six_n stays the plain convention. An `adapter` freezes its base,
+    and its factors multiply too.
     """
-    backward, shares = _backward(arch, frozenset(frozen))
-    products = 2.0 * count_multiplied(arch) + backward
+    backward, shares = _backward(arch, frozenset(frozen) | frozen_base(arch, adapter), adapter)
+    factors = sum(math.prod(shape) for name, shape in adapted_shapes(arch, adapter).items() if is_factor(name))
+    products = 2.0 * (count_multiplied(arch) + factors) + backward
     window = min(arch.window or sequence_length, sequence_length)
     seen = window - window**2 / (2 * sequence_length)  # mean number of keys; T / 2 without a window
     full = causal = 0.0
@@ -87,21 +92,23 @@ def flops_per_token(arch: Architecture, sequence_length: int, frozen: Collection
     return FlopsPerToken(6.0 * count_active(arch), products + full, products + causal)
 
 
-def _backward(arch: Architecture, frozen: frozenset[str]) -> tuple[float, list[float]]:
+def _backward(arch: Architecture, frozen: frozenset[str], adapter: Adapter | None) -> tuple[float, list[float]]:
     """(FLOPs per token of the matrices' backward, per layer the share of attention's backward that is done).
 
     A matrix of n weights: 2 n for its own gradient if it is trained, 2 n for its input's if anything before it is. Attention:
     one product each for the gradients of values, scores, queries and keys.
     """
-    shapes = parameter_shapes(arch)
+    shapes, factors = parameter_shapes(arch), adapted_shapes(arch, adapter)
 
     def trained(*modules: str) -> bool:
-        return any(n not in frozen and n.startswith(tuple(f"{module}." for module in modules)) for n in shapes)
+        return any(n not in frozen and n.startswith(tuple(f"{module}." for module in modules)) for n in factors)
 
     def cost(matrix: str, is_input_trained: bool) -> float:
         shape = shapes.get(f"{matrix}.weight", (arch.vocab_size, arch.hidden_size) if matrix == "lm_head" else (0,))
         weight = "model.embed_tokens.weight" if matrix == "lm_head" and arch.tied else f"{matrix}.weight"
-        return 2.0 * active(arch, shape) * (is_input_trained + (weight not in frozen))
+        a, b = (2.0 * math.prod(factors.get(f"{matrix}.{factor}", (0,))) for factor in (A, B))
+        own = 2.0 * active(arch, shape) * (is_input_trained + (weight not in frozen))
+        return own + a * (is_input_trained + 1) + b * 2  # A's input may need no gradient, B's is A's
 
     total, shares, sparse = 0.0, [], set(arch.sparse_layers)
     flows = trained("model.embed_tokens", "model.embed_positions")  # whether the next layer passes a gradient on

@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
+from windlass.model.lora import nf4
+from windlass.model.lora.adapter import BLOCK, CODES, SCALES
 from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
 from windlass.model.open_config import StoredSizes
 from windlass.model.slices import local_part, owned_ranges
@@ -41,13 +43,18 @@ STORED_HEAD: Final = "the head of a tied model"
 def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, Tensor]) -> None:
     """Fill `tensors` (canonical name -> plain tensor or DTensor, any device, any dtype) from a directory, locally.
 
-    `tensors` may be a part of the model. Raises UserError for a directory without safetensors, a damaged file, tensors that
-    are missing, unexpected, of another shape, or quantised, and a tied model's head that is no copy.
+    `tensors` may be a part of the model. Matrices in NF4 (`codes` and `scales`) are quantised on the way. Raises UserError for
+    a directory without safetensors, a damaged file, tensors that are missing, unexpected, of another shape, or quantised, and a
+    tied model's head that is no copy.
     """
     with contextlib.ExitStack() as stack:
         stored = _open_checked(directory, arch, stack)
         for name, tensor in tensors.items():
-            _read_into(tensor, name, arch, stored)
+            module, _, kind = name.rpartition(".")
+            if kind == CODES:
+                _quantize_into(tensor, tensors[f"{module}.{SCALES}"], f"{module}.weight", arch, stored)
+            elif kind != SCALES:
+                _read_into(local_part(tensor), owned_ranges(tensor), name, arch, stored)
 
 
 def check_weights(directory: str | Path, arch: Architecture) -> None:
@@ -66,11 +73,21 @@ def _open_checked(directory: str | Path, arch: Architecture, stack: contextlib.E
     return stored
 
 
-def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, Any]) -> None:
-    """Copy this rank's part of one parameter out of the mapped file; padded rows become 0."""
+def _quantize_into(codes: Tensor, scales: Tensor, name: str, arch: Architecture, stored: dict[str, Any]) -> None:
+    """This rank's part of a matrix in NF4: of the same rows and columns of the file's matrix."""
+    rows, columns = owned_ranges(scales)
+    assert owned_ranges(codes) == [rows, range(columns.start * BLOCK // 2, columns.stop * BLOCK // 2)], name
+    ranges = [rows, range(columns.start * BLOCK, columns.stop * BLOCK)]
+    part = torch.empty(list(map(len, ranges)))
+    _read_into(part, ranges, name, arch, stored)
+    for target, values in zip((codes, scales), nf4.quantize(part), strict=True):
+        local_part(target).copy_(values)
+
+
+def _read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture, stored: dict[str, Any]) -> None:
+    """Copy the box `ranges` of one parameter out of the mapped file into `local`; padded rows become 0."""
     source = VOCABULARY[0] if arch.tied and name == VOCABULARY[1] else name  # a tied head apart from its embedding
     where = stored_as(source, arch)
-    local, ranges = local_part(tensor), owned_ranges(tensor)
     rows = ranges[0]
     if name in VOCABULARY:
         rows = rows[: max(0, arch.vocab_size - rows.start)]
@@ -81,7 +98,7 @@ def _read_into(tensor: Tensor, name: str, arch: Architecture, stored: dict[str, 
         for place, expert in enumerate(rows):
             local[place] = stored[where.of_expert(expert)][tuple(slice(part.start, part.stop) for part in ranges[1:])]
         return
-    first = where.part * tensor.shape[0]
+    first = where.part * parameter_shapes(arch)[source][0] if where.parts > 1 else 0
     index = (slice(first + rows.start, first + rows.stop), *(slice(part.start, part.stop) for part in ranges[1:]))
     piece = stored[where.name][index[::-1] if where.transposed else index]
     local[: len(rows)] = piece.T if where.transposed else piece

@@ -8,7 +8,8 @@ device, so a bf16, an fp32 and an fp64 model start from the same numbers.
 
 Rule, for every family (Radford et al. 2019): matrices N(0, initializer_range); the projections that write to the
 residual stream, o_proj and down_proj, have it divided by sqrt(2 layers), so that the stream's variance does not grow
-with depth; norms 1; biases 0; the padded rows of the vocabulary 0.
+with depth; norms 1; biases 0; the padded rows of the vocabulary 0. Of an adapter's factors A is N(0, 1 / (3 inputs)), the
+variance that PEFT's uniform draw has, and B is 0.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from windlass.model.architecture import Architecture
+from windlass.model.lora.adapter import A, B
 from windlass.model.slices import local_part, owned_ranges
 
 BLOCK: Final = 1 << 20
@@ -36,7 +38,10 @@ def initialise(
     `block`: elements per block; another size draws other weights."""
     for name, parameter in named_parameters:
         local = local_part(parameter)
-        std = _std(name, arch)
+        if name.endswith(f".{B}"):  # an adapter's product begins at 0
+            local.fill_(0.0)
+            continue
+        std = parameter.shape[1] ** -0.5 / 3**0.5 if name.endswith(f".{A}") else _std(name, arch)
         if std is None:
             local.fill_(0.0 if name.endswith(".bias") else 1.0)
             continue

@@ -32,6 +32,8 @@ from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
+from windlass.model.lora.adapter import Adapter
+from windlass.model.lora.linear import Linear, adapt
 from windlass.model.loss import IGNORED, Head
 from windlass.model.moe import MoE, Routed
 from windlass.model.rope import rope_tables, rotate
@@ -52,10 +54,10 @@ class Attention(nn.Module):
         super().__init__()
         size, kv_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
         self.head_dim, self.dropout = arch.head_dim, arch.attn_dropout
-        self.q_proj = nn.Linear(arch.hidden_size, size, bias=arch.qkv_bias)
-        self.k_proj = nn.Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
-        self.v_proj = nn.Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
-        self.o_proj = nn.Linear(size, arch.hidden_size, bias=arch.out_bias)
+        self.q_proj = Linear(arch.hidden_size, size, bias=arch.qkv_bias)
+        self.k_proj = Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
+        self.v_proj = Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
+        self.o_proj = Linear(size, arch.hidden_size, bias=arch.out_bias)
         self.q_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
         self.k_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
 
@@ -83,9 +85,9 @@ class MLP(nn.Module):
         super().__init__()
         hidden, inner, bias = arch.hidden_size, arch.intermediate_size, arch.mlp_bias
         self.activation = arch.activation
-        self.gate_proj = nn.Linear(hidden, inner, bias=bias) if arch.gated_mlp else None
-        self.up_proj = nn.Linear(hidden, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.gate_proj = Linear(hidden, inner, bias=bias) if arch.gated_mlp else None
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         up_BTF = self.up_proj(hidden_BTD)
@@ -140,7 +142,8 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The model, or with `layers`, `first`, `last` the part of it that a pipeline stage keeps."""
+    """The model, or with `layers`, `first`, `last` the part of it that a pipeline stage keeps. With an `adapter` it is made on
+    meta (linear.py)."""
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class Decoder(nn.Module):
         first: bool = True,
         last: bool = True,
         chunks: Chunks = USUAL,
+        adapter: Adapter | None = None,
     ):
         super().__init__()
         self.chunks = chunks
@@ -168,6 +172,7 @@ class Decoder(nn.Module):
             self.model.norm = make_norm(arch.hidden_size, arch)
             self.lm_head = Head(arch.hidden_size, arch.vocab_size, arch.padded_vocab_size, chunks.head_logits)
         self.tie()
+        adapt(self, adapter)
 
     @property
     def blocks(self) -> list[nn.Module]:

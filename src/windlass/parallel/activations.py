@@ -22,7 +22,7 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,9 @@ from torch.utils._pytree import tree_leaves
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.model.lora.adapter import Adapter, frozen_base
 from windlass.model.transformer import Decoder
+from windlass.parallel.build import store
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.recompute import KINDS, apply_recompute
 from windlass.precision.policy import Precision
@@ -76,12 +78,14 @@ def plan_recompute(
     micro_batch: int,
     length: int,
     frozen: Collection[str] = (),
+    adapter: Adapter | None = None,
 ) -> RecomputePlan:
     """What every block recomputes with micro-batches of [micro_batch, length] tokens. Raises UserError where even full keeps
     more than `config.activation_gib`."""
     if config.activation_gib is None:
         return RecomputePlan((config.recompute,) * architecture.num_layers)
-    kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), frozen)
+    base = frozen_base(architecture, adapter)
+    kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), {*frozen, *base}, adapter)
     budget = int(config.activation_gib * GIB)
     least = sum(block.full for block in kept)
     if least > budget:
@@ -129,12 +133,13 @@ def count_kept(
     device_type: str,
     shape_BT: tuple[int, int],
     frozen: Collection[str] = (),
+    adapter: Adapter | None = None,
 ) -> list[Kept]:
     """What each block keeps. Blocks that differ in nothing relevant are counted once."""
     counted: dict[object, Kept] = {}
     blocks = []
     with torch.device("meta"):
-        names = [name for name, _ in Decoder(architecture).named_parameters()]
+        names = [name for name, _ in Decoder(architecture, adapter=adapter).named_parameters()]
     trains_below = any(
         name not in frozen for name in names if not name.startswith(("model.layers.", "model.norm.", "lm_head."))
     )
@@ -143,7 +148,7 @@ def count_kept(
         trained = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name not in frozen)
         kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
         if kind not in counted:
-            part = _Part(architecture, index, precision, config.zero == 0, device_type, trained, trains_below)
+            part = _Part(architecture, adapter, index, precision, config.zero == 0, device_type, trained, trains_below)
             counted[kind] = Kept(*(part.kept_bytes(how, shape_BT) for how in KINDS))
         blocks.append(counted[kind])
         trains_below = trains_below or bool(trained)
@@ -156,6 +161,7 @@ class _Part:
     `trains_below`: whether its input has one."""
 
     architecture: Architecture
+    adapter: Adapter | None
     index: int
     precision: Precision
     is_autocast: bool
@@ -165,16 +171,20 @@ class _Part:
 
     def kept_bytes(self, kind: str, shape_BT: tuple[int, int]) -> int:
         """Bytes alive after the block's forward, with recomputation of this kind."""
-        dtype = self.precision.stored if self.is_autocast else self.precision.compute
+        # FSDP2 gathers in the dtype that computes
+        precision = self.precision if self.is_autocast else replace(self.precision, stored=self.precision.compute)
         autocast = self.precision.autocast(self.device_type) if self.is_autocast else contextlib.nullcontext()
         with torch.device("meta"):
-            part = Decoder(self.architecture, layers=range(self.index, self.index + 1), last=False).to(dtype)
+            part = Decoder(
+                self.architecture, layers=range(self.index, self.index + 1), last=False, adapter=self.adapter
+            )
+        store(part, precision, frozen_base(self.architecture, self.adapter))
         apply_recompute(part.blocks, [kind])
         alive = _Alive()
         part.blocks[0].register_forward_pre_hook(alive.enter)
         with FakeTensorMode(), torch.device(self.device_type):
             parameters = {
-                name: torch.empty(p.shape, dtype=dtype, requires_grad=self._has_gradient(name))
+                name: torch.empty(p.shape, dtype=p.dtype, requires_grad=self._has_gradient(name))
                 for name, p in part.named_parameters()
             }
             ids_BT = torch.zeros(shape_BT, dtype=torch.int64)

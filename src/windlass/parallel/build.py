@@ -10,6 +10,7 @@ import torch
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL, Chunks
+from windlass.model.lora.adapter import SCALES, Adapter, frozen_base
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
@@ -58,9 +59,22 @@ def check_compiler(config: ParallelConfig, device_type: str) -> None:
 def freeze(model: Decoder, frozen: Collection[str]) -> None:
     """Parameters of these names get no gradient: none is computed, kept, or reduced. A tied head follows its embedding, on
     another pipeline stage too."""
-    names = {*frozen, HEAD} if model.arch.tied and EMBEDDING in frozen else frozen
+    names = _with_mirror(frozen, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
+
+
+def _with_mirror(names: Collection[str], model: Decoder) -> Collection[str]:
+    return {*names, HEAD} if model.arch.tied and EMBEDDING in names else names
+
+
+def store(part: Decoder, precision: Precision, base: Collection[str]) -> None:
+    """On meta: what is trained in the dtype of the masters. The frozen base of an adapter has none, and is stored as it computes;
+    NF4's codes and scales keep their dtypes."""
+    in_compute = _with_mirror(base, part)
+    for name, parameter in part.named_parameters():
+        if parameter.is_floating_point() and not name.endswith(f".{SCALES}"):
+            parameter.data = parameter.data.to(precision.compute if name in in_compute else precision.stored)
 
 
 def build_program(
@@ -73,37 +87,42 @@ def build_program(
     frozen: Collection[str] = (),
     recompute: Sequence[str] | None = None,
     probe: Probe = UNWATCHED,
+    adapter: Adapter | None = None,
 ) -> Program:
     """The decoder laid out over `mesh`, holding the weights that `fill` wrote. Collective: all ranks call it alike.
 
     Each rank then keeps its own shard of the parameters and nothing else; no rank ever holds the whole model. `frozen`:
-    names of parameters that are not trained. `recompute`: the kind of each block, where a budget chose (activations.py).
+    names of parameters that are not trained, besides the base of an `adapter`. `recompute`: the kind of each block, where a
+    budget chose (activations.py).
     """
     stages = None if mesh.layout.pp == 1 else cut_stages(architecture, mesh.layout.pp, config.schedule)
     with torch.device("meta"):  # shapes only: a rank never builds what it does not keep
-        parts = [Decoder(architecture, chunks=probe.chunks)]
-        if stages is not None:
-            parts = stages.parts(architecture, mesh.coordinate["pp"], probe.chunks)
+        if stages is None:
+            parts = [Decoder(architecture, chunks=probe.chunks, adapter=adapter)]
+        else:
+            parts = stages.parts(architecture, mesh.coordinate["pp"], probe.chunks, adapter)
+    base = frozen_base(architecture, adapter)
     for part in parts:
-        _lay_out(part.to(precision.stored), config, precision, mesh, device, frozen, recompute)
+        store(part, precision, base)
+        _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute)
     fill({name: parameter for part in parts for name, parameter in part.named_parameters()})
     for part in parts:
         probe.watch(part)
     program: Program
     if stages is not None:
-        program = PipelineProgram(parts, stages, mesh, precision, config)
+        program = PipelineProgram(parts, stages, mesh, precision, config, base)
     else:
         (model,) = parts
         is_wrapped = config.zero == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
         # after filling: it copies nothing later
         caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
         bucket_mib = config.bucket_mib if config.zero == 0 and not is_wrapped else None
-        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib)
+        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib, base)
     for part in parts:
         own = {id(parameter) for parameter in part.parameters()}
         records = [record for record in program.records() if id(record.tensor) in own]
         check_units(part, part.blocks, records, config.blocks_per_unit)
-    check_dtypes(program.records(), precision.stored)
+    check_dtypes(program.records(), precision)
     return program
 
 

@@ -14,8 +14,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from windlass.errors import BadLayout
+from windlass.model.lora.adapter import CODES, SCALES
 from windlass.parallel.fsdp import dealt_experts, fsdp_units
 from windlass.parallel.records import Record
+from windlass.precision.policy import Precision
 
 
 def check_units(
@@ -42,15 +44,21 @@ def check_units(
         )
 
 
-def check_dtypes(records: Sequence[Record], stored: torch.dtype) -> None:
-    """Every parameter is stored in the policy's dtype."""
-    wrong = [record for record in records if record.tensor.dtype != stored]
+def check_dtypes(records: Sequence[Record], precision: Precision) -> None:
+    """Every parameter is stored in the policy's dtype; an adapter's frozen base in the one that computes, or in NF4."""
+    wrong = [record for record in records if record.tensor.dtype not in _allowed(record, precision)]
     if wrong:
         raise BadLayout(
-            f"{wrong[0].name} is {wrong[0].tensor.dtype}, and {len(wrong) - 1} more differ from {stored}",
+            f"{wrong[0].name} is {wrong[0].tensor.dtype}, and {len(wrong) - 1} more differ from {precision.stored}",
             "all parameters are stored in the dtype of precision.policy",
             "cast the model before it is sharded",
         )
+
+
+def _allowed(record: Record, precision: Precision) -> tuple[torch.dtype, ...]:
+    if record.kept:
+        return (precision.stored,)
+    return {CODES: (torch.uint8,), SCALES: (torch.bfloat16,)}.get(record.name.rpartition(".")[2], (precision.compute,))
 
 
 def check_optimizer(groups: Sequence[Mapping[str, Any]], records: Sequence[Record]) -> None:

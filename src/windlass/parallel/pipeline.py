@@ -28,7 +28,7 @@ Source: Huang et al., arXiv 1811.06965; torch.distributed.pipelining.
 Legend: B sequences, T positions, D hidden size, V rows of the vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,19 +52,29 @@ from windlass.precision.policy import Precision
 
 
 class PipelineProgram(DecoderProgram):
-    """`parts`: this rank's stages, laid out (build.py), in the order of `stages.of_rank`."""
+    """`parts`: this rank's stages, laid out (build.py), in the order of `stages.of_rank`. `base`: parameters that no checkpoint
+    keeps."""
 
     def __init__(
-        self, parts: Sequence[Decoder], stages: Stages, mesh: Mesh, precision: Precision, config: ParallelConfig
+        self,
+        parts: Sequence[Decoder],
+        stages: Stages,
+        mesh: Mesh,
+        precision: Precision,
+        config: ParallelConfig,
+        base: Collection[str] = (),
     ):
         group: dist.ProcessGroup = mesh.dense["pp"].get_group()
         self._tie = _tie(parts, stages, group)
         mirror = self._tie.head if self._tie else None
         named = [named for part in parts for named in part.named_parameters()]
-        records = [Record(name, p, torch.Size(p.shape)) for name, p in named if p is not mirror]
+        records = [Record(name, p, torch.Size(p.shape), kept=name not in base) for name, p in named if p is not mirror]
         super().__init__(parts, mesh, precision, records)
         self.parts, self.stages = list(parts), stages
         self._config, self._group = config, group
+        # autocast keeps the stream in the dtype of the embedding, which FSDP2 casts
+        is_stored = config.zero == 0 and EMBEDDING not in base
+        self._stream = precision.stored if is_stored else precision.compute
         self._rank = mesh.coordinate["pp"]
         self._part_of = dict(zip(stages.of_rank(self._rank), self.parts, strict=True))
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
@@ -120,12 +130,10 @@ class PipelineProgram(DecoderProgram):
         return torch.promote_types(self._precision.compute, torch.float32)
 
     def _hidden(self, shape_BT: torch.Size, device: torch.device) -> torch.Tensor:
-        """An empty [B, T, D] as one stage hands it to the next, T/tp of it where tp cuts the stream: autocast keeps the stream in
-        the stored dtype."""
-        dtype = self._precision.stored if self._config.zero == 0 else self._precision.compute
+        """An empty [B, T, D] as one stage hands it to the next, T/tp of it where tp cuts the stream."""
         rows, positions = shape_BT
         shape = (rows, positions // self.mesh.layout.tp, self.parts[0].arch.hidden_size)
-        return torch.empty(shape, dtype=dtype, device=device)
+        return torch.empty(shape, dtype=self._stream, device=device)
 
     def _schedule(self, num_micro: int, shape_BT: torch.Size) -> Any:
         """Made once per number and shape of micro-batches: a stage keeps buffers of one shape, and another would hang."""

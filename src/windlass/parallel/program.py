@@ -9,7 +9,7 @@ need nothing special. A mean of per-rank means would differ by up to 1e-2 in los
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -91,7 +91,7 @@ class DecoderProgram:
 class ShardedProgram(DecoderProgram):
     """One decoder per rank: a single process, DDP, ZeRO-2, ZeRO-3 or HSDP. `model` has parallel/build's techniques applied;
     `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
-    backward ends (zero 0 beside tensor ranks)."""
+    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps."""
 
     def __init__(
         self,
@@ -101,8 +101,10 @@ class ShardedProgram(DecoderProgram):
         precision: Precision,
         zero: int,
         bucket_mib: float | None = None,
+        base: Collection[str] = (),
     ):
-        records = [Record(name, p, torch.Size(p.shape)) for name, p in model.named_parameters()]
+        named = model.named_parameters()
+        records = [Record(name, p, torch.Size(p.shape), kept=name not in base) for name, p in named]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller = model, caller
         self._zero, self._bucket_mib = zero, bucket_mib

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.flops import active
+from windlass.model.lora.adapter import Adapter
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import Schedule
 from windlass.parallel.schedules import owners
@@ -34,10 +35,12 @@ class Stages:
     def of_rank(self, rank: int) -> list[int]:
         return [stage for stage, owner in enumerate(self.owners) if owner == rank]
 
-    def parts(self, arch: Architecture, rank: int, chunks: Chunks = USUAL) -> list[Decoder]:
+    def parts(
+        self, arch: Architecture, rank: int, chunks: Chunks = USUAL, adapter: Adapter | None = None
+    ) -> list[Decoder]:
         """The stages of one pipeline rank, in order. A tied head and its embedding are two parameters, on one rank too."""
         last = len(self.layers) - 1
-        return [Decoder(arch, self.layers[s], s == 0, s == last, chunks) for s in self.of_rank(rank)]
+        return [Decoder(arch, self.layers[s], s == 0, s == last, chunks, adapter) for s in self.of_rank(rank)]
 
     def __str__(self) -> str:
         """`0-3, 4-7 | 8-10, 11`: the blocks of each stage, by rank."""

@@ -42,6 +42,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from windlass.model.lora import nf4
+from windlass.model.lora.linear import Linear
 from windlass.model.loss import Cut, Head, head_loss
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
@@ -83,24 +85,60 @@ def _own(parameter: nn.Parameter | None) -> Tensor:
     return parameter.to_local()
 
 
-def _shared(parameter: nn.Parameter | None) -> Tensor | None:
+def _shared(parameter: nn.Parameter | None) -> Tensor:
     """A parameter that every rank holds whole; its gradient here is one part of a sum over the ranks."""
-    if parameter is None:
-        return None
     assert isinstance(parameter, DTensor)
     return parameter.to_local(grad_placements=[Partial()])
 
 
-class ColumnLinear(nn.Module):
-    """[B, T, D] -> this rank's output features [B, T, F/t]."""
+class _CutLinear(nn.Module):
+    """What a matrix cut by rows and one cut by columns share: its parameters, as model/linear.py has them, each cut where the
+    matrix is. Of the factors one is cut with it and the other whole, and the product of the cut ones is this rank's part of
+    the whole: no message more than without them."""
 
-    def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
+    cut: Placement
+    weight: nn.Parameter | None
+    codes: nn.Parameter | None
+    scales: nn.Parameter | None
+
+    def __init__(self, linear: Linear, mesh: DeviceMesh):
         super().__init__()
-        self.weight = _cut(linear.weight, mesh, BY_ROWS)
-        self.bias = _cut(linear.bias, mesh, BY_ROWS)
+        self.mesh, self.scale = mesh, linear.scale
+        for name in ("weight", "codes", "scales"):
+            self.register_parameter(name, _cut(getattr(linear, name), mesh, self.cut))
+        is_rows = self.cut == BY_ROWS
+        self.bias = _cut(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
+        self.lora_A, self.lora_B = linear.lora_A, linear.lora_B
+        if self.lora_A is not None and self.lora_B is not None:
+            self.lora_A.weight = cut_parameter(self.lora_A.weight, mesh, WHOLE if is_rows else BY_COLUMNS)
+            self.lora_B.weight = cut_parameter(self.lora_B.weight, mesh, BY_ROWS if is_rows else WHOLE)
+
+    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.codes is None:
+            out = functional.linear(x, _own(self.weight), bias)
+        else:
+            out = nf4.product(x, _own(self.codes), _own(self.scales))
+            out = out if bias is None else out + bias
+        if self.lora_A is None or self.lora_B is None:
+            return out
+        a, b = self.factors(self.lora_A.weight, self.lora_B.weight)
+        return out + self.scale * functional.linear(functional.linear(x, a), b)
+
+    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """As this rank computes with them."""
+        raise NotImplementedError
+
+
+class ColumnLinear(_CutLinear):
+    """[B, T, D] -> this rank's output features [B, T, F/t]. A is whole, B cut by rows."""
+
+    cut = BY_ROWS
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return functional.linear(x_BTD, _own(self.weight), None if self.bias is None else _own(self.bias))
+        return self.multiply(x_BTD, None if self.bias is None else _own(self.bias))
+
+    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
+        return _shared(a), _own(b)
 
 
 class SharedLinear(nn.Module):
@@ -111,24 +149,21 @@ class SharedLinear(nn.Module):
         self.weight = _cut(linear.weight, mesh, WHOLE)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        weight = _shared(self.weight)
-        assert weight is not None
-        return functional.linear(x_BTD, weight)
+        return functional.linear(x_BTD, _shared(self.weight))
 
 
-class RowLinear(nn.Module):
-    """This rank's input features [B, T, F/t] -> its positions of the whole product [B, S, D]. The bias is added once, after."""
+class RowLinear(_CutLinear):
+    """This rank's input features [B, T, F/t] -> its positions of the whole product [B, S, D]. The bias is added once, after. A
+    is cut by columns, B whole."""
 
-    def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
-        super().__init__()
-        self.mesh = mesh
-        self.weight = _cut(linear.weight, mesh, BY_COLUMNS)
-        self.bias = _cut(linear.bias, mesh, WHOLE)
+    cut = BY_COLUMNS
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        out_BSD = scatter(functional.linear(x_BTF, _own(self.weight)), self.mesh)
-        bias_D = _shared(self.bias)
-        return out_BSD if bias_D is None else out_BSD + bias_D
+        out_BSD = scatter(self.multiply(x_BTF), self.mesh)
+        return out_BSD if self.bias is None else out_BSD + _shared(self.bias)
+
+    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
+        return _own(a), _shared(b)
 
 
 class Norm(nn.Module):
@@ -145,7 +180,8 @@ class Norm(nn.Module):
         weight = _shared(self.weight)
         if self.is_layer_norm:
             assert self.eps is not None
-            return functional.layer_norm(x, self.shape, weight, _shared(self.bias), self.eps)
+            bias = None if self.bias is None else _shared(self.bias)
+            return functional.layer_norm(x, self.shape, weight, bias, self.eps)
         return functional.rms_norm(x, self.shape, weight, self.eps)
 
 
@@ -180,9 +216,7 @@ class PositionEmbedding(nn.Module):
         self.weight = _cut(embedding.weight, mesh, WHOLE)
 
     def forward(self, positions: Tensor) -> Tensor:
-        weight = _shared(self.weight)
-        assert weight is not None
-        return functional.embedding(positions, weight)
+        return functional.embedding(positions, _shared(self.weight))
 
 
 class VocabularyHead(nn.Module):

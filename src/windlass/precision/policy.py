@@ -72,6 +72,11 @@ class Precision:
         return torch.autocast(device_type, self.compute) if self.is_mixed else nullcontext()
 
 
+def uniform(dtype: torch.dtype) -> Precision:
+    """Everything in one dtype."""
+    return Precision(dtype, dtype, dtype, dtype, None, is_stochastic=False)
+
+
 def precision_of(config: PrecisionConfig) -> Precision:
     return Precision(
         stored=DTYPES[config.stored],

@@ -6,9 +6,11 @@ Inside:
 
 fold_layout    a layout folded to the ranks at hand
 proxy          a small model and data set with everything that can make a layout wrong
+proxy_adapter  the recipe's adapter in that model, and the same one for the reference
 watch          the real training on the pool's ranks, watched
 reference_run  rows, model and training of one process
 reference      the same training in torch and transformers alone; shares no code with the layouts
+reference_adapter  low-rank factors and NF4 in that oracle
 verdict        what is printed and written of each layout
 compare        a layout's numbers against those of one process
 pool           a pool of gloo ranks that serves many small cases per start

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from windlass.model.architecture import Architecture
+from windlass.model.lora.adapter import is_factor
 from windlass.model.names import names_of
 from windlass.proof.reference_run import Expected, ReferenceRun, trimmed
 from windlass.proof.watch import EMBEDDED, Seen
@@ -104,7 +105,8 @@ def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -
 def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> ProofRow:
     """Every tensor of the model, whole, on every rank that has it. Of those that differ the message names the one nearest to the
     loss: backward carries a mistake from where it is made down to the embedding."""
-    names = names_of(architecture)
+    factors = {name for held in (expected, *ranks) for name in held if is_factor(name)}
+    names = names_of(architecture) | {name: (name,) for name in factors}
     most = max((float(tensor.abs().max()) for tensor in expected.values()), default=0.0)
     largest, compared = 0.0, 0
     wrong: dict[str, str] = {}  # name -> its difference
@@ -138,7 +140,8 @@ def _depth(name: str) -> tuple[int, int, int]:
     before, dot, rest = name.partition(".layers.")
     if not dot:
         return (0 if ".embed_" in before else 2, "lm_head" in before, 0)
-    return (1, int(rest.partition(".")[0]), DATAFLOW.index(name.split(".")[-2]))
+    module = name.rsplit(".", 3)[1 if is_factor(name) else 2]
+    return (1, int(rest.partition(".")[0]), DATAFLOW.index(module))
 
 
 def _told(rank: int, ours: torch.Tensor, theirs: torch.Tensor, apart: torch.Tensor) -> str:
@@ -217,6 +220,10 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
     held = [trimmed(one.weights, architecture) for one in seen]
     yield tensors(f"weights after {len(one_process.losses)} steps", held, one_process.weights, architecture)
     scored = [one.evaluations for one in seen]
+    touched = [(rank, name) for rank, one in enumerate(seen) for name in one.touched]
+    if any(is_factor(name) for name in one_process.weights):
+        where = f"{touched[0][1]} on rank {touched[0][0]} has other bits than before the first step" if touched else ""
+        yield ProofRow("frozen base", f"{_count(seen, 'rank')}", float(len(touched)), 0.0, where)
     yield numbers("validation before", [one[:1] for one in scored], one_process.evaluations[:1], 0)
     yield numbers("validation after", [one[1:] for one in scored], one_process.evaluations[1:], len(one_process.losses))
     if any(one_process.figures):

@@ -17,16 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from windlass.adapters.config import AdapterConfig
 from windlass.config import RunConfig, check_recipe
-from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.architecture import Architecture
 from windlass.model.attention.context import copies
 from windlass.model.chunks import Chunks
-from windlass.model.names import names_of
+from windlass.model.lora.adapter import adapted_shapes, adapter_of, called, trained_shapes
 from windlass.optim.rules import assign
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.pipeline import micro_batch_errors
 from windlass.parallel.schedules import owners
 from windlass.proof.fold_layout import Cell
+from windlass.proof.proxy_adapter import adapter_section, represented, widened
 
 STEPS: Final = 3
 VOCABULARY: Final = 269  # 256 bytes, the end of a text, merges; a prime
@@ -66,6 +68,8 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
     """Writes model and text of the proxy model below `directory`. `architecture`: the recipe's own."""
     layers = choose_layers(config, architecture, cell)
     small = shrink(architecture, cell, layers, config.parallel)
+    if config.adapter.base == "nf4":
+        small = widened(small, cell.layout.tp)
     unproved: list[str] = []
     parallel = _parallel(config, cell, unproved)
     micro = min(2, config.run.micro_batch)
@@ -76,6 +80,8 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
     if config.run.start_from is not None:
         unproved.append("run.start_from: the proxy model begins with weights of its own")
     write_text(directory / "text")
+    section = adapter_section(config, architecture, small, layers, directory / "adapter")
+    adapter = adapter_of(AdapterConfig.model_validate(section), small)
     tree = {
         "run": {
             "directory": str(directory / "run"),
@@ -85,19 +91,12 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
             "seed": 11,
         },
         "model": {"from": str(directory / "model")},
-        "data": {
-            "sources": [{"path": str(directory / "text")}],
-            "tokenizer": {"train": VOCABULARY},
-            "directory": str(directory / "data"),
-            "sequence_length": length,
-            "isolate": config.data.isolate,
-            "packing": config.data.packing,
-            "validation": 0.1,
-        },
+        "data": _data(config, length, directory),
+        "adapter": section,
         "objective": config.objective.model_dump(by_alias=True),
         "parallel": parallel,
         "precision": {"policy": "fp64"},
-        "optim": _optim(config, architecture, small, layers, unproved),
+        "optim": _optim(config, architecture, called(small, adapter), layers, unproved),
         "checkpoint": {"every_steps": 1, "every_minutes": None, "keep_last": STEPS + 1},
         "evaluate": {"every_steps": STEPS, "sequences": 8},
         "report": {"every_steps": 1},
@@ -120,11 +119,15 @@ def chunk_of(tokens: int) -> int:
 
 def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> list[int]:
     """The layers of the model that the proxy model's represent: one of each kind, spread over the depth, in rising order."""
-    rules = assign(config.optim.groups, names_of(architecture))
+    adapter = adapter_of(config.adapter, architecture)
+    rules = assign(config.optim.groups, called(architecture, adapter))
     kinds: dict[Any, int] = {}
+    shapes, trained = adapted_shapes(architecture, adapter), trained_shapes(architecture, adapter)
     for layer in range(architecture.num_layers):
-        inside = {name.split(".", 3)[3]: name for name in parameter_shapes(architecture) if f".layers.{layer}." in name}
-        groups = tuple(str(rules[name].effect) if name in rules else "" for name in inside.values())
+        inside = {name.split(".", 3)[3]: name for name in shapes if f".layers.{layer}." in name}
+        groups = tuple(
+            (own, name in trained, str(rules[name].effect) if name in rules else "") for own, name in inside.items()
+        )
         listed = (architecture.window_layers, architecture.unrotated_layers, architecture.dense_layers)
         kinds.setdefault((*(layer in one for one in listed), groups), layer)
     stages = len(owners(cell.parallel.schedule, cell.layout.pp))
@@ -193,6 +196,18 @@ def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: Par
     )
 
 
+def _data(config: RunConfig, length: int, directory: Path) -> dict[str, Any]:
+    return {
+        "sources": [{"path": str(directory / "text")}],
+        "tokenizer": {"train": VOCABULARY},
+        "directory": str(directory / "data"),
+        "sequence_length": length,
+        "isolate": config.data.isolate,
+        "packing": config.data.packing,
+        "validation": 0.1,
+    }
+
+
 def _length(cell: Cell) -> int:
     """Positions: the first odd multiple of what the layout cuts that is not less than LENGTH."""
     unit = cell.layout.tp * (2 * cell.layout.context if cell.layout.context > 1 else 1)
@@ -222,39 +237,33 @@ def _parallel(config: RunConfig, cell: Cell, unproved: list[str]) -> dict[str, A
 
 
 def _optim(
-    config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int], unproved: list[str]
+    config: RunConfig,
+    architecture: Architecture,
+    names: Mapping[str, tuple[str, ...]],
+    layers: list[int],
+    unproved: list[str],
 ) -> dict[str, Any]:
     optim = config.optim
     given = optim.model_dump()
     given |= {"learning_rate": LEARNING_RATE, "warmup_steps": 0, "max_norm": MAX_NORM}
     given["epsilon"] = max(optim.epsilon, EPSILON)
-    given["groups"] = _groups(config, architecture, small, layers)
+    given["groups"] = _groups(config, architecture, names, layers)
     if len(given["groups"]) < sum(bool(group.effect) for group in optim.groups):
         unproved.append("optim.groups: some name layers only that the proxy model has no room for")
     return given
 
 
 def _groups(
-    config: RunConfig, architecture: Architecture, small: Architecture, layers: list[int]
+    config: RunConfig, architecture: Architecture, own: Mapping[str, tuple[str, ...]], layers: list[int]
 ) -> list[dict[str, Any]]:
-    """The recipe's groups, each with the names of the proxy model's parameters that represent its own."""
-    rules = assign(config.optim.groups, names_of(architecture))
-    own: Mapping[str, tuple[str, ...]] = names_of(small)
+    """The recipe's groups, each with the names of the proxy model's parameters that represent its own. `own`: all of those."""
+    rules = assign(config.optim.groups, called(architecture, adapter_of(config.adapter, architecture)))
     groups = []
     for group in config.optim.groups:
-        names = [name for name in own if rules.get(_represented(name, layers)) is group]
+        names = [name for name in own if rules.get(represented(name, layers)) is group]
         if names and group.effect:  # one without an effect exempts its names, and here no later group names them
             groups.append(group.model_dump() | {"names": sorted({one for name in names for one in own[name]})})
     return groups
-
-
-def _represented(name: str, layers: list[int]) -> str:
-    """The parameter of the model that one of the proxy model represents."""
-    before, dot, rest = name.partition(".layers.")
-    if not dot:
-        return name
-    at, _, inner = rest.partition(".")
-    return f"{before}.layers.{layers[int(at)]}.{inner}"
 
 
 def write_text(directory: Path) -> None:

@@ -22,6 +22,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from windlass.proof.reference_adapter import LowRank, adapted
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -61,6 +63,7 @@ class ReferenceSettings:
     max_norm: float = 1.0
     groups: Sequence[Group] = ()
     muon: bool = False
+    adapter: LowRank | None = None
 
 
 class _Computing(TorchFunctionMode):
@@ -155,9 +158,8 @@ def train_reference(
     scored only."""
     model = load_model(directory, dtype).train()
     config: Any = model.config
-    named = dict(model.named_parameters())
-    optimizers = _optimizers(named, settings)
-    losses, norms, figures = [], [], []
+    named = adapted(model, settings.adapter, dtype) if settings.adapter else dict(model.named_parameters())
+    optimizers, losses, norms, figures = _optimizers(named, settings), [], [], []
     gradients: dict[str, torch.Tensor] = {}
     first_weights: dict[str, torch.Tensor] = {}
     streams: dict[int, torch.Tensor] = {}
@@ -183,7 +185,8 @@ def train_reference(
         with _Computing(dtype):  # torch's Muon casts to bfloat16 by itself
             for optimizer in optimizers:
                 optimizer.step()
-        model.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         losses.append(float(loss.detach()))
         weights = {name: p.detach().clone() for name, p in named.items()}
         first_weights = first_weights or weights

@@ -25,11 +25,13 @@ from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
 from windlass.model.init import initialise
+from windlass.model.lora.adapter import is_factor
 from windlass.model.loss import IGNORED
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate
 from windlass.parallel.program import Batch
+from windlass.proof.proxy_adapter import low_rank
 from windlass.proof.reference import Group, ReferenceSettings, Trace, by_matrix, train_reference
 from windlass.proof.watch import DRAWN_BLOCK, odd
 
@@ -142,6 +144,8 @@ def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
         return "optim.groups that name experts, whose gate and up are one parameter in transformers"
     if architecture.dropout:
         return "dropout, whose masks transformers draws otherwise"
+    if architecture.family == "gpt2" and config.adapter.kind != "none" and names:
+        return "optim.groups beside an adapter of GPT-2, whose query, key and value are one module in transformers"
     if optim.kind == "muon" and (architecture.family == "gpt2" or optim.muon != MuonConfig()):
         return "Muon with other settings than torch's own has, or on GPT-2's fused matrices"
     return None
@@ -149,6 +153,7 @@ def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
 
 def reference(
     config: RunConfig,
+    architecture: Architecture,
     directory: Path,
     rows: Sequence[dict[str, torch.Tensor]],
     held_out: Sequence[dict[str, torch.Tensor]],
@@ -165,6 +170,7 @@ def reference(
         optim.max_norm,
         [Group(group.names, group.learning_rate_scale, group.weight_decay, group.frozen) for group in optim.groups],
         muon=optim.kind == "muon",
+        adapter=low_rank(config, architecture),
     )
     batches, scored = ([_batch(row) for row in some] for some in (rows, held_out))
     return train_reference(directory, batches, torch.float64, settings, scored)
@@ -185,7 +191,7 @@ def by_our_names(tensors: dict[str, torch.Tensor], architecture: Architecture) -
         if where.name in tensors:
             tensor = tensors[where.name].T if where.transposed else tensors[where.name]
             ours[name] = tensor.chunk(where.parts)[where.part]
-    return ours
+    return ours | {name: tensor for name, tensor in tensors.items() if is_factor(name)}
 
 
 def trimmed(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:

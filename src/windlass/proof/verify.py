@@ -182,7 +182,7 @@ def _reference_run(
     why_not = has_reference(proxy.config, proxy.architecture)
     if why_not is None:
         with contextlib.redirect_stderr(io.StringIO()):  # transformers' progress bar
-            trace = reference(proxy.config, proxy.directory / "model", *given)
+            trace = reference(proxy.config, proxy.architecture, proxy.directory / "model", *given)
         found = (trace.gradients, trace.first_weights, trace.weights)
         gradients, first, weights = (by_our_names(tensors, proxy.architecture) for tensors in found)
         return ReferenceRun(

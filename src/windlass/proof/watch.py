@@ -29,6 +29,7 @@ from windlass.parallel.build import Probe, build_program
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
+from windlass.parallel.runtime_checks import hash_of
 from windlass.precision.policy import precision_of
 from windlass.runtime import Stop, start_runtime
 from windlass.signals import Signals
@@ -63,6 +64,8 @@ class Seen:
     streams: dict[int, torch.Tensor] = field(default_factory=dict)
     """Of the first step: per layer that this rank has, the sum and the sum of squares of its part of the residual stream
     behind that layer; EMBEDDED: before the first."""
+    touched: list[str] = field(default_factory=list)
+    """Of an adapter's frozen base, what this rank has of it: tensors with other bits after training."""
 
 
 class Watcher:
@@ -85,8 +88,8 @@ class Watcher:
         return loss
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Collective."""
-        return {record.name: whole(record.tensor) for record in self.records() if record.counted}
+        """Of what is trained beside an adapter, else of all parameters. Collective."""
+        return {record.name: whole(record.tensor) for record in self.records() if record.counted and record.kept}
 
     def adapt(self, norm: torch.Tensor) -> None:
         self._seen.norms.append(float(norm))
@@ -212,10 +215,14 @@ def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Se
         mesh = run.program.mesh  # its coordinates, not the property that the loader uses: that is proved here
         seen.batch_rank = mesh.coordinate["replicate"] * mesh.layout.shard + mesh.coordinate["shard"]
         watcher = Watcher(run.program, seen, streams)
+        held = {record.name: int(hash_of(record.tensor)) for record in run.program.records() if not record.kept}
         source = WatchedSource(run.source, seen, borders)
         loop(replace(run, program=watcher, source=source), Stop(runtime, Signals()))
         seen.weights = watcher.weights()
-        return seen
+        base = [record for record in run.program.records() if not record.kept]
+        return replace(
+            seen, touched=[record.name for record in base if int(hash_of(record.tensor)) != held[record.name]]
+        )
 
 
 def draw(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ open_saved        opens a run, a checkpoint or a Hugging Face directory for read
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
+base_model        the frozen base of a run with an adapter: which files, and whether they are the same
 run_directory     makes and locks the run directory; its checkpoints
 
 Inside:

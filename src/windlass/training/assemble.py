@@ -17,6 +17,7 @@ from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
 from windlass.training.announce import announce
+from windlass.training.base_model import base_of, complete_adapter
 from windlass.training.base_model_files import base_files
 from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
@@ -24,7 +25,7 @@ from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import nothing, restore, starting_weights, state_tensors
+from windlass.training.restore import kept_weights, restore, starting_weights, state_tensors
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints
 
@@ -48,15 +49,16 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         config = make_ready_once(config, runtime)
     prepared = open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
-    config = keep_policy(config, trainer_state) if trainer_state else config
+    config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
     notes = check_data(trainer_state, config, prepared, runtime)
-    architecture, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
+    architecture, adapter, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
     opened.enter_context(locked_directory(config.run.directory, runtime))
     opened.enter_context(redirected_output(config.run.directory, runtime.rank))
     console = open_console(config, runtime)
-    fill = nothing if trainer_state else starting_weights(config, architecture)
-    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe)
+    base = base_of(config, runtime, trainer_state)
+    fill = kept_weights(config, architecture) if trainer_state else starting_weights(config, architecture)
+    program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe, adapter)
     checkpoints = open_checkpoints(config, runtime, console.say)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, log)
@@ -79,7 +81,8 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         checkpoints=checkpoints,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
-        base=base_files(config, is_new=trainer_state is None),
+        base=base,
+        base_files=base_files(config, is_new=trainer_state is None),
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )

@@ -9,11 +9,6 @@ from windlass.errors import UserError
 from windlass.settings import Settings
 
 
-class AdapterConfig(Settings):
-    kind: Literal["none"] = "none"
-    """none: all parameters are trained."""
-
-
 class RunSettings(Settings):
     directory: Path
     """Directory for everything that the run writes. A run that is started on it again resumes."""

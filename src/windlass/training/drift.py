@@ -43,6 +43,7 @@ FREE = (
     "run.micro_batch",
     "run.start_from",
     "run.start_what",
+    "adapter.from",
     "run.accept_drift",
     "data.directory",
     "data.cache",

@@ -6,6 +6,7 @@ import torch
 
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
+from windlass.model.lora.adapter import Adapter
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
@@ -25,12 +26,13 @@ def open_program(
     recompute: Sequence[str],
     fill: Fill,
     probe: Probe = UNWATCHED,
+    adapter: Adapter | None = None,
 ) -> tuple[Program, Optimizer]:
     """The model on all ranks, filled by `fill`, and its optimizer. Collective."""
     mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
     precision = precision_of(config.precision)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
-    program = build_program(*parts, fill, frozen_names(rules), recompute, probe)
+    program = build_program(*parts, fill, frozen_names(rules), recompute, probe, adapter)
     return program, optimizer_of(config, program, rules, precision)
 
 

@@ -16,12 +16,17 @@ from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
+from windlass.config import check_recipe
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, load_weights, stored_sizes
+from windlass.model.lora.adapter import Adapter, adapter_of, frozen_base
 from windlass.model.open_config import StoredSizes, architecture_within, read_hf_config
 from windlass.model.transformer import Decoder
+from windlass.parallel.build import store
+from windlass.precision.policy import uniform
+from windlass.training.base_model import find_base
 
 REQUIRED: Final = {"step": int, "model": dict, "config": dict, "data": dict}
 
@@ -36,6 +41,9 @@ class SavedModel:
     directory: Path
     step: int | None
     trainer_state: dict[str, Any]
+    adapter: Adapter | None = None
+    base: Path | None = None
+    """With an adapter: where its frozen base was read from."""
 
 
 def read_trainer_state(directory: Path) -> dict[str, Any]:
@@ -44,8 +52,9 @@ def read_trainer_state(directory: Path) -> dict[str, Any]:
     checkpoint = Checkpoint.open(directory)
     trainer_state: Any = unseal(checkpoint.read(TRAINER_STATE), TRAINER_STATE).get("trainer_state")
     check_trainer_state(trainer_state, directory)
-    weights = [tensor.shape for name, tensor in read_index(checkpoint).items() if name.startswith("model.")]
-    architecture_within(trainer_state["model"], StoredSizes(len(weights), sum(map(math.prod, weights))), directory)
+    if "base" not in trainer_state:  # else the files of the base are compared, when they are opened
+        weights = [tensor.shape for name, tensor in read_index(checkpoint).items() if name.startswith("model.")]
+        architecture_within(trainer_state["model"], StoredSizes(len(weights), sum(map(math.prod, weights))), directory)
     return dict(trainer_state)
 
 
@@ -78,26 +87,47 @@ def open_reader(directory: Path, rank: int, world: int, group: dist.ProcessGroup
     return Checkpoints(directory.parent, CheckpointConfig(), run_id="reader", rank=rank, world=world, group=group)
 
 
-def open_saved(path: Path, step: int | None = None, dtype: torch.dtype = torch.float32) -> SavedModel:
-    """The model at `path` on the CPU, in `dtype`. Raises UserError where there is none, BadCheckpoint where it is damaged."""
+def open_saved(
+    path: Path, step: int | None = None, dtype: torch.dtype = torch.float32, base: Path | None = None
+) -> SavedModel:
+    """The model at `path` on the CPU, in `dtype`; of a run with an adapter beside its base, which is at `base` if it has moved.
+    Raises UserError where there is none, BadCheckpoint where it is damaged."""
     if (path / "config.json").is_file():
         architecture = architecture_within(read_hf_config(path), stored_sizes(path), path)
         check_weights(path, architecture)  # before memory is taken for them
-        model = _empty(architecture, dtype)
+        model = empty(architecture, dtype)
         load_weights(path, architecture, dict(model.named_parameters()))
         return SavedModel(model, architecture, path, path, None, {})
     directory = find_checkpoint(path, step)
     trainer_state = read_trainer_state(directory)
     architecture = architecture_from_hf(trainer_state["model"])
-    model = _empty(architecture, dtype)
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    adapter, source = None, None
+    if "base" in trainer_state:
+        source = find_base(trainer_state, base)
+        architecture_within(trainer_state["model"], stored_sizes(source), source)
+        adapter = adapter_of(check_recipe(trainer_state["config"]).adapter, architecture)
+    elif base is not None:
+        raise UserError(
+            f"--base {base} with {directory}",
+            "this checkpoint holds the whole model: it has no base",
+            "leave --base out",
+        )
+    model = empty(architecture, dtype, adapter)
+    trained = dict(model.named_parameters())
+    if source is not None:
+        frozen = frozen_base(architecture, adapter)
+        load_weights(source, architecture, {name: trained.pop(name) for name in frozen})
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in trained.items()}
     open_reader(directory, 0, 1, None).restore_from(directory, tensors, what="weights")
-    return SavedModel(model, architecture, directory / "tokenizer", directory, trainer_state["step"], trainer_state)
+    tokenizer, at = directory / "tokenizer", trainer_state["step"]
+    return SavedModel(model, architecture, tokenizer, directory, at, trainer_state, adapter, source)
 
 
-def _empty(architecture: Architecture, dtype: torch.dtype) -> Decoder:
+def empty(architecture: Architecture, dtype: torch.dtype, adapter: Adapter | None = None) -> Decoder:
+    """The model on the CPU, with memory and without values."""
     with torch.device("meta"):
-        model = Decoder(architecture).to(dtype)
+        model = Decoder(architecture, adapter=adapter)
+    store(model, uniform(dtype), frozen_base(architecture, adapter))
     model.to_empty(device="cpu")
     model.tie()
     return model.eval()

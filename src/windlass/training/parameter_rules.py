@@ -1,12 +1,23 @@
 """What of the model is trained, and how: `optim.groups` held against the model's own names, and told."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
+from windlass.adapters.config import AdapterConfig
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.flops import count_parameters
+from windlass.model.lora.adapter import (
+    Adapter,
+    adapted_shapes,
+    adapter_of,
+    called,
+    frozen_base,
+    is_factor,
+    trained_shapes,
+)
 from windlass.model.names import names_of
 from windlass.optim.optimizer import is_hidden
 from windlass.optim.rules import Rules, assign, frozen_names
@@ -17,8 +28,9 @@ MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch
 
 def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
-    rules = assign(config.optim.groups, names_of(architecture))
-    frozen = frozen_names(rules)
+    adapter = adapter_of(config.adapter, architecture)
+    rules = assign(config.optim.groups, called(architecture, adapter))
+    frozen = frozen_names(rules) | frozen_base(architecture, adapter)
     shapes = parameter_shapes(architecture)
     if config.optim.kind == "muon" and all(n in frozen for n, s in shapes.items() if is_hidden(n, len(s))):
         raise UserError(
@@ -27,15 +39,15 @@ def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
             "set optim.kind=adamw, or freeze fewer of them",
         )
     if config.parallel.compile:
-        _check_graphs(architecture, frozen)
+        _check_graphs(architecture.num_layers, adapted_shapes(architecture, adapter), frozen)
     return rules
 
 
-def _check_graphs(architecture: Architecture, frozen: frozenset[str]) -> None:
+def _check_graphs(num_layers: int, names: Collection[str], frozen: frozenset[str]) -> None:
     """A compiled block has one graph per kind: which of its parameters are frozen, and whether a gradient flows below it."""
-    kinds, flows = set(), any("embed" in name and name not in frozen for name in parameter_shapes(architecture))
-    for layer in range(architecture.num_layers):
-        inside = {n.split(".", 3)[3]: n in frozen for n in parameter_shapes(architecture) if f".layers.{layer}." in n}
+    kinds, flows = set(), any("embed" in name and name not in frozen for name in names)
+    for layer in range(num_layers):
+        inside = {n.split(".", 3)[3]: n in frozen for n in names if f".layers.{layer}." in n}
         kinds.add((flows, tuple(inside.values())))
         flows = flows or not all(inside.values())
     if len(kinds) > MAX_KINDS:
@@ -48,8 +60,10 @@ def _check_graphs(architecture: Architecture, frozen: frozenset[str]) -> None:
 
 def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rules) -> dict[str, str]:
     """Lines for the table of what was derived; none where all is trained alike."""
-    frozen = frozen_names(rules)
+    frozen, adapter = frozen_names(rules), adapter_of(config.adapter, architecture)
     lines = _muon(architecture, frozen) if config.optim.kind == "muon" else {}
+    if adapter is not None:
+        return lines | _adapter(config.adapter, architecture, adapter)
     if not config.optim.groups:
         return lines
     lines |= {
@@ -69,6 +83,18 @@ def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rul
         if settings:
             lines[f"optim.groups[{index}]"] = f"{settings}: {_share(architecture, own)}"
     return lines
+
+
+def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter) -> dict[str, str]:
+    shapes = adapted_shapes(architecture, adapter)
+    trained = sum(math.prod(shape) for shape in trained_shapes(architecture, adapter).values())
+    whole = count_parameters(architecture) + sum(math.prod(shape) for name, shape in shapes.items() if is_factor(name))
+    base = ", base in NF4" if adapter.quantized else ""
+    also = f", and {len(adapter.also_trained)} tensors of the model whole" if adapter.also_trained else ""
+    matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
+    begun = f"; begun with {config.from_}" if config.from_ else ""
+    share = f"{trained:,} of {whole:,} parameters ({trained / whole:.2%})"
+    return {"adapter": f"{matrices}{also}{base}{begun}", "trainable": share}
 
 
 def _muon(architecture: Architecture, frozen: frozenset[str]) -> dict[str, str]:

@@ -7,8 +7,10 @@ already is.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from windlass.adapters.peft_format import check_factors
 from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
@@ -18,6 +20,7 @@ from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
+from windlass.model.lora.adapter import Adapter, adapter_of
 from windlass.model.open_config import architecture_of, architecture_within, directory_of, read_hf_config
 from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, plan_recompute
@@ -26,6 +29,7 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
+from windlass.training.base_model import complete_adapter
 from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
@@ -52,6 +56,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     check_directory(config)
     keep = None
     trainer_state = begun(config)
+    config = complete_adapter(config, trainer_state)
     if trainer_state is not None:
         config = keep_policy(keep_pins(config, trainer_state), trainer_state)
         check_settings(trainer_state, config)
@@ -72,6 +77,8 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
         fetch_weights(config)
         if config.model.from_ is not None:
             check_weights(directory_of(config.model), architecture)
+        if config.adapter.from_ is not None:
+            check_adapter(config, architecture)
     if config.data.may_grow and config.run.epochs is None:
         start(config.data, config.evaluate.sets, begun=keep)
         return config
@@ -139,6 +146,7 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_
         config.run.micro_batch,
         config.data.sequence_length,
         frozen_names(rules),
+        adapter_of(config.adapter, architecture),
     )
 
 
@@ -203,6 +211,7 @@ class ModelPlan(NamedTuple):
     """A model that passed all checks: its shape, the rules of its parameters, and what each layer recomputes."""
 
     architecture: Architecture
+    adapter: Adapter | None
     rules: Rules
     recompute: RecomputePlan
 
@@ -215,7 +224,14 @@ def plan_model(
     rules = rules_of(config, architecture)
     recompute = plan_of(config, architecture, rules, device_type)
     check_vocabulary(prepared.vocab_size, architecture)
-    return ModelPlan(architecture, rules, recompute)
+    return ModelPlan(architecture, adapter_of(config.adapter, architecture), rules, recompute)
+
+
+def check_adapter(config: RunConfig, architecture: Architecture) -> None:
+    """Raises UserError unless `adapter.from` has the factors of this recipe, and no others."""
+    adapter = adapter_of(config.adapter, architecture)
+    assert adapter is not None and config.adapter.from_ is not None
+    check_factors(Path(config.adapter.from_), architecture, adapter)
 
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:

@@ -6,6 +6,7 @@ from windlass.config import RunConfig
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.flops import flops_per_token
+from windlass.model.lora.adapter import adapter_of
 from windlass.optim.rules import Rules, frozen_names
 from windlass.report.console import Console
 from windlass.report.events import EventLog, first_validations
@@ -34,7 +35,9 @@ def open_recorder(
         total_steps=config.run.steps,
         tokens_per_step=config.run.tokens_per_step,
         num_devices=runtime.world,
-        flops_per_token=flops_per_token(architecture, config.data.sequence_length, frozen_names(rules)).causal,
+        flops_per_token=flops_per_token(
+            architecture, config.data.sequence_length, frozen_names(rules), adapter_of(config.adapter, architecture)
+        ).causal,
         peak_flops=device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None,
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,

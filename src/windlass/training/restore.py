@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import torch
 
+from windlass.adapters.peft_format import load_factors
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.hf import load_weights
 from windlass.model.init import BLOCK, initialise
+from windlass.model.lora.adapter import is_factor
 from windlass.model.open_config import directory_of
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
@@ -53,7 +55,9 @@ def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Ten
 
 
 def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
-    return {f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted}
+    return {
+        f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted and record.kept
+    }
 
 
 def restore(
@@ -83,11 +87,33 @@ def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log
 
 
 def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
-    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`."""
+    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`; an adapter's
+    factors drawn, or read from `adapter.from`."""
     if config.model.from_ is None:
         return lambda named: initialise(named.items(), architecture, config.run.seed, block)
-    source = directory_of(config.model)
-    return lambda named: load_weights(source, architecture, named)
+    read, adapter = weights_of(directory_of(config.model), architecture), config.adapter.from_
+
+    def fill(named: dict[str, torch.Tensor]) -> None:
+        read(named)
+        factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
+        if adapter is None:
+            initialise(factors.items(), architecture, config.run.seed, block)
+        else:
+            load_factors(Path(adapter), architecture, factors)
+
+    return fill
+
+
+def kept_weights(config: RunConfig, architecture: Architecture) -> Fill:
+    """What a checkpoint does not hold of the run that goes on from it: nothing, but for an adapter's base."""
+    return nothing if config.adapter.kind == "none" else weights_of(directory_of(config.model), architecture)
+
+
+def weights_of(source: Path, architecture: Architecture) -> Fill:
+    """Reads the model's own parameters from a Hugging Face directory, and leaves an adapter's factors alone."""
+    return lambda named: load_weights(
+        source, architecture, {name: tensor for name, tensor in named.items() if not is_factor(name)}
+    )
 
 
 def nothing(_named: dict[str, torch.Tensor]) -> None:

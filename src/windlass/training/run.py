@@ -54,7 +54,9 @@ class Run:
     checkpoints: Checkpoints
     recorder: Recorder
     provenance: dict[str, Any]
-    base: Mapping[str, bytes | Path]
+    base: dict[str, Any] | None
+    """Of a run with an adapter: which files its frozen base is (see training/base_model)."""
+    base_files: Mapping[str, bytes | Path]
     """Files of a checkpoint on the model that this run began from (see training/base_model_files)."""
     start_step: int
     health: Health
@@ -207,6 +209,7 @@ class Run:
                 "corpus_hash": self.prepared.corpus_hash,
             },
             "world": self.runtime.world,
+            **({} if self.base is None else {"base": self.base}),
         }
 
     def _files(self) -> dict[str, bytes | Path]:
@@ -214,7 +217,7 @@ class Run:
         model that it began from."""
         tokenizer = Path(self.prepared.tokenizer_directory)
         files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
-        files |= self.base
+        files |= self.base_files
         files["resolved.yaml"] = (model_header(self.architecture) + to_yaml(self.config)).encode()
         files["provenance.json"] = json.dumps(self.provenance, indent=1).encode()
         return files

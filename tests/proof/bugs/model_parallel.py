@@ -22,8 +22,8 @@ MODEL_PARALLEL = {
     ),
     "a row bias on every tensor rank": Bug(
         "Megatron-LM #7452: a bias added before the reduction, once per rank",
-        ((TENSOR, "return out_BSD if bias_D is None else out_BSD + bias_D",
-          "return out_BSD if bias_D is None else out_BSD + self.mesh.size() * bias_D"),),
+        ((TENSOR, "return out_BSD if self.bias is None else out_BSD + _shared(self.bias)",
+          "return out_BSD if self.bias is None else out_BSD + self.mesh.size() * _shared(self.bias)"),),
         ("exact: gpt2 tied heads4: tp2 micro8",),
         Seen(TP2, "residual stream", "layer 0 (model.layers.0)", "gpt2"),
     ),

@@ -1,0 +1,5 @@
+"""Adapters as settings and files; the layer that carries the factors is model/lora.
+
+config       the adapter section of a recipe
+peft_format  an adapter's files, in and out, as PEFT has them
+"""

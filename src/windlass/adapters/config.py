@@ -1,0 +1,54 @@
+"""The recipe's `adapter:` section: low-rank factors that are trained in place of the model's matrices. No torch."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from windlass.errors import UserError
+from windlass.settings import Settings
+
+
+class AdapterConfig(Settings):
+    kind: Literal["none", "lora"] = "none"
+    """none: all parameters are trained. lora: two small factors beside each of the chosen matrices are; the model is frozen."""
+    rank: int = Field(16, ge=1)
+    """Rows of A and columns of B. Trained are rank x (inputs + outputs) numbers per matrix."""
+    alpha: float = Field(32.0, gt=0)
+    """The product of the factors is multiplied by alpha / rank, so that the learning rate need not follow the rank."""
+    rank_stabilized: bool = False
+    """Multiply by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732): for ranks of 64 and more."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Which matrices carry factors: `all-linear` is every one of attention and MLP, not head and experts; or names such as
+    [q_proj, v_proj], the last parts of Hugging Face's names."""
+    base: Literal["plain", "nf4"] = "plain"
+    """How the matrices of attention and MLP are stored. plain: in the dtype that computes. nf4: in four bits (QLoRA), 0.53 bytes
+    per parameter."""
+    from_: str | None = Field(None, alias="from")
+    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with."""
+    also_train: list[str] = []
+    """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
+    holds them too."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        others = sorted(self.model_fields_set - {"kind"})
+        changed = [name for name in others if getattr(self, name) != type(self).model_fields[name].get_default()]
+        if self.kind == "none" and changed:
+            names = ", ".join(f"adapter.{type(self).model_fields[name].alias or name}" for name in changed)
+            raise UserError(
+                f"{names} with adapter.kind=none",
+                "without an adapter all parameters are trained, and no matrix carries factors",
+                "set adapter.kind=lora, or remove the rest of the section",
+            )
+        if not self.targets:
+            raise UserError(
+                "adapter.targets=[]",
+                "an adapter trains factors of at least one matrix",
+                "use adapter.targets=all-linear, or names such as [q_proj, v_proj]",
+            )
+        return self
+
+    @property
+    def scale(self) -> float:
+        """What the factors' product is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)

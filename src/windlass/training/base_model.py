@@ -1,0 +1,99 @@
+"""The base of a run with an adapter: files that its checkpoints do not hold, and that must be the same ones as when it began.
+
+A checkpoint keeps the trained tensors alone and says beside what they were trained: the directory or hub name, the commit, and
+the hash of every weight file. Whoever opens it reads the base from there, or from another place (`--base`), and compares.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.adapters.peft_format import completed
+from windlass.config import RunConfig, check_recipe
+from windlass.errors import UserError
+from windlass.model.open_config import directory_of
+from windlass.model.weight_files import weight_files
+from windlass.runtime import Runtime
+
+KEPT: Final = ("rank", "alpha", "rank_stabilized", "targets")
+
+
+def complete_adapter(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:
+    """With what the recipe leaves to `adapter.from`: as the run began, or as the files there say. Raises UserError."""
+    adapter = config.adapter
+    if adapter.from_ is None:
+        return config
+    if trainer_state is None:
+        return config.changed(adapter=completed(adapter))
+    then = trainer_state["config"]["adapter"]
+    kept = {name: then[name] for name in KEPT if name not in adapter.model_fields_set and name in then}
+    return config.changed(adapter=adapter.changed(**kept))
+
+
+def base_of(config: RunConfig, runtime: Runtime, trainer_state: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a run's checkpoints say of its base; None where all of the model is in them. Collective. Raises UserError where it is
+    not the base that the run began beside."""
+    if config.adapter.kind == "none":
+        return None
+    source = directory_of(config.model)
+    then = None if trainer_state is None else trainer_state.get("base")
+    return runtime.shared(
+        runtime.first(lambda: describe_base(config, source) if then is None else checked(then, source))
+    )
+
+
+def describe_base(config: RunConfig, source: Path) -> dict[str, Any]:
+    """From, commit, and the hash of every weight file."""
+    return {"from": config.model.from_, "commit": config.model.commit, "files": _hashes(source)}
+
+
+def checked(base: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """`base`, once the files in `source` are those that it names. Raises UserError with both."""
+    found: dict[str, str] = _hashes(source)
+    given: dict[str, str] = base["files"]
+    if found == given:
+        return dict(base)
+    differ = [name for name in {**given, **found} if given.get(name) != found.get(name)]
+    name = differ[0]
+    raise UserError(
+        f"{source} is not the base that this adapter was trained beside: {name} has hash {found.get(name, 'none')} there, and "
+        f"{given.get(name, 'none')} in {base['from']}"
+        + (f" at commit {base['commit']}" if base["commit"] else "")
+        + " then",
+        "an adapter is right beside the very weights that it was trained beside",
+        "give the base that it began with: in model.from, or with --base DIR where it has moved",
+    )
+
+
+def find_base(trainer_state: Mapping[str, Any], moved: Path | None) -> Path:
+    """The directory of the base of a checkpoint; `moved`: where the user says it is now. Raises UserError."""
+    source = moved or _directory(trainer_state)
+    checked(trainer_state["base"], source)
+    return source
+
+
+def _directory(trainer_state: Mapping[str, Any]) -> Path:
+    config = check_recipe(trainer_state["config"])
+    try:
+        source = directory_of(config.model)
+        weight_files(source)
+    except UserError as error:
+        raise UserError(
+            f"the base of this adapter is not at {config.model.from_}: {error.given}",
+            "a checkpoint of an adapter holds the trained tensors alone, and its base is read from where it was",
+            "say where it is now: --base DIR",
+        ) from None
+    return source
+
+
+def _hashes(source: Path) -> dict[str, str]:
+    files = weight_files(source)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((file.name for file in files), pool.map(_hash, files), strict=True))
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,0 +1,169 @@
+"""PEFT itself: the same loss and gradients, and each reads the other's files."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from tests import cases
+from windlass.adapters.config import AdapterConfig
+from windlass.adapters.peft_format import check_factors, completed, load_factors, save_adapter
+from windlass.errors import UserError
+from windlass.model.config import ModelConfig
+from windlass.model.hf import load_weights
+from windlass.model.lora.adapter import adapter_of, is_factor
+from windlass.model.open_config import architecture_of
+from windlass.model.transformer import Decoder
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of names that PEFT still uses of transformers
+
+FAMILIES = ("qwen3", "llama", "gpt2")
+SETTINGS = {"rank": 3, "alpha": 7.0}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bases")
+    return {family: cases.write_model(directory / family, family, True) for family in FAMILIES}
+
+
+def ours(base, **settings):
+    """-> config, architecture, adapter, our decoder with drawn factors, in fp64."""
+    config = AdapterConfig(kind="lora", **(SETTINGS | settings))
+    architecture = architecture_of(ModelConfig.model_validate({"from": str(base)}))
+    adapter = adapter_of(config, architecture)
+    model = Decoder(architecture, adapter=adapter).double()
+    named = dict(model.named_parameters())
+    load_weights(base, architecture, {name: tensor for name, tensor in named.items() if not is_factor(name)})
+    with torch.no_grad():
+        for name, tensor in named.items():
+            if is_factor(name):
+                tensor.copy_(cases.factor(name, tuple(tensor.shape)))
+    return config, architecture, adapter, model.eval()
+
+
+def theirs(base, adapter):
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64, attn_implementation="eager")
+    return peft.PeftModel.from_pretrained(plain, adapter, is_trainable=True, autocast_adapter_dtype=False)
+
+
+def factors_of(model):
+    return {name: tensor for name, tensor in model.named_parameters() if is_factor(name)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("settings", [{}, {"rank_stabilized": True}], ids=["plain", "rank stabilized"])
+def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings):
+    config, architecture, adapter, model = ours(bases[family], **settings)
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), str(bases[family]))
+    other = theirs(bases[family], tmp_path).eval()
+    ids = torch.randint(0, cases.VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(2))
+    ids_BT, targets_BT = ids[:, :-1], ids[:, 1:]
+    # transformers' norms and angles compute in fp32: 1e-6 in logits, whatever the dtype
+    assert (other(input_ids=ids_BT).logits - model(ids_BT)).abs().max() <= 2e-6
+    model(ids_BT, targets_BT).backward()
+    functional.cross_entropy(
+        other(input_ids=ids_BT).logits.flatten(0, 1), targets_BT.flatten(), reduction="sum"
+    ).backward()
+    grads = {name.replace(".default", ""): p.grad for name, p in other.named_parameters() if p.grad is not None}
+    if family == "gpt2":
+        assert len(grads) == 2 * 4 * 3 and len(factors_of(model)) == 2 * 6 * 3
+        return
+    for name, tensor in factors_of(model).items():
+        found = grads.pop(f"base_model.model.{name}")
+        assert (found - tensor.grad).abs().max() <= 1e-5 * found.abs().max(), name
+    assert not grads
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_written_is_read_back_to_the_bit(bases, tmp_path, family):
+    config, architecture, adapter, model = ours(bases[family])
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), "base")
+    check_factors(tmp_path, architecture, adapter)
+    held = {name: torch.empty_like(tensor, dtype=torch.float32) for name, tensor in factors_of(model).items()}
+    load_factors(tmp_path, architecture, held)
+    for name, tensor in factors_of(model).items():
+        assert torch.equal(held[name], tensor.detach().float()), name
+    read = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
+    assert (read.rank, read.alpha, read.scale) == (config.rank, config.alpha, config.scale)
+    assert adapter_of(read, architecture).targets == adapter.targets
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_writes_and_we_compute_the_same(bases, tmp_path, family):
+    from transformers import AutoModelForCausalLM
+
+    targets = ["c_attn", "c_proj", "c_fc"] if family == "gpt2" else ["q_proj", "o_proj", "up_proj"]
+    torch.manual_seed(4)
+    given = peft.LoraConfig(
+        r=5, lora_alpha=9, target_modules=targets, init_lora_weights=False, fan_in_fan_out=family == "gpt2"
+    )
+    base = AutoModelForCausalLM.from_pretrained(bases[family], dtype=torch.float32)
+    other = peft.get_peft_model(base, given).eval()
+    other.save_pretrained(tmp_path)
+    config = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
+    _, architecture, adapter, model = ours(bases[family], rank=config.rank, alpha=config.alpha, targets=config.targets)
+    check_factors(tmp_path, architecture, adapter)
+    load_factors(tmp_path, architecture, factors_of(model))
+    ids = torch.arange(12).view(2, 6)
+    assert (other.double()(input_ids=ids).logits - model(ids)).abs().max() <= 2e-6
+
+
+def write(directory, **changes):
+    directory.mkdir(exist_ok=True)
+    given = {"peft_type": "LORA", "r": 3, "lora_alpha": 7.0, "target_modules": ["q_proj"]} | changes
+    (directory / "adapter_config.json").write_text(json.dumps(given))
+    return AdapterConfig(kind="lora", **{"from": str(directory)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "is of kind IA3"),
+        ({"use_dora": True}, "has use_dora: True"),
+        ({"modules_to_save": ["lm_head"]}, "trained whole here by adapter.also_train"),
+        ({"r": "3"}, "has r='3'"),
+        ({"target_modules": "all-linear"}, "targets a list of names"),
+    ],
+)
+def test_adapters_that_cannot_be_read(tmp_path, changes, words):
+    with pytest.raises(UserError) as caught:
+        completed(write(tmp_path, **changes))
+    assert words in str(caught.value)
+
+
+def test_a_rank_that_contradicts_the_files(tmp_path):
+    write(tmp_path)
+    with pytest.raises(UserError) as caught:
+        completed(AdapterConfig(kind="lora", rank=8, **{"from": str(tmp_path)}))
+    assert "adapter.rank=8" in str(caught.value) and "rank 3" in str(caught.value)
+    assert completed(AdapterConfig(kind="lora", rank=3, **{"from": str(tmp_path)})).alpha == 7.0
+
+
+@pytest.mark.parametrize("change", ["missing", "left over", "shape", "damaged"])
+def test_files_that_do_not_fit(bases, tmp_path, change):
+    config, architecture, adapter, model = ours(bases["llama"])
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), "base")
+    file = tmp_path / "adapter_model.safetensors"
+    held = load_file(file)
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    if change == "missing":
+        del held[name]
+    elif change == "left over":
+        held[name.replace(".1.", ".7.")] = held[name].clone()
+    elif change == "shape":
+        held[name] = held[name][:2].clone()
+    save_file(held, file)
+    if change == "damaged":
+        file.write_bytes(file.read_bytes()[:-5])
+    words = {"missing": f"it has no {name}", "left over": "for which this recipe has no factors"}
+    words |= {"shape": "is (2, 36) there and (3, 36)", "damaged": "one safetensors file"}
+    with pytest.raises(UserError) as caught:
+        check_factors(tmp_path, architecture, adapter)
+    assert words[change] in str(caught.value)

@@ -1,0 +1,45 @@
+"""Low-rank factors and bases in four bits."""
+
+from tests.proof.bugs.bug import Bug
+
+TENSOR, NF4, LINEAR, BUILD = "parallel/tensor.py", "model/lora/nf4.py", "model/lora/linear.py", "parallel/build.py"
+
+# fmt: off
+# ruff: noqa: E501  texts of the source as they stand in it
+ADAPTERS = {
+    "A's gradients left apart": Bug(
+        "every tensor rank holds A of a matrix cut by rows, and sees its own part of the outputs: the parts are not summed",
+        ((TENSOR, "return _shared(a), _own(b)", "return _own(a), _own(b)"),),
+        ("exact: qwen3 tied: tp2 lora", "exact: qwen3 tied wide: tp2 nf4"),
+    ),
+    "B's gradients left apart": Bug(
+        "every tensor rank holds B of a matrix cut by columns, and sees its own part of the inputs: the parts are not summed",
+        ((TENSOR, "return _own(a), _shared(b)", "return _own(a), _own(b)"),),
+        ("exact: qwen3 tied: tp2 lora",),
+    ),
+    "factors beside a cut matrix are left out": Bug(
+        "an adapter around a parallel layer that its forward leaves out",
+        ((TENSOR, "        return out + self.scale * functional.linear(functional.linear(x, a), b)", "        return out + 0 * self.scale * functional.linear(functional.linear(x, a), b)"),),
+        ("exact: qwen3 tied: tp2 lora",),
+    ),
+    "the neighbour's scales": Bug(
+        "a part of a quantised matrix is read with the scales of the row before",
+        ((NF4, "* scales.to(dtype)[..., None]", "* scales.roll(1, 0).to(dtype)[..., None]"),),
+        ("exact: qwen3 tied wide: zero2 shard2 nf4",),
+    ),
+    "the halves of a byte swapped": Bug(
+        "the first of two elements is the high half where it is written, and the low half where it is read",
+        ((NF4, "torch.stack((codes >> 4, codes & 15), -1)", "torch.stack((codes & 15, codes >> 4), -1)"),),
+        ("exact: qwen3 tied wide: zero2 shard2 nf4",),
+    ),
+    "alpha is not divided by the rank": Bug(
+        "the product of the factors is scaled by something else than alpha / rank",
+        ((LINEAR, "        self.scale = scale\n", "        self.scale = scale * rank\n"),),
+        ("exact: qwen3 tied: shard2 lora",),
+    ),
+    "the base is trained too": Bug(
+        "parameters that are to be frozen have gradients, and the optimizer steps them",
+        ((BUILD, "{*frozen, *base}, recompute)", "{*frozen}, recompute)"),),
+        ("exact: qwen3 tied: shard2 lora",),
+    ),
+}
