@@ -99,15 +99,15 @@ def test_a_missing_key_is_named_with_its_path():
 @pytest.mark.parametrize(
     ("sections", "given", "rule"),
     [
-        ({"run": {"steps": "many"}}, "run.steps='many'", "valid integer"),
-        ({"run": {"steps": 1.5}}, "run.steps=1.5", "integer"),
+        ({"run": {"steps": "many"}}, "run.steps='many'", "run.steps must be a whole number"),
+        ({"run": {"steps": 1.5}}, "run.steps=1.5", "run.steps must be a whole number"),
         ({"run": {"steps": True}}, "run.steps=True", "True is neither"),
-        ({"run": {"steps": 0}}, "run.steps=0", "greater than or equal to 1"),
-        ({"optim": {"learning_rate": -1.0}}, "optim.learning_rate=-1.0", "greater than 0"),
-        ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "finite"),
+        ({"run": {"steps": 0}}, "run.steps=0", "run.steps must be at least 1"),
+        ({"optim": {"learning_rate": -1.0}}, "optim.learning_rate=-1.0", "must be greater than 0"),
+        ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "must be finite"),
         ({"optim": {"learning_rate": True}}, "optim.learning_rate=True", "True is neither"),
-        ({"optim": {"schedule": "linear"}}, "optim.schedule='linear'", "'cosine', 'wsd' or 'constant'"),
-        ({"parallel": {"zero": 7}}, "parallel.zero=7", "0, 1, 2 or 3"),
+        ({"optim": {"schedule": "linear"}}, "optim.schedule='linear'", "must be 'cosine', 'wsd' or 'constant'"),
+        ({"parallel": {"zero": 7}}, "parallel.zero=7", "must be 0, 1, 2 or 3"),
     ],
 )
 def test_a_wrong_value_is_shown_with_its_rule(sections, given, rule):
@@ -126,11 +126,6 @@ def test_a_wrong_value_is_shown_with_its_rule(sections, given, rule):
 )
 def test_a_wrong_name_among_few_has_the_nearest_where_one_is_near(parallel, change):
     assert refused(parallel=parallel).change == change
-
-
-def test_all_mistakes_are_named_at_once():
-    error = refused(run={"stepz": 3, "steps": "x"}, optim={"beta1": 2.0})
-    assert {"run.stepz", "run.steps='x'", "optim.beta1=2.0"} <= set(error.given.split("; "))
 
 
 # ---- files
