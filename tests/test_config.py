@@ -157,6 +157,18 @@ def test_overrides_stand_over_the_recipe_and_are_kept_with_it(write):
         load_recipe(write(), "run.stepz=3")
 
 
+def test_a_text_is_the_recipe_that_its_file_is(write):
+    from windlass import load_recipe, parse_recipe
+
+    text = yaml.safe_dump(TREE)
+    assert parse_recipe(text).model_dump() == load_recipe(write(text)).model_dump()
+    assert parse_recipe(text, "mine", "run.steps=7").run.steps == 7 and parse_recipe(text).recipe == text
+    with pytest.raises(UserError, match=r"^mine holds list\n"):
+        parse_recipe("- run\n", "mine")
+    with pytest.raises(UserError, match=r"^the recipe is not YAML"):
+        parse_recipe("run: {")
+
+
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_bytes(b"run: \xff\xfe\x00")

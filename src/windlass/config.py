@@ -183,7 +183,14 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
 
     Raises UserError for a missing file, bad YAML, unknown or mistyped keys, and settings that contradict each other.
     """
-    text, name = _read(path)
+    return parse_recipe(*_read(path), *overrides)
+
+
+def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunConfig:
+    """The checked recipe that `text` holds as YAML, with `a.b=value` overrides. `name`: what errors call it. No file is read.
+
+    Raises UserError as `load_recipe` does.
+    """
     tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise UserError(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from windlass.config import RunConfig
 from windlass.data.config import TokenizerConfig
+from windlass.data.prepare.prepare import data_fingerprint
 from windlass.errors import UserError
 from windlass.hub import client as hub
 from windlass.hub.config import COMMIT
@@ -62,6 +63,13 @@ def pin_tokenizer(config: RunConfig) -> RunConfig:
     commit = hub.resolve(tokenizer.from_, asked, cache=cache)
     hub.fetch_tokenizer(tokenizer.from_, commit, cache, with_code=tokenizer.trust_remote_code is not None)
     return _with(config, model, tokenizer.changed(commit=commit))
+
+
+def fingerprint(recipe: RunConfig) -> str:
+    """The hash of all that decides what `recipe` prepares, 32 hexadecimal digits: sources and their contents, tokenizer, and the
+    settings of `data` that shards depend on. Two recipes with one fingerprint share a preparation; `prepared.json` holds that of
+    what is there. Sources are read, nothing is written, torch is not loaded. Raises UserError for sources that are not here."""
+    return data_fingerprint(pin_tokenizer(recipe).data, recipe.evaluate.sets)
 
 
 def fetch_weights(config: RunConfig) -> None:
