@@ -52,7 +52,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """pydantic takes True for 1, and YAML 1.1 reads `yes` and `on` as True."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation

@@ -14,7 +14,7 @@ class GroupConfig(Settings):
     `optim`. A group that sets nothing exempts its names from the groups after it."""
 
     names: list[str] = Field(min_length=1)
-    """Hugging Face's parameter names, GPT-2's own for GPT-2, or patterns of them: `*` stands for anything, dots too."""
+    """Hugging Face's parameter names, GPT-2's own for GPT-2, or patterns of them: `*` matches anything, dots too."""
     learning_rate_scale: float = Field(1.0, gt=0)
     """The learning rate of every step is multiplied by it."""
     weight_decay: float | None = Field(None, ge=0)

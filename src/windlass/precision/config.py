@@ -35,7 +35,7 @@ class PrecisionConfig(Settings):
     the mean. nearest loses every update below 1/512 of a weight; the run raises an alarm where that is most of a tensor."""
     parameters: Literal["fp32", "bf16", "fp16"] | None = None
     """What parameters are gathered and multiplied in. Left out: as the policy says. fp32 with bf16-pure multiplies in fp32
-    what is stored in bf16, which tells the rounding of weights from that of products."""
+    what is stored in bf16, which separates the rounding of weights from that of products."""
     reduce: Literal["fp32", "bf16"] | None = None
     """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
     digits with every rank."""

@@ -1,6 +1,6 @@
 """Hub names of a recipe, pinned to commits: asked of the hub once, by one process; every rank and every resume uses the answer.
 
-Settings `revision` (what the recipe asks for) and `commit` (what that was when the run began) stand side by side in
+Settings `revision` (what the recipe asks for) and `commit` (what that was when the run began) are side by side in
 resolved.yaml and in every checkpoint. A run that goes on takes the commit of its checkpoint, without a network, as long as
 the recipe asks for the same revision; another revision is drift, which training/drift.py names.
 """
@@ -80,8 +80,8 @@ def fetch_weights(config: RunConfig) -> None:
         hub.fetch_weights(model.from_, model.commit, config.hub.cache)
 
 
-def told_pins(config: RunConfig) -> list[str]:
-    """Where the pinned names lie, a line each."""
+def pin_lines(config: RunConfig) -> list[str]:
+    """Where the files of pinned names are, a line each."""
     found = []
     for section, named in (("model", config.model), ("data.tokenizer", config.data.tokenizer)):
         if named.from_ is not None and named.commit is not None:

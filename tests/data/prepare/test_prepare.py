@@ -174,7 +174,7 @@ def test_a_tokenizer_that_rewrites_text_has_no_bytes_per_token(corpus, tmp_path)
     lines = []
     prepared = quietly(data_config(tmp_path, tokenizer={"from": str(tmp_path / "given")}), lines=lines)
     extra = prepared.sets["train"].documents
-    assert any(f"rewrites text (its tokens stand for +{extra} bytes)" in line for line in lines)
+    assert any(f"rewrites text (its tokens add up to +{extra} bytes)" in line for line in lines)
     assert prepared.token_bytes("train") is None and not prepared.sets["train"].bytes_add_up
 
 
