@@ -196,6 +196,7 @@ MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones 
 LAZY = {  # imports of ours inside a function
     ("windlass", "windlass.config"): "importing windlass loads nothing",
     ("windlass", "windlass.training.loop"): "importing windlass loads nothing",
+    ("windlass", "windlass.training.pins"): "importing windlass loads nothing",
     ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",
 }
 # names of files that two folders have; the folder tells them apart
@@ -225,7 +226,7 @@ MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
 ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/")
 # room __init__ files are a docstring; these two are not, each for its reason
-INIT_WITH_CODE = {"__init__.py": "fetches load_recipe and train when they are first named"}
+INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
@@ -619,6 +620,10 @@ def test_importing_windlass_loads_nothing_else():
         "windlass.errors",
         "windlass.version",
     }
+
+
+def test_a_recipe_and_its_fingerprint_need_no_torch():
+    assert "torch" not in loaded_by("from windlass import fingerprint, load_recipe, parse_recipe")
 
 
 def test_help_loads_no_heavy_library():

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from tests.test_config import TREE
 from windlass.config import check_recipe
 from windlass.errors import UserError
-from windlass.other_names import TABLE, WORDS, policy_of, refuse_other_names
+from windlass.other_names import TABLE, WORDS, other_names, policy_of
 from windlass.parallel.config import ParallelConfig
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override
@@ -24,7 +25,7 @@ STRATEGIES = {
 def refused_layout(given, section="parallel"):
     """What is said of `given`; the settings it names are put in, and must be a config that is taken."""
     with pytest.raises(UserError) as caught:
-        check_recipe({section: given})
+        check_recipe(TREE | {section: given})
     tree = {"parallel": {}}
     for override in re.findall(r"parallel\.\w+=[\w-]+", caught.value.change):
         apply_override(tree, override)
@@ -122,7 +123,7 @@ def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():
 def refused_precision(recipe):
     """What is said of a recipe with that much in it; the settings it names must be taken."""
     with pytest.raises(UserError) as caught:
-        check_recipe(recipe)
+        check_recipe(TREE | recipe)
     for key, value in re.findall(r"precision\.(\w+)=([\w-]+)", caught.value.change):
         PrecisionConfig(**{"policy": "bf16"} | {key: value})
     return caught.value
@@ -178,15 +179,13 @@ def test_a_precision_by_another_tools_name_is_answered_with_ours(word, policy):
     ],
 )
 def test_keys_of_other_tools_have_ours(recipe, given, change):
-    error = refused_precision(
-        {"run": {}, "model": {"preset": "gpt2-124m"}, "data": {"sources": [{"path": "x"}]}, **recipe}
-    )
+    error = refused_precision(recipe)
     assert error.given.startswith(given) and error.change.startswith(change), error
 
 
 def test_our_own_names_and_words_that_are_nobodys_are_left_to_the_check_of_keys():
     for policy in ("fp64", "fp32", "bf16", "fp16", "bf16-pure", "best"):
-        refuse_other_names({"precision": {"policy": policy, "reduce": "bf16"}}, tuple(POLICIES))
+        assert list(other_names({"precision": {"policy": policy, "reduce": "bf16"}}, tuple(POLICIES))) == []
     assert policy_of("best") is None
     assert {policy.split()[0] for policy in WORDS.values()} == {"fp64", "fp32", "bf16", "fp16", "bf16-pure"}
     with pytest.raises(UserError, match=r"precision\.policy='best'"):
@@ -202,9 +201,8 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         for word in row.words.split():
             if word == "zero":  # ours, with words of other tools
                 continue
-            with pytest.raises(UserError) as caught:
-                refuse_other_names({row.section: {word: value}}, tuple(POLICIES))
-            assert f"{row.section}.{word}=" in caught.value.given and f"({row.tool})" in caught.value.rule
-            assert re.match(r"use (parallel\.|precision\.|nothing)", caught.value.change)
+            ((keys, error),) = other_names({row.section: {word: value}}, tuple(POLICIES))
+            assert keys == [f"{row.section}.{word}"] and f"{keys[0]}=" in error.given and f"({row.tool})" in error.rule
+            assert re.match(r"use (parallel\.|precision\.|nothing)", error.change)
     ours = {"parallel": ParallelConfig().model_dump(), "precision": {"policy": "bf16", "states": "bf16"}}
-    refuse_other_names(ours, tuple(POLICIES))
+    assert list(other_names(ours, tuple(POLICIES))) == []

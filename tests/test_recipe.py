@@ -35,11 +35,11 @@ def test_numbers_are_read_as_people_write_them(text, value):
 
 
 def test_a_key_given_twice_is_refused_with_its_line_at_every_depth():
-    with pytest.raises(UserError, match=r"`a` stands twice \(line 3\)"):
+    with pytest.raises(UserError, match=r"`a` is given twice \(line 3\)"):
         parse_yaml("a: 1\nb: 2\na: 3\n", "recipe")
-    with pytest.raises(UserError, match=r"`beta1` stands twice \(line 4\)"):
+    with pytest.raises(UserError, match=r"`beta1` is given twice \(line 4\)"):
         parse_yaml("optim:\n  beta1: 0.8\n  beta2: 0.9\n  beta1: 0.9\n", "recipe")
-    with pytest.raises(UserError, match=r"`x` stands twice \(line 1\)"):
+    with pytest.raises(UserError, match=r"`x` is given twice \(line 1\)"):
         parse_yaml("sources: [{x: 1, x: 1}]", "recipe")
     assert parse_yaml("a: {x: 1}\nb: {x: 1}", "recipe") == {"a": {"x": 1}, "b": {"x": 1}}
 

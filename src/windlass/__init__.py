@@ -6,24 +6,34 @@ From Python, a run is three lines::
     recipe = load_recipe("recipes/demo.yaml", "run.steps=100")
     train(recipe)
 
-Importing the package is free (no torch): `load_recipe` and `train` are fetched when they are first named.
+`parse_recipe(text)` takes the recipe's text in place of its file, and `fingerprint(recipe)` is the hash by which a preparation of
+its data is recognised. Importing the package is free (no torch): each function is fetched when it is first named.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass.errors import Stopped, UserError
 from windlass.version import __version__
 
-__all__ = ["Stopped", "UserError", "__version__", "load_recipe", "train"]
+if TYPE_CHECKING:
+    from windlass.config import load_recipe, parse_recipe
+    from windlass.training.loop import train
+    from windlass.training.pins import fingerprint
+
+__all__ = ["Stopped", "UserError", "__version__", "fingerprint", "load_recipe", "parse_recipe", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load_recipe":
-        from windlass.config import load_recipe
+    if name in ("load_recipe", "parse_recipe"):
+        from windlass import config
 
-        return load_recipe
+        return getattr(config, name)
     if name == "train":
         from windlass.training.loop import train
 
         return train
+    if name == "fingerprint":
+        from windlass.training.pins import fingerprint
+
+        return fingerprint
     raise AttributeError(f"module 'windlass' has no attribute {name!r}")

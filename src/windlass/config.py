@@ -5,7 +5,7 @@ depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in 
 """
 
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,20 +15,21 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
-from windlass.errors import UserError, nearest
+from windlass.errors import UserError, nearest, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
+from windlass.mistakes import gather, in_order
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
-from windlass.other_names import refuse_other_names
+from windlass.other_names import other_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
-from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.check_layout import Beside, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml
 from windlass.report.config import ReportConfig
-from windlass.settings import Settings
+from windlass.settings import Settings, judged
 from windlass.training.config import RunSettings
 
 
@@ -64,79 +65,110 @@ class RunConfig(Settings):
     def _complete(cls, given: Any) -> Any:
         """Refuses other tools' names, and passes hub.cache on to the sections that name something of the hub."""
         if isinstance(given, Mapping):
-            refuse_other_names(given, tuple(POLICIES))
+            raise_all(error for _, error in other_names(given, tuple(POLICIES)))
             return with_hub_cache(given)
         return given
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        self.precision.check_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
+    def rules(self) -> Sequence[Iterator[UserError]]:
+        """What sections allow of each other; `check_layout` has the rules on a layout."""
+        return (
+            self._precision(),
+            self._whole_sequences(),
+            self._epochs(),
+            self._hub(),
+            self._warm_up(),
+            self._muon(),
+            self._adapter(),
+            self._objective(),
+            self._directories(),
+            self._best(),
+        )
+
+    def _precision(self) -> Iterator[UserError]:
+        yield from self.precision.errors_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
+
+    def _whole_sequences(self) -> Iterator[UserError]:
         tokens, length = self.run.tokens_per_step, self.data.sequence_length
-        self.data.check_epochs(self.run.epochs)
-        self.hub.check_beside(self.model.from_, self.data.tokenizer.from_)
         if tokens % length:
             below = tokens // length * length
             choices = f"{below} or {below + length}" if below else str(length)
-            raise UserError(
+            yield UserError(
                 f"run.tokens_per_step={tokens} with data.sequence_length={length}",
                 f"a global batch is whole sequences, and {tokens} / {length} = {tokens / length:.2f}",
                 f"the nearest that divide: run.tokens_per_step={choices}",
             )
-        steps = -(-self.run.tokens // tokens) if self.run.tokens is not None else self.run.steps
-        if steps is not None:
-            self._check_schedule(steps)
-        return self
 
-    @model_validator(mode="after")
-    def _check_muon(self) -> Self:
+    def _epochs(self) -> Iterator[UserError]:
+        yield from self.data.epochs_errors(self.run.epochs)
+
+    def _hub(self) -> Iterator[UserError]:
+        yield from self.hub.errors_beside(self.model.from_, self.data.tokenizer.from_)
+
+    def _warm_up(self) -> Iterator[UserError]:
+        run, optim = self.run, self.optim
+        steps = -(-run.tokens // run.tokens_per_step) if run.tokens is not None else run.steps
+        if steps is None:
+            return
+        decay = max(1, round(optim.decay_fraction * steps)) if optim.schedule == "wsd" else 0
+        if optim.warmup_steps + decay > steps:
+            yield UserError(
+                f"optim.warmup_steps={optim.warmup_steps} in a run of {steps} steps"
+                + (f", the last {decay} of which decay" if decay else ""),
+                f"warm-up ends within the run{', before the decay begins' if decay else ''}",
+                f"use optim.warmup_steps={min(max(1, steps // 20), steps - decay)}, or more steps",
+            )
+
+    def _muon(self) -> Iterator[UserError]:
         if self.optim.kind == "muon" and self.parallel.offload:
-            raise UserError(
+            yield UserError(
                 "optim.kind=muon with parallel.offload=true",
-                "Muon multiplies matrices in every step, and offloaded ones lie where the host's cores would have to",
+                "Muon multiplies matrices in every step, and offloaded ones are in host memory, for the host's cores to multiply",
                 "set parallel.offload=false, or optim.kind=adamw",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_adapter(self) -> Self:
+    def _adapter(self) -> Iterator[UserError]:
         if self.adapter.kind == "none":
-            return self
+            return
         if self.model.from_ is None:
-            raise UserError(
+            yield UserError(
                 f"adapter.kind={self.adapter.kind} without model.from",
                 "an adapter is trained beside a model that has learned something, and its checkpoints name the files of that",
                 "give the model in model.from: a hub name or a directory (windlass export makes one of a run)",
             )
         if self.optim.kind == "muon":
-            raise UserError(
+            yield UserError(
                 f"optim.kind=muon with adapter.kind={self.adapter.kind}",
                 "Muon makes the update of a whole matrix orthogonal, and an adapter's factors are two thin parts of one",
                 "use optim.kind=adamw",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_places(self) -> Self:
+    def _objective(self) -> Iterator[UserError]:
+        others = [source.label for source in self.data.sources if source.format != "chat"]
+        if self.objective.kind == "sft" and others:
+            yield UserError(
+                f"objective.kind=sft with {others[0]}, whose rows are no chats",
+                "supervised finetuning learns the answers of conversations (`format: chat`)",
+                "set `format: chat` for every source, or use objective.kind=pretrain",
+            )
+
+    def _directories(self) -> Iterator[UserError]:
         directory, data = self.run.directory.absolute(), Path(self.data.directory).absolute()
         if directory == data or data in directory.parents:
-            raise UserError(
+            yield UserError(
                 f"run.directory={directory} and data.directory={data}",
                 "prepared data has a directory of its own, which is replaced whole when the data changes",
                 f"use data.directory={directory / 'data'}",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_best(self) -> Self:
+    def _best(self) -> Iterator[UserError]:
         every, watch = self.checkpoint.every_steps, self.evaluate.every_steps
         if self.checkpoint.keep_best and every is not None and every % watch:
-            raise UserError(
+            yield UserError(
                 f"checkpoint.keep_best={self.checkpoint.keep_best} with checkpoint.every_steps={every} and "
                 f"evaluate.every_steps={watch}",
                 "a checkpoint is judged by the validation loss of its own step",
                 f"make it a multiple of evaluate.every_steps: checkpoint.every_steps={max(1, every // watch) * watch}",
             )
-        return self
 
     def model_post_init(self, context: Any) -> None:
         self._recipe = context or ""
@@ -150,17 +182,6 @@ class RunConfig(Settings):
         run = self.run.changed(steps=steps, tokens=None, epochs=None)
         return self.model_validate(self.fields() | {"run": run}, context=self.recipe)
 
-    def _check_schedule(self, steps: int) -> None:
-        optim = self.optim
-        decay = max(1, round(optim.decay_fraction * steps)) if optim.schedule == "wsd" else 0
-        if optim.warmup_steps + decay > steps:
-            raise UserError(
-                f"optim.warmup_steps={optim.warmup_steps} in a run of {steps} steps"
-                + (f", the last {decay} of which decay" if decay else ""),
-                f"warm-up ends within the run{', before the decay begins' if decay else ''}",
-                f"use optim.warmup_steps={min(max(1, steps // 20), steps - decay)}, or more steps",
-            )
-
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
         batch = (self.run.tokens_per_step, self.data.sequence_length, self.run.micro_batch)
@@ -168,17 +189,21 @@ class RunConfig(Settings):
             raise error
         return self.sequences_per_step // (self.run.micro_batch * batch_ranks)
 
-    def check_layout(self, architecture: Architecture | None, world: int | None = None) -> None:
-        """Raises one UserError that lists what the layout cannot have: beside the other sections, for the model and on `world`
-        ranks, where they are known."""
+    def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
+        """What the layout cannot have: beside the other sections, for the model and on `world` ranks, where they are known. In a
+        recipe with wrong values, settings that are missing are not known."""
         beside = Beside(
-            policy=self.precision.assumed,
-            optimizer=self.optim.kind,
-            sequence_length=self.data.sequence_length,
-            tokens_per_step=self.run.tokens_per_step,
-            micro_batch=self.run.micro_batch,
+            policy=getattr(self.precision, "assumed", None),
+            optimizer=getattr(self.optim, "kind", None),
+            sequence_length=getattr(self.data, "sequence_length", None),
+            tokens_per_step=getattr(self.run, "tokens_per_step", None),
+            micro_batch=getattr(self.run, "micro_batch", 1),
         )
-        check_layout(self.parallel, architecture, world, beside)
+        return layout_errors(self.parallel, architecture, world, beside)
+
+    def check_layout(self, architecture: Architecture | None, world: int | None = None) -> None:
+        """Raises one UserError that lists what the layout cannot have."""
+        raise_all(self.layout_violations(architecture, world))
 
 
 def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
@@ -186,7 +211,14 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
 
     Raises UserError for a missing file, bad YAML, unknown or mistyped keys, and settings that contradict each other.
     """
-    text, name = _read(path)
+    return parse_recipe(*_read(path), *overrides)
+
+
+def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunConfig:
+    """The checked recipe that `text` holds as YAML, with `a.b=value` overrides. `name`: what errors call it. No file is read.
+
+    Raises UserError as `load_recipe` does.
+    """
     tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise UserError(
@@ -198,13 +230,28 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
 
 
 def check_recipe(tree: Mapping[str, Any], text: str = "") -> RunConfig:
-    """A RunConfig from plain dicts; pydantic's complaints become one UserError that names each key. `text`: the file's."""
+    """A RunConfig from plain dicts. `text`: the file's. Raises one UserError that lists every mistake, in the recipe's order."""
     try:
         config = RunConfig.model_validate(tree, context=text)
-    except ValidationError as error:
-        raise _explain(error) from None
-    config.check_layout(config.model.shape(config.data.tokenizer.train))
+        config.check_layout(config.model.shape(config.data.tokenizer.train))
+    except (ValidationError, UserError):
+        raise_all(_mistakes(tree))
+        raise
     return config
+
+
+def _mistakes(tree: Mapping[str, Any]) -> list[UserError]:
+    """What is wrong with a recipe. Rules on a layout are judged without the model where that is wrong itself."""
+    config, found = gather(RunConfig, with_hub_cache(tree), other_names(tree, tuple(POLICIES)))
+    between = [error for error in config.violations() if isinstance(error, UserError)]
+    architecture = None
+    if not any(location[:1] == ("model",) for location, _ in found):
+        try:
+            tokenizer = getattr(config.data, "tokenizer", None)
+            architecture = config.model.shape(tokenizer.train if tokenizer is not None else None)
+        except UserError as error:
+            between.append(error)
+    return [*in_order(tree, found), *between, *judged(config.layout_violations(architecture))]
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -234,39 +281,3 @@ def _read(path: str | Path) -> tuple[str, str]:
         "a recipe is a YAML file, or the name of one that ships with windlass",
         nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
     )
-
-
-def _explain(error: ValidationError) -> UserError:
-    given, rules, changes = [], [], []
-    for item in error.errors():
-        path = _path(item["loc"])
-        if item["type"] == "extra_forbidden":
-            choices = _keys_at(item["loc"][:-1])
-            where = _path(item["loc"][:-1]) or "the recipe"
-            given.append(path)
-            rules.append(f"{where} has no key `{item['loc'][-1]}`")
-            changes.append(nearest(str(item["loc"][-1]), choices) + f"keys of {where}: {', '.join(choices)}")
-        elif item["type"] == "missing":
-            given.append(f"{path} is missing")
-            rules.append(f"{path} has no default")
-            changes.append(f"add {path} to the recipe")
-        else:
-            given.append(f"{path}={item['input']!r}")
-            rules.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}")
-            choices = item["msg"].split("'")[1::2] if item["type"] == "literal_error" else []
-            changes.append(nearest(str(item["input"]), choices) + f"see {path} in docs/recipe.md")
-    return UserError("; ".join(given), "; ".join(rules), "; ".join(changes))
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """`optim.groups[0].names`, as all messages write it."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
-
-
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    model: Any = RunConfig
-    for part in location:
-        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None) if model else None
-        annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else [model]
-        model = next((a for a in annotations if isinstance(a, type) and issubclass(a, Settings)), None)
-    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude] if model else []

@@ -1,6 +1,6 @@
 """Which rank a process is, by the names that its launcher exports; no torch.
 
-torchrun tells a process its rank by RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. srun and mpirun start one
+torchrun gives a process its rank in RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. srun and mpirun start one
 process per rank too and use names of their own. `adopt` translates those, so that four processes are one world of four. Without
 it each would train alone, as a world of one, and the last one would win. Names that it cannot translate are refused.
 """
@@ -20,7 +20,7 @@ _ADOPTED: Final = "WINDLASS_LAUNCHER"
 
 
 class Launcher(NamedTuple):
-    """The names by which a launcher tells a process its rank."""
+    """The names in which a launcher gives a process its rank."""
 
     name: str
     rank: str
@@ -175,7 +175,7 @@ def _shares_store(environ: Mapping[str, str]) -> bool:
 
 def attempt(environ: Mapping[str, str] = os.environ) -> str:
     """A prefix for the keys of this start's ranks in a store that outlives them; empty where the store is new, or where no name
-    tells the starts apart: the agents of several hosts count their restarts differently."""
+    distinguishes the starts: the agents of several hosts count their restarts differently."""
     is_one_host = environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return f"attempt-{environ['TORCHELASTIC_RESTART_COUNT']}" if _shares_store(environ) and is_one_host else ""
 

@@ -28,7 +28,7 @@
 `code` and `retry` are attributes of each class. `windlass.cli.main` alone turns an error into an exit code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final, Self
 
 EXIT_BUG: Final = 1
@@ -86,7 +86,8 @@ class SeveralErrors(UserError):
         return type(self), (self.errors,)  # pickle would call it with the three sentences
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.errors))
+        lines = (f"{error.given}: {error.rule}; {error.change}" for error in self.errors)
+        return f"{len(self.errors)} mistakes\n  " + "\n  ".join(lines)
 
 
 class Unavailable(UserError):
@@ -136,6 +137,13 @@ class OutOfSync(WindlassError):
 
 class BadLayout(WindlassError):
     """A model whose parts are not where the layout says: a bug of ours. Raised before or at the first step."""
+
+
+def raise_all(errors: Iterable[UserError]) -> None:
+    """Raises `errors` as one UserError; returns where there are none."""
+    listed = [one for error in errors for one in (error.errors if isinstance(error, SeveralErrors) else (error,))]
+    if listed:
+        raise listed[0] if len(listed) == 1 else SeveralErrors(listed)
 
 
 def exit_code_of(error: BaseException) -> int:

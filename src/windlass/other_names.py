@@ -128,16 +128,20 @@ _RULES: Final = {
 }
 
 
-def refuse_other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> None:
-    """Raises UserError where `recipe` has another tool's key, section or value. `policies`: our values of precision.policy."""
+def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[tuple[list[str], UserError]]:
+    """Other tools' keys, sections and values in `recipe`: their paths and the error. `policies`: ours of precision.policy."""
     for section in ("fsdp", "fsdp_config", "ddp"):
         if section in recipe:
             content, rule = recipe[section], "the layout is the section `parallel`"
             if isinstance(content, Mapping):
-                _refuse(_found("parallel", section, content), "parallel", policies)
+                rows = list(_found("parallel", section, content))
+                if rows:
+                    yield [section], _refusal(rows, "parallel", policies)
+                    continue
             elif isinstance(content, str) and (ours := sharding_of(content)):
-                raise UserError(f"{section}={content}", rule, f"use {ours}")
-            raise UserError(f"a section `{section}`", rule, "see parallel in docs/recipe.md")
+                yield [section], UserError(f"{section}={content}", rule, f"use {ours}")
+                continue
+            yield [section], UserError(f"a section `{section}`", rule, "see parallel in docs/recipe.md")
     parallel, precision = recipe.get("parallel"), recipe.get("precision")
     found = list(_found("precision", "", recipe))
     if isinstance(precision, Mapping):
@@ -147,9 +151,10 @@ def refuse_other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> No
         found += _found("precision", "precision", precision)
     elif precision is not None and (ours := policy_of(precision)):
         found.append(("precision", precision, ours, "Lightning"))
-    _refuse(found, "precision", policies)
-    if isinstance(parallel, Mapping):
-        _refuse(_found("parallel", "parallel", parallel), "parallel", policies)
+    beside = list(_found("parallel", "parallel", parallel)) if isinstance(parallel, Mapping) else []
+    for section, rows in (("precision", found), ("parallel", beside)):
+        if rows:
+            yield [key for key, *_ in rows], _refusal(rows, section, policies)
 
 
 Found = tuple[str, Any, str, str]  # key as the recipe has it, value, what to write instead, tool
@@ -168,14 +173,13 @@ def _found(section: str, where: str, given: Mapping[str, Any]) -> Iterator[Found
                     yield f"{where}.{key}".removeprefix("."), value, ours, row.tool
 
 
-def _refuse(rows: Iterator[Found] | list[Found], section: str, policies: Sequence[str]) -> None:
-    if found := list(rows):
-        tools = ", ".join(dict.fromkeys(tool for *_, tool in found))
-        raise UserError(
-            "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in found),
-            f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
-            "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in found)),
-        )
+def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
+    tools = ", ".join(dict.fromkeys(tool for *_, tool in rows))
+    return UserError(
+        "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in rows),
+        f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
+        "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in rows)),
+    )
 
 
 def as_yaml(value: Any) -> str:

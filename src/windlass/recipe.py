@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.value in seen:
                 raise UserError(
-                    f"the key `{key.value}` stands twice (line {key.start_mark.line + 1})",
+                    f"the key `{key.value}` is given twice (line {key.start_mark.line + 1})",
                     "a key has one value",
                     "remove one of the two",
                 )

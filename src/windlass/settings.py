@@ -1,14 +1,42 @@
 """The base of every room's config: frozen, strict, and documented beside the field.
 
-A config is checked when it is made and never changes afterwards. Unknown keys are refused (`windlass.config` turns pydantic's
+A config is checked when it is made and never changes afterwards. Unknown keys are refused (windlass.mistakes turns pydantic's
 complaint into a sentence that names the nearest key). The docstring under a field states its unit and effect; docs/recipe.md
 is generated from it.
+
+Rules between the keys of a config are generators (`rules`), so that all violated ones can be listed. A config that is made
+directly raises the first; a recipe lists them all (windlass.mistakes).
 """
 
 import typing
-from typing import Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+
+from windlass.errors import UserError
+
+Violation = UserError | ValueError
+"""ValueError where only pydantic knows the path of the config, as in a list of sources."""
+
+
+V = TypeVar("V", bound=Violation)
+
+
+class Violations(ValueError):
+    """The violated rules of one config, on their way through pydantic, which collects ValueErrors and stops at others."""
+
+    def __init__(self, found: Sequence[Violation]):
+        super().__init__("; ".join(map(str, found)))
+        self.found = tuple(found)
+
+
+class Gathering(dict[str, Any]):
+    """The context of a validation that lists every mistake: field -> value, of the valid fields of a `section`."""
+
+    def __init__(self, section: type["Settings"]):
+        super().__init__()
+        self.section = section
 
 
 class Settings(BaseModel):
@@ -24,13 +52,36 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         """pydantic takes True for 1, and YAML 1.1 reads `yes` and `on` as True."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
             raise ValueError(f"a number or text is meant, and {value} is neither")
         return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _gather(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(info.context, Gathering) and info.context.section is cls:
+            info.context[str(info.field_name)] = value
+        return value
+
+    @model_validator(mode="after")
+    def _judge(self, info: ValidationInfo) -> Self:
+        found = self.violations()
+        if (first := next(found, None)) is not None:
+            raise Violations([first, *found]) if isinstance(info.context, Gathering) else first
+        return self
+
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        """The rules between the keys; each yields its violations."""
+        return ()
+
+    def violations(self) -> Iterator[Violation]:
+        """Every violated rule."""
+        for rule in self.rules():
+            yield from judged(rule)
 
     def fields(self) -> dict[str, Any]:
         """Every field and extra key with its value; sections stay what they are."""
@@ -39,3 +90,45 @@ class Settings(BaseModel):
     def changed(self, **updates: Any) -> Self:
         """A copy with `updates`, validated as a new config is. Raises UserError, or pydantic's ValidationError."""
         return type(self).model_validate(self.fields() | updates)
+
+
+def judged(rule: Iterator[V]) -> Iterator[V | UserError]:
+    """The violations of `rule`, raised ones too. Where wrong fields of a config are missing, a rule ends when it reads one."""
+    try:
+        yield from rule
+    except UserError as error:
+        yield error
+    except AttributeError as error:
+        if not isinstance(error.obj, Settings) or error.name not in type(error.obj).model_fields:
+            raise
+
+
+_MEANT: Final = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "finite",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "path_type": "text",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+    "string_too_short": "text of at least {min_length} character",
+    "too_short": "a list of at least {min_length}",
+}
+
+
+def meant(error: Mapping[str, Any]) -> str:
+    """What one complaint of pydantic asks for, as it follows "must be"; for a kind that the table lacks, pydantic's words."""
+    return _MEANT[error["type"]].format(**error.get("ctx", {})) if error["type"] in _MEANT else str(error["msg"])

@@ -1,4 +1,4 @@
-"""What a signal does to a process of ours. Torch-free: it stands before every other import.
+"""What a signal does to a process of ours. Torch-free: it is imported before all else.
 
 SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (SLURM's warning before a time limit) and SIGHUP (a terminal that closes) ask a process to
 stop. One handler for the four does one of two things:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.errors import UserError
+from windlass.errors import UserError, raise_all
 from windlass.precision.config import PrecisionConfig
 
 BEST = dict(zero=3, optimizer="adamw", beta2=0.95)
@@ -10,7 +10,7 @@ BEST = dict(zero=3, optimizer="adamw", beta2=0.95)
 
 def refused(beside=None, **settings):
     with pytest.raises(UserError) as caught:
-        PrecisionConfig(**settings).check_beside(**{**BEST, **(beside or {})})
+        raise_all(PrecisionConfig(**settings).errors_beside(**{**BEST, **(beside or {})}))
     return caught.value
 
 
@@ -29,7 +29,7 @@ def refused(beside=None, **settings):
 )
 def test_what_is_left_out_is_the_policys(settings, dtypes):
     config = PrecisionConfig(**settings)
-    config.check_beside(**BEST)
+    assert list(config.errors_beside(**BEST)) == []
     assert (config.stored, config.computed, config.reduced, config.kept) == dtypes
     assert PrecisionConfig.model_validate(config.model_dump()) == config
 
@@ -88,12 +88,12 @@ def test_a_second_moment_that_would_never_fall_is_refused_with_its_numbers():
         error = refused({"beta2": 0.999}, **settings, rounding="nearest")
         assert "optim.beta2=0.999" in error.given and "0.001" in error.rule and "0.0039" in error.rule
         assert "precision.rounding=stochastic" in error.change
-        PrecisionConfig(**settings, rounding="nearest").check_beside(**BEST | {"beta2": 0.99})
-        PrecisionConfig(**settings).check_beside(**BEST | {"beta2": 0.999})
+        assert list(PrecisionConfig(**settings, rounding="nearest").errors_beside(**BEST | {"beta2": 0.99})) == []
+        assert list(PrecisionConfig(**settings).errors_beside(**BEST | {"beta2": 0.999})) == []
 
 
 @pytest.mark.parametrize("settings", [{"policy": "bf16-pure"}, {"policy": "bf16", "states": "bf16"}])
 def test_another_optimizer_does_not_store_in_bf16(settings):
     error = refused({"optimizer": "muon"}, **settings)
     assert "optim.kind=muon" in error.given and "moments in bf16" in error.given and "optim.kind=adamw" in error.change
-    PrecisionConfig(policy="bf16").check_beside(**BEST | {"optimizer": "muon"})
+    assert list(PrecisionConfig(policy="bf16").errors_beside(**BEST | {"optimizer": "muon"})) == []

@@ -151,6 +151,7 @@ def test_a_full_disk_keeps_lines_in_memory_says_so_once_and_loses_none(tmp_path,
     assert len(said) == 1 and said[0].startswith(
         f"{tmp_path / 'e'} cannot be written (No space left on device): training goes on"
     )
+    assert log.disk_filled
     state["room"] = 1 << 20
     log.write("step", 4, {})
     assert [line["step"] for line in read_events(tmp_path / "e")] == [0, 1, 2, 3, 4]
@@ -171,6 +172,7 @@ def test_what_waits_is_bounded_and_the_oldest_goes_first(tmp_path, monkeypatch):
 
 def test_a_directory_that_was_deleted_is_made_again(tmp_path):
     log = EventLog(tmp_path / "run" / "e", pytest.fail)
+    assert not log.disk_filled
     log.write("start", 0, {})
     shutil.rmtree(tmp_path / "run")
     log.write("step", 1, {})

@@ -1,7 +1,13 @@
 """Which stream a resumed run must find again. (Settings and length: tests/test_config.py, tests/training/test_restore.py.)"""
 
+import copy
+
+import pytest
+
 from tests import tiny
-from windlass.training.drift import begun, newest_trainer_state, stream_to_keep
+from windlass.config import check_recipe
+from windlass.errors import SeveralErrors
+from windlass.training.drift import begun, check_settings, newest_trainer_state, stream_to_keep
 
 
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
@@ -17,3 +23,20 @@ def test_a_new_run_has_begun_nothing_and_a_finished_one_its_last_step(tmp_path, 
     assert begun(tiny.recipe(tmp_path, run={"directory": str(run)}))["step"] == tiny.STEPS
     assert begun(tiny.recipe(tmp_path, run={"start_from": str(run)})) is None, "weights alone begin anew"
     assert newest_trainer_state(run)["samples_consumed"] == 8 * tiny.STEPS
+
+
+def test_all_drift_is_listed_at_once(tmp_path, run):
+    """The model's, the optimizer's state, and what may be accepted: of that, what is not yet."""
+    trainer_state = newest_trainer_state(run)
+    tree = copy.deepcopy(trainer_state["config"])
+    tree["model"]["rope_theta"] = 5e5
+    tree["optim"] |= {"kind": "muon", "beta1": 0.8, "beta2": 0.9}
+    tree["run"] |= {"seed": 7, "accept_drift": ["optim.beta2"]}
+    with pytest.raises(SeveralErrors) as caught:
+        check_settings(trainer_state, check_recipe(tree))
+    assert [error.given for error in caught.value.errors] == [
+        "model.rope_theta: None in the checkpoint, 500000.0 now",
+        "optim.kind: adamw in the checkpoint, muon now",
+        "optim.beta1: 0.9 in the checkpoint, 0.8 now; run.seed: 4 in the checkpoint, 7 now",
+    ]
+    assert caught.value.errors[2].change.endswith("run.accept_drift=[optim.beta1, run.seed]")

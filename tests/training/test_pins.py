@@ -15,7 +15,7 @@ from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
 from windlass.model.open_config import directory_of
 from windlass.training.drift import check_settings
-from windlass.training.pins import keep_pins, pin_model, pins, with_pins
+from windlass.training.pins import fingerprint, keep_pins, pin_model, pins, with_pins
 from windlass.training.preflight import make_ready, prepare_only
 
 COMMIT, OTHER = "1234567890" * 4, "a" * 40
@@ -266,3 +266,19 @@ def test_a_revision_of_a_directory_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="org/tiny is a directory here, and model has a revision"):
         pin_model(recipe(tmp_path, model={"revision": "v1"}))
+
+
+def test_a_fingerprint_is_that_of_the_preparation_and_writes_nothing(tmp_path):
+    config = tiny.recipe(tmp_path)
+    before, files = fingerprint(config), sorted(tmp_path.rglob("*"))
+    assert files == sorted(tmp_path.rglob("*")) and fingerprint(config) == before
+    assert prepare_only(config).fingerprint == before == fingerprint(config)
+    layout = tiny.recipe(tmp_path, run={"seed": 9}, data={"isolate": True})
+    assert fingerprint(layout) == before, "neither the run nor what is decided while training"
+    assert fingerprint(tiny.recipe(tmp_path, data={"sequence_length": 8})) != before
+    source = min((tmp_path / "corpus").iterdir())
+    source.write_text(source.read_text() + "more")
+    assert fingerprint(config) != before
+    shutil.rmtree(tmp_path / "corpus")
+    with pytest.raises(AbsentSource):
+        fingerprint(config)

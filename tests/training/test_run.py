@@ -1,12 +1,17 @@
 """Between steps: when a checkpoint is due, and what a failed one does to the run."""
 
+import errno
 import json
 import os
+import re
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
 
 from tests import tiny
+from windlass.config import to_yaml
 from windlass.proof.pool import RankFailed
 
 
@@ -117,6 +122,101 @@ def test_one_process_survives_a_background_save_that_fails(base, ranks):
     lines = tiny.lines(config.run.directory)
     assert "the disk is full" in next(line["error"] for line in lines if line["kind"] == "incident")
     assert steps_of(config.run.directory)[-1] == tiny.STEPS
+
+
+def fill_disk_under_the_log(config, for_saves):
+    """Training on a rank whose disk takes no line of events.jsonl at step 4, nor, `for_saves`, the save that is tried then."""
+    from windlass.checkpoint import store
+    from windlass.report import events
+
+    write, statvfs, state = events.EventLog.write, os.statvfs, {"step": 0}
+
+    def open_or_not(*arguments, **more):
+        if state["step"] == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open(*arguments, **more)
+
+    def write_and_note(self, kind, step, fields):
+        state["step"] = step
+        write(self, kind, step, fields)
+
+    def full(path):
+        found = statvfs(path)
+        return os.statvfs_result((*found[:3], 1, 1, *found[5:10])) if for_saves and state["step"] == 4 else found
+
+    with (
+        mock.patch.object(events, "open", open_or_not, create=True),
+        mock.patch.object(events.EventLog, "write", write_and_note),
+        mock.patch.object(store.os, "statvfs", full),
+    ):
+        return tiny.train(config)
+
+
+@pytest.mark.parametrize("for_saves", [False, True])
+def test_where_the_disk_fills_under_the_log_one_save_is_tried_and_the_run_goes_on(base, ranks, for_saves):
+    more = {"every_steps": 6, "every_minutes": None, "async": False}
+    config = tiny.recipe(base, f"full-log-{for_saves}", checkpoint=more)
+    (result,) = ranks.run(1, fill_disk_under_the_log, config, for_saves)
+    lines = tiny.lines(config.run.directory)
+    assert result["step"] == tiny.STEPS and [line["step"] for line in lines if line["kind"] == "step"] == [
+        *range(1, 11)
+    ]
+    assert steps_of(config.run.directory) == ([6, 10] if for_saves else [4, 6, 10])
+    incidents = [(line["step"], line["what"], line["error"]) for line in lines if line["kind"] == "incident"]
+    assert len(incidents) == for_saves
+    for step, what, error in incidents:
+        assert (step, what) == (4, "checkpoint not saved")
+        assert re.search(r"needs [\d.]+ [KM]iB, [\d.]+ (B|KiB) are free in /.*/checkpoints", error), error
+
+
+@pytest.mark.long
+def test_a_run_on_a_disk_that_is_really_full_saves_what_fits_and_ends_with_74(tmp_path):
+    """A file system of 3 MiB; a neighbour takes what is left of it when step 4 is written, and leaves before the next start."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.getuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], check=False).returncode
+    ):
+        pytest.skip("no file system can be mounted here")
+    try:
+        config = tiny.recipe(tmp_path, "disk/run", checkpoint={"every_steps": 3, "keep_last": 1})
+        (tmp_path / "recipe.yaml").write_text(to_yaml(config))
+        done = subprocess.run(
+            [sys.executable, "-c", FILLED, str(disk), str(tmp_path / "recipe.yaml")], capture_output=True, text=True
+        )
+        assert done.returncode == 74, done.stdout + done.stderr
+        assert "the disk is full: a checkpoint needs" in done.stderr and "training goes on" in done.stdout
+        assert f"step {tiny.STEPS}/{tiny.STEPS} |" in done.stdout, "every step was trained"
+        assert steps_of(config.run.directory) == [3] and not list((disk / "run" / "checkpoints").glob(".tmp-*"))
+        (disk / "neighbour").unlink()
+        again = subprocess.run([sys.executable, "-m", "windlass", "train", str(tmp_path / "recipe.yaml")], check=False)
+        assert again.returncode == 0 and steps_of(config.run.directory) == [10]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+FILLED = """
+import sys
+from pathlib import Path
+from windlass.report import events
+from windlass.cli.main import main
+
+def write(self, kind, step, fields, before=events.EventLog.write):
+    if (kind, step) == ("step", 4):
+        with open(Path(sys.argv[1]) / "neighbour", "wb", buffering=0) as file:
+            while True:
+                try:
+                    file.write(bytes(512))
+                except OSError:
+                    break
+    before(self, kind, step, fields)
+
+events.EventLog.write = write
+recipe = sys.argv[2]
+sys.argv = ["windlass", "train", recipe, "--nproc", "1"]
+main()
+"""
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -1,11 +1,12 @@
 """The recipe's `adapter:` section: low-rank factors that are trained in place of the model's matrices. No torch."""
 
-from typing import Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation
 
 
 class AdapterConfig(Settings):
@@ -29,24 +30,26 @@ class AdapterConfig(Settings):
     """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
     holds them too."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        others = sorted(self.model_fields_set - {"kind"})
-        changed = [name for name in others if getattr(self, name) != type(self).model_fields[name].get_default()]
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._nothing_without_an_adapter(), self._some_target())
+
+    def _nothing_without_an_adapter(self) -> Iterator[UserError]:
+        fields = type(self).model_fields
+        changed = [name for name in sorted(self.model_fields_set) if getattr(self, name) != fields[name].get_default()]
         if self.kind == "none" and changed:
-            names = ", ".join(f"adapter.{type(self).model_fields[name].alias or name}" for name in changed)
-            raise UserError(
-                f"{names} with adapter.kind=none",
+            yield UserError(
+                ", ".join(f"adapter.{fields[name].alias or name}" for name in changed) + " with adapter.kind=none",
                 "without an adapter all parameters are trained, and no matrix carries factors",
                 "set adapter.kind=lora, or remove the rest of the section",
             )
+
+    def _some_target(self) -> Iterator[UserError]:
         if not self.targets:
-            raise UserError(
+            yield UserError(
                 "adapter.targets=[]",
                 "an adapter trains factors of at least one matrix",
                 "use adapter.targets=all-linear, or names such as [q_proj, v_proj]",
             )
-        return self
 
     @property
     def scale(self) -> float:

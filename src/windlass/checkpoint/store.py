@@ -31,7 +31,7 @@ from pathlib import Path
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
 from windlass.checkpoint.sealed_json import check_name, digest, seal
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 from windlass.units import format_bytes, printable
 
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
@@ -40,8 +40,8 @@ _QUARANTINED = re.compile(r"step-\d{8,12}\.corrupt(-\d+)?")
 _DRAFT = re.compile(r"\.tmp-\d{8,12}-([0-9a-f]{8})[0-9a-f]{8}")
 
 
-class DiskFull(UserError):
-    """Not enough space for a checkpoint; the last committed one stays."""
+class DiskFull(Unavailable):
+    """Not enough space for a checkpoint; the last committed one stays. The same command may succeed once there is space."""
 
 
 def check_link(directory: Path) -> None:

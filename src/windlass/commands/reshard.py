@@ -1,7 +1,7 @@
 """A checkpoint written once more, in the pieces of another layout: which rank holds what, and the bytes moved there.
 
 Which box of which tensor each rank holds is asked of the program itself and not derived a second time: it is built as those ranks
-would build it, on the meta device (shapes only) and over torch's `fake` process group, in which one process stands for any rank
+would build it, on the meta device (shapes only) and over torch's `fake` process group, in which one process acts as any rank
 and nothing is sent. One build per pipeline rank shows all others, since a DTensor knows its cut at every place of its mesh.
 Optimizer states are cut as their parameters are. Replicas hold the same, so one of them is asked, and written for.
 """
@@ -119,7 +119,7 @@ class Held(NamedTuple):
 
 def held_by_ranks(config: RunConfig, architecture: Architecture, layout: MeshLayout) -> dict[str, Held]:
     """Parameter name -> how `layout` cuts it. One process, shapes only. Raises UserError where the model cannot be cut so."""
-    assert not dist.is_initialized(), "this process stands for other ranks"
+    assert not dist.is_initialized(), "this process acts as other ranks"
     # none of these changes which rank holds what: the first would allocate, the others do nothing on shapes
     plain = {"offload": False, "compile": False, "recompute": "none", "activation_gib": None}
     parallel, precision = config.parallel.changed(**plain), precision_of(config.precision)

@@ -5,16 +5,16 @@ imports no torch.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.config import OrderConfig
 from windlass.errors import UserError
-from windlass.hub.config import check_revision
-from windlass.settings import Settings
+from windlass.hub.config import revision_errors
+from windlass.settings import Settings, Violation, Violations
 from windlass.units import KIB, MIB
 
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -46,34 +46,41 @@ class TokenizerConfig(Settings):
     def _no_blanket_trust(cls, given: object, info: ValidationInfo) -> object:
         if isinstance(given, bool):
             name = info.data.get("from_") or "the name in data.tokenizer.from"
-            raise UserError(
+            error = UserError(
                 f"data.tokenizer.trust_remote_code: {str(given).lower()}",
                 "code of that repository will run here, so it is trusted by name, not by true",
                 f"write data.tokenizer.trust_remote_code: {name}, once you have read its code"
                 if given
                 else "remove the setting: without it no such code runs",
             )
+            raise Violations([error])
         return given
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (
+            self._one_kind(),
+            revision_errors("data.tokenizer", self.from_, self.revision, self.commit),
+            self._trust(),
+        )
+
+    def _one_kind(self) -> Iterator[Violation]:
         if (self.train is None) == (self.from_ is None):
             given = "neither is" if self.train is None else "both are"
-            raise ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
-        if self.train is not None and self.eos_token is not None:
-            raise UserError(
+            yield ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
+        elif self.train is not None and self.eos_token is not None:
+            yield UserError(
                 f"data.tokenizer.eos_token: {self.eos_token} with data.tokenizer.train: {self.train}",
                 "a tokenizer that is trained here ends a text by <|endoftext|>",
                 "remove data.tokenizer.eos_token",
             )
-        check_revision("data.tokenizer", self.from_, self.revision, self.commit)
+
+    def _trust(self) -> Iterator[UserError]:
         if self.trust_remote_code not in (None, self.from_):
-            raise UserError(
+            yield UserError(
                 f"data.tokenizer.trust_remote_code: {self.trust_remote_code} with data.tokenizer.from: {self.from_}",
                 "code is trusted by name: the setting holds the very name that it comes from",
                 "repeat the name of `from` where you have read its code, or remove the setting",
             )
-        return self
 
 
 def _share_or_source(value: Any) -> str:
@@ -157,59 +164,59 @@ class DataConfig(Settings):
             )
         return directory
 
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        named = [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
-        for source in named:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return self._chat(), self._pairs(), self._held_out(), self._growing(), self._weights(), self._cached()
+
+    def _named(self) -> list[SourceConfig]:
+        return [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
+
+    def _chat(self) -> Iterator[ValueError]:
+        for source in self._named():
             if self.tokenizer.train is not None and source.format == "chat":
-                raise ValueError(
+                yield ValueError(
                     f"`format: chat` with `tokenizer: {{train: {self.tokenizer.train}}}`: conversations are written by a "
                     "tokenizer's chat template, and a trained one has none: give `tokenizer: {from: ...}` of a chat model"
                 )
-        return self
+                return  # one mistake, of however many sources
 
-    @model_validator(mode="after")
-    def _check_pairs(self) -> Self:
-        named = [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
+    def _pairs(self) -> Iterator[ValueError]:
+        named = self._named()
         num_pairs = [source.format for source in named].count("preference")
         if 0 < num_pairs < len(named):
-            raise ValueError(
+            yield ValueError(
                 f"{num_pairs} of {len(named)} sources (validation among them) have `format: preference`; a sample of pairs has "
                 "another form than one of text or chat, so all have it or none"
             )
         if num_pairs and (self.packing != "concatenate" or self.isolate):
             setting = "isolate: true" if self.isolate else f"packing: {self.packing}"
-            raise ValueError(
+            yield ValueError(
                 f"`{setting}` has no effect with `format: preference`, where each answer has a sequence of its own: leave it out"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
+    def _held_out(self) -> Iterator[ValueError]:
         if self.order.held_out_of is not None and isinstance(self.validation, SourceConfig):
-            raise ValueError(
+            yield ValueError(
                 f"`order.held_out_of: {self.order.held_out_of}` has no effect with a `validation` of its own: leave it out"
             )
+
+    def _growing(self) -> Iterator[ValueError]:
         growing = [source.label for source in self.sources if source.grows_until is not None]
         if growing and self.order.first_epoch != "written":
-            raise ValueError(
+            yield ValueError(
                 f"`grows_until` of {growing[0]} has no effect on `order.first_epoch: shuffled`, for which a source is whole: set "
                 "written, or leave it out and prepare when the source is whole"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_weights(self) -> Self:
+    def _weights(self) -> Iterator[ValueError]:
         given = [source.weight is not None for source in self.sources]
         if any(given) and not all(given):
-            raise ValueError(
+            yield ValueError(
                 f"{given.count(True)} of {len(given)} sources have a `weight`; all have one, which mixes them, or none has"
             )
         if isinstance(self.validation, SourceConfig) and self.validation.weight is not None:
-            raise ValueError(
+            yield ValueError(
                 "`validation.weight` has no effect: weights are shares of the training stream; leave it out"
             )
-        return self
 
     @property
     def weights(self) -> list[float] | None:
@@ -223,10 +230,10 @@ class DataConfig(Settings):
         a mixture, which takes from all sources at once, while they are written one behind the other."""
         return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
 
-    def check_epochs(self, epochs: float | None) -> None:
-        """Raises UserError where a run's length is in epochs and sources are mixed."""
+    def epochs_errors(self, epochs: float | None) -> Iterator[UserError]:
+        """A UserError where a run's length is in epochs and sources are mixed."""
         if epochs is not None and self.weights is not None:
-            raise UserError(
+            yield UserError(
                 f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",
                 "sources of a mixture come round each in its own time, so that the whole has no epochs",
                 "set run.tokens or run.steps; the epochs of each source are printed before the first step",
@@ -245,14 +252,12 @@ class DataConfig(Settings):
                 "prepare, inspect and lint pairs; to train, give texts or conversations (format: chat, with the chosen answers)",
             )
 
-    @model_validator(mode="after")
-    def _check_cache(self) -> Self:
+    def _cached(self) -> Iterator[ValueError]:
         if "://" in self.directory and self.cache is None:
             change = "cache: {directory: /local/disk/cache, limit_mib: 10240}"
-            raise ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
+            yield ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
         if "://" not in self.directory and self.cache is not None:
-            raise ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")
-        return self
+            yield ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")
 
 
 class EvaluateConfig(Settings):
@@ -263,16 +268,16 @@ class EvaluateConfig(Settings):
     sets: dict[str, SourceConfig] = Field(default_factory=dict)
     """Further validation sets by name, besides `validation`."""
 
-    @field_validator("sets")
-    @classmethod
-    def _names(cls, sets: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
-        for name, source in sets.items():
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._names(),)
+
+    def _names(self) -> Iterator[ValueError]:
+        for name, source in self.sets.items():
             if source.weight is not None:
-                raise ValueError(
+                yield ValueError(
                     f"`{name}.weight` has no effect: weights are shares of the training stream; leave it out"
                 )
             if name in RESERVED_NAMES:
-                raise ValueError(f"a set cannot be named `{name}`: that name is taken; choose another")
+                yield ValueError(f"a set cannot be named `{name}`: that name is taken; choose another")
             if not SET_NAME.fullmatch(name):
-                raise ValueError(f"a set's name is a directory's name: `{name}` may hold letters, digits, _ . - only")
-        return sets
+                yield ValueError(f"a set's name is a directory's name: `{name}` may hold letters, digits, _ . - only")

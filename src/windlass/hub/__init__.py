@@ -5,5 +5,5 @@ config  the recipe's `hub` section
 
 Inside:
 
-errors  what to tell the user when the hub refuses or fails
+errors  the messages for a hub that refuses or fails
 """

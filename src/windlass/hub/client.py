@@ -134,7 +134,9 @@ def fetch_weights(name: str, commit: str, cache: str | None = None) -> None:
     index = _fetch(name, commit, INDEX, cache)
     if index is None:
         raise _no_weights(name, commit)
-    shards = indexed_files(index, f"{name}: {INDEX} of {commit[:SHOWN]}", "tell its owner, or take another revision")
+    shards = indexed_files(
+        index, f"{name}: {INDEX} of {commit[:SHOWN]}", "report it to its owner, or take another revision"
+    )
     with ThreadPoolExecutor(DOWNLOADS) as pool:
         paths = pool.map(lambda file: _fetch(name, commit, file, cache), shards)
         absent = [shard for shard, path in zip(shards, paths) if path is None]
@@ -143,7 +145,7 @@ def fetch_weights(name: str, commit: str, cache: str | None = None) -> None:
 
 
 def fetch_tokenizer(name: str, commit: str, cache: str | None = None, *, with_code: bool = False) -> None:
-    """tokenizer.json, tokenizer_config.json and what may lie beside them (the model's configs may know how a text ends);
+    """tokenizer.json, tokenizer_config.json and what may be beside them (the model's configs may know how a text ends);
     `with_code`: Python files too. Raises UserError."""
     for file in TOKENIZER:
         if _fetch(name, commit, file, cache) is None and not (with_code and file == TOKENIZER[0]):
@@ -178,7 +180,7 @@ def indexed_files(index: Path, named: str, change: str) -> list[str]:
         if not isinstance(name, str) or not _is_inside(name):
             raise UserError(
                 f"{named}: its weight_map names {name!r}",
-                "an index names files that end in .safetensors and lie in its own directory",
+                "an index names files that end in .safetensors and are in its own directory",
                 change,
             )
     return sorted(set(names))

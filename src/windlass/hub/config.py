@@ -1,7 +1,7 @@
 """What a recipe may say about the hub: where its models and tokenizers are kept. No torch, no file touched."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,33 +27,33 @@ class HubConfig(Settings):
             raise ValueError(f"`cache: {cache}` is no local directory; give one that every node sees")
         return cache if cache is None else str(Path(cache).expanduser())
 
-    def check_beside(self, *names: str | None) -> None:
-        """Raises UserError where none of `names`, the `from` of model and tokenizer, may be a name of the hub."""
+    def errors_beside(self, *names: str | None) -> Iterator[UserError]:
+        """A UserError where none of `names`, the `from` of model and tokenizer, may be a name of the hub."""
         if self.cache is not None and all(name is None for name in names):
-            raise UserError(
+            yield UserError(
                 f"hub.cache={self.cache} with neither model.from nor data.tokenizer.from",
                 "it keeps what those name of the hub",
                 "remove hub.cache",
             )
 
 
-def check_revision(section: str, given: str | None, revision: str | None, commit: str | None) -> None:
-    """What `revision` and `commit` may be beside `from: given`; no file is touched. Raises UserError."""
+def revision_errors(section: str, given: str | None, revision: str | None, commit: str | None) -> Iterator[UserError]:
+    """What `revision` and `commit` may not be beside `from: given`; no file is touched."""
     for key, value in (("revision", revision), ("commit", commit)):
         if value is not None and (given is None or not NAME.fullmatch(given)):
-            raise UserError(
+            yield UserError(
                 f"{section}.{key}: {value} with {section}.from: {given}",
                 "only a name of the hub (org/name) has revisions",
                 f"remove {section}.{key}",
             )
     if commit is not None and not COMMIT.fullmatch(commit):
-        raise UserError(
+        yield UserError(
             f"{section}.commit: {commit}",
             "a commit is named by all 40 hexadecimal digits",
             f"give a branch, a tag or a short name as {section}.revision, and remove {section}.commit",
         )
     if commit is not None and revision is not None and COMMIT.fullmatch(revision) and revision != commit:
-        raise UserError(
+        yield UserError(
             f"{section}.revision: {revision} and {section}.commit: {commit}",
             "the commit is the one that the revision names",
             "remove one of the two",

@@ -1,8 +1,8 @@
 """What huggingface_hub raises, in a UserError's three sentences: what was refused, the hub's rule, what to do. No torch.
 
-The hub answers 401 for a repository that is not there, since it does not tell strangers what is private; and 401 or 403 with
+The hub answers 401 for a repository that is not there, since it does not show strangers what is private; and 401 or 403 with
 `X-Error-Code: GatedRepo` for one whose owner admits accounts one by one. What has no code of the hub's is an outage, and is
-told apart: then the cache may help.
+distinguished: then the cache may help.
 """
 
 import errno

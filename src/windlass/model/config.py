@@ -10,19 +10,19 @@ write numbers as YAML leaves them ("1e-5"), and a field without effect is refuse
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
-from windlass.errors import UserError, nearest
-from windlass.hub.config import check_revision
+from windlass.errors import UserError, nearest, raise_all
+from windlass.hub.config import revision_errors
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation, meant
 
 MAX_SHOWN: Final = 200  # characters of a value in a message
 
@@ -47,30 +47,34 @@ class ModelConfig(Settings):
     """qwen3, qwen3_moe, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own
     names."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
-        given = {"preset": self.preset, "from": self.from_, "family": self.family}
-        named = [f"{key}: {value}" for key, value in given.items() if value is not None]
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return self._no_trust(), self._revision(), self._named()
+
+    def _no_trust(self) -> Iterator[UserError]:
         if "trust_remote_code" in (self.__pydantic_extra__ or {}):
-            raise UserError(
+            yield UserError(
                 "model.trust_remote_code",
                 "code that a model brings is never run: its family is computed here, or it is refused",
                 "remove the setting",
             )
+
+    def _revision(self) -> Iterator[UserError]:
+        yield from revision_errors("model", self.from_, self.revision, self.commit)
+
+    def _named(self) -> Iterator[UserError]:
+        """One model, and fields that it has."""
+        given = {"preset": self.preset, "from": self.from_, "family": self.family}
+        named = [f"{key}: {value}" for key, value in given.items() if value is not None]
         if len(named) != 1:
-            raise UserError(
+            yield UserError(
                 f"model: {' and '.join(named) if named else 'none of preset, from, family'}",
                 "a model is named by exactly one of `preset`, `from` and `family`",
                 "keep one of them" if named else self._meant() + "give one, such as `preset: gpt2-124m`",
             )
-        if self.preset is not None and self.preset not in PRESETS:
-            raise _unknown("preset", self.preset, list(PRESETS))
-        if self.family is not None:
-            _family(self.family)
-        check_revision("model", self.from_, self.revision, self.commit)
-        if self.from_ is None:
+        elif self.preset is not None and self.preset not in PRESETS:
+            yield _unknown("preset", self.preset, list(PRESETS))
+        elif self.from_ is None:
             _checked(self.hf_fields())
-        return self
 
     def _meant(self) -> str:
         """The nearest name for a key that was to say which model: `familly` is nobody's field."""
@@ -92,8 +96,8 @@ class ModelConfig(Settings):
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         family = _family(base["model_type"])
-        _refuse_unknown(own, family)
-        _refuse_useless(own, family)
+        own.pop("trust_remote_code", None)  # refused by a rule of its own
+        raise_all([*_unknown_fields(own, family), *_useless_fields(own, family)])
         merged = merge_rope(base, own)
         family.check_own(own, merged)
         return merged
@@ -150,9 +154,7 @@ def _causal(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     try:  # text for a number, or 6.0 for 6, is no config.json that transformers takes
         family.model_validate({key: fields[key] for key in fields if key in family.model_fields}, strict=True)
     except ValidationError as error:
-        wrong = [one for one in error.errors() if one["type"] != "missing"]
-        if wrong:
-            raise _wrong_kind(source, family, wrong[0]) from error
+        raise_all(_wrong_kind(source, family, one) for one in error.errors() if one["type"] != "missing")
     return fields
 
 
@@ -175,30 +177,30 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
     return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these")
 
 
-def _refuse_unknown(given: dict[str, Any], family: type[Family]) -> None:
-    """Refuse keys that are no field of the family, and values that are not implemented."""
+def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[UserError]:
+    """Keys that are no field of the family, and values that are not implemented."""
     known = [*family.model_fields, *family.aliases]
     for key, value in given.items():
         if key in family.fixed:
             if value not in family.fixed[key]:
-                raise UserError(
+                yield UserError(
                     f"model: {key}: {_cut(json.dumps(value, default=str))}",
                     f"{family.architecture_class} with this field set computes what is not implemented here",
                     f"take a model without it; accepted: {key}: {json.dumps(family.fixed[key][0])}",
                 )
         elif key not in family.model_fields and key not in family.harmless:
-            raise UserError(
+            yield UserError(
                 f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
                 f"{hint}write that, or remove `{key}`" if (hint := nearest(key, known)) else f"remove `{key}`",
             )
 
 
-def _refuse_useless(own: dict[str, Any], family: type[Family]) -> None:
-    """Refuse keys of a recipe that a config.json may have, and that change nothing here."""
+def _useless_fields(own: dict[str, Any], family: type[Family]) -> Iterator[UserError]:
+    """Keys of a recipe that a config.json may have, and that change nothing here."""
     useless = [key for key in own if key in family.harmless]
     if useless:
-        raise UserError(
+        yield UserError(
             "; ".join(f"model: {key}: {_cut(json.dumps(own[key], default=str))}" for key in useless),
             "a setting that has no effect on training is refused in a recipe",
             "; ".join(f"{key}: {ANSWERS.get(key, 'remove it')}" for key in useless),
@@ -209,7 +211,7 @@ def _checked(fields: dict[str, Any]) -> Family:
     """The typed fields. Raises UserError for unknown keys, refused values, wrong types, and missing sizes."""
     family = _family(fields["model_type"])
     present = {key: value for key, value in fields.items() if value is not None or key in family.model_fields}
-    _refuse_unknown(present, family)
+    raise_all(_unknown_fields(present, family))
     missing = [key for key in family.required if fields.get(key) is None]
     if missing:
         raise UserError(
@@ -220,7 +222,8 @@ def _checked(fields: dict[str, Any]) -> Family:
     try:
         return family(**{key: value for key, value in present.items() if key in family.model_fields})
     except ValidationError as error:
-        raise _wrong_kind("model", family, error.errors()[0]) from error
+        raise_all(_wrong_kind("model", family, one) for one in error.errors())
+        raise
 
 
 def _cut(text: str) -> str:
@@ -232,7 +235,7 @@ def _wrong_kind(source: str, family: type[Family], error: Any) -> UserError:
     """One complaint of pydantic as a sentence with what the field takes."""
     name = str(error["loc"][0])
     field = ".".join(str(part) for part in error["loc"])
-    message = f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    words = str(error["ctx"]["error"]) if error["type"] == "value_error" else f"{field} must be {meant(error)}"
     return UserError(
-        f"{source}: {field}: {_cut(repr(error['input']))}", message, f"give {name} as {family.kind_of(name)}"
+        f"{source}: {field}: {_cut(repr(error['input']))}", words, f"give {name} as {family.kind_of(name)}"
     )

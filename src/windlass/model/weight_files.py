@@ -71,5 +71,5 @@ def check_stored_head(head: Any, embedding: Any, where: str) -> None:
     raise UserError(
         f"{where}: lm_head.weight {what}, and the model is tied (tie_word_embeddings)",
         "the head of a tied model is its embedding; a head of its own is another model",
-        "set model.tie_word_embeddings=false to train the head that lies there, or take it out of the files to train without it",
+        "set model.tie_word_embeddings=false to train the head that is there, or take it out of the files to train without it",
     )

@@ -1,11 +1,12 @@
 """What a recipe may set about the optimizer. No torch."""
 
-from typing import Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation
 
 
 class GroupConfig(Settings):
@@ -13,7 +14,7 @@ class GroupConfig(Settings):
     `optim`. A group that sets nothing exempts its names from the groups after it."""
 
     names: list[str] = Field(min_length=1)
-    """Hugging Face's parameter names, GPT-2's own for GPT-2, or patterns of them: `*` stands for anything, dots too."""
+    """Hugging Face's parameter names, GPT-2's own for GPT-2, or patterns of them: `*` matches anything, dots too."""
     learning_rate_scale: float = Field(1.0, gt=0)
     """The learning rate of every step is multiplied by it."""
     weight_decay: float | None = Field(None, ge=0)
@@ -73,27 +74,32 @@ class OptimConfig(Settings):
     groups: list[GroupConfig] = []
     """Learning rate, decay and freezing by parameter name."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return self._decay(), self._muon(), self._frozen()
+
+    def _decay(self) -> Iterator[UserError]:
         default = type(self).model_fields["decay_fraction"].default
         if self.decay_fraction != default and self.schedule != "wsd":
-            raise UserError(
+            yield UserError(
                 f"optim.decay_fraction={self.decay_fraction} with optim.schedule={self.schedule}",
                 "decay_fraction shapes the wsd schedule only; here it would have no effect",
                 "remove it, or set optim.schedule=wsd",
             )
+
+    def _muon(self) -> Iterator[UserError]:
         if self.kind != "muon" and self.muon != MuonConfig():
-            raise UserError(
+            yield UserError(
                 f"optim.muon with optim.kind={self.kind}",
                 "its settings belong to Muon; here they would have no effect",
                 "remove optim.muon, or set optim.kind=muon",
             )
+
+    def _frozen(self) -> Iterator[UserError]:
         for index, group in enumerate(self.groups):
             useless = [key for key in group.effect if key != "frozen"]
             if group.frozen and useless:
-                raise UserError(
+                yield UserError(
                     f"optim.groups[{index}] has frozen=true with {' and '.join(f'{k}={group.effect[k]}' for k in useless)}",
                     "what is frozen is not updated: rate and decay would have no effect on it",
                     f"remove {' and '.join(useless)}, or frozen",
                 )
-        return self

@@ -132,7 +132,9 @@ class Muon:
 
     def _update(self, parameter: Tensor, is_finite: Tensor) -> Tensor:
         """Updates the momentum; -> the input of NS: this rank's rows, in the compute dtype."""
-        assert parameter.grad is not None, "the first step's census has seen a gradient of every trainable parameter"
+        assert parameter.grad is not None, (
+            "the check after the first step has seen a gradient of every trainable parameter"
+        )
         momentum, beta = _local(self._momentum[parameter]), self._settings.momentum
         gradient = torch.where(is_finite, _local(parameter.grad), 0)
         momentum.lerp_(gradient, (1 - beta) * is_finite.to(momentum.dtype))

@@ -3,12 +3,11 @@
 precision/policy.py gives the use and the cost of each policy.
 """
 
-from typing import Final, Literal, Self
-
-from pydantic import model_validator
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
 POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
@@ -36,7 +35,7 @@ class PrecisionConfig(Settings):
     the mean. nearest loses every update below 1/512 of a weight; the run raises an alarm where that is most of a tensor."""
     parameters: Literal["fp32", "bf16", "fp16"] | None = None
     """What parameters are gathered and multiplied in. Left out: as the policy says. fp32 with bf16-pure multiplies in fp32
-    what is stored in bf16, which tells the rounding of weights from that of products."""
+    what is stored in bf16, which separates the rounding of weights from that of products."""
     reduce: Literal["fp32", "bf16"] | None = None
     """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
     digits with every rank."""
@@ -75,56 +74,63 @@ class PrecisionConfig(Settings):
     def is_stochastic(self) -> bool:
         return self.is_rounded and self.rounding != "nearest"
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        """Settings that contradict each other, or would have no effect. Raises UserError."""
-        policy = self.policy
-        if policy == "fp64":
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        """Settings that contradict each other, or would have no effect."""
+        return self._fp64(), self._pure(), self._rounding(), self._products()
+
+    def _fp64(self) -> Iterator[UserError]:
+        if self.policy == "fp64":
             others = {key: value for key in ("states", "reduce", "output") if (value := getattr(self, key)) is not None}
             if others:
-                raise UserError(
+                yield UserError(
                     "precision.policy=fp64 with " + " and ".join(f"precision.{key}={others[key]}" for key in others),
                     "fp64 is for proofs: everything in 64 bits",
                     f"remove {' and '.join(others)}, or use precision.policy=fp32",
                 )
-        if policy == "bf16-pure" and self.states == "fp32":
-            raise UserError(
+
+    def _pure(self) -> Iterator[UserError]:
+        if self.policy == "bf16-pure" and self.states == "fp32":
+            yield UserError(
                 "precision.policy=bf16-pure with precision.states=fp32",
                 "bf16-pure keeps weights, gradients and moments in bf16: 6 bytes per parameter for weights and moments",
                 "remove precision.states, or use precision.policy=bf16 with precision.states=bf16 (8 bytes, fp32 weights)",
             )
+
+    def _rounding(self) -> Iterator[UserError]:
         if self.rounding is not None and not self.is_rounded:
-            raise UserError(
-                f"precision.rounding={self.rounding} with precision.policy={policy} and moments in {self.kept}",
+            yield UserError(
+                f"precision.rounding={self.rounding} with precision.policy={self.policy} and moments in {self.kept}",
                 "rounding says how the optimizer stores in bf16; here weights and moments keep all their digits",
                 "remove precision.rounding, or set precision.states=bf16 or precision.policy=bf16-pure",
             )
+
+    def _products(self) -> Iterator[UserError]:
+        policy = self.policy
         is_widened = (policy, self.parameters) == ("bf16-pure", "fp32")
         if self.parameters not in (None, POLICIES[policy][1]) and not is_widened:
             name = "bf16-pure or bf16" if self.parameters == "bf16" else self.parameters
-            raise UserError(
+            yield UserError(
                 f"precision.parameters={self.parameters} with precision.policy={policy}",
                 "the policy says what is multiplied; only bf16-pure can be multiplied in another dtype, fp32",
                 f"remove precision.parameters, or use precision.policy={name}",
             )
-        return self
 
-    def check_beside(self, zero: int, optimizer: str, beta2: float) -> None:
-        """What depends on `parallel.zero`, `optim.kind` and `optim.beta2`. Raises UserError."""
+    def errors_beside(self, zero: int, optimizer: str, beta2: float) -> Iterator[UserError]:
+        """Violated rules on `parallel.zero`, `optim.kind` and `optim.beta2`."""
         if self.is_rounded and optimizer != "adamw":
-            raise UserError(
+            yield UserError(
                 f"optim.kind={optimizer} with weights in {self.stored} and moments in {self.kept}",
                 "only AdamW knows how to store in bf16: other updates would be rounded to the nearest and lost",
                 "use optim.kind=adamw, or precision.policy=bf16 without precision.states",
             )
         if zero == 0 and (self.stored, self.computed) == ("bf16", "fp32"):
-            raise UserError(
+            yield UserError(
                 "precision.parameters=fp32 with precision.policy=bf16-pure and parallel.zero=0",
                 "only FSDP gathers parameters in another, wider dtype; DDP multiplies what is stored",
                 "use parallel.zero=2 or 3, or remove precision.parameters",
             )
         if self.kept == "bf16" and not self.is_stochastic and 0 < 1 - beta2 < FASTEST_FALL:
-            raise UserError(
+            yield UserError(
                 f"optim.beta2={beta2:g} with moments in bf16 and precision.rounding=nearest",
                 f"where gradients get smaller the second moment falls by {1 - beta2:.2g} of itself per step, and bf16 rounds "
                 f"back what is less than {FASTEST_FALL:.2g}: it would never fall again",

@@ -1,6 +1,6 @@
 """The loss scale of fp16: gradients are multiplied by it in backward and divided by it before anyone sees them.
 
-fp16's smallest number is 6e-8, and much of a gradient lies below that. With a factor S on the loss
+fp16's smallest number is 6e-8, and much of a gradient is below that. With a factor S on the loss
 
     scaled gradient = S x gradient          S halves when one is not finite, and doubles after GROWTH_STEPS good steps in a row
 

@@ -122,7 +122,7 @@ def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architectu
             apart = (ours - theirs).abs() / max(float(theirs.abs().max()), SHARE_OF_MODEL * most)
             worst = float(apart.max())  # NaN if there is one
             if not worst <= TOLERANCE and name not in wrong:
-                wrong[name] = _told(rank, ours, theirs, apart)
+                wrong[name] = _difference(rank, ours, theirs, apart)
             largest = _worse(largest, worst)
     where = ""
     if wrong:
@@ -144,7 +144,7 @@ def _depth(name: str) -> tuple[int, int, int]:
     return (1, int(rest.partition(".")[0]), DATAFLOW.index(module))
 
 
-def _told(rank: int, ours: torch.Tensor, theirs: torch.Tensor, apart: torch.Tensor) -> str:
+def _difference(rank: int, ours: torch.Tensor, theirs: torch.Tensor, apart: torch.Tensor) -> str:
     """The element that is furthest apart, with both numbers."""
     at = tuple(int(i) for i in torch.unravel_index(apart.nan_to_num(nan=float("inf")).argmax(), apart.shape))
     return (

@@ -6,7 +6,7 @@ the others sleep), so the code under test may use the default group as it would 
 next case. Measured on two Zen 4 cores: first start 3.0 s, later 0.17 s; an empty case on 4 ranks 65 ms.
 
 Failing: a rank that raises sends its traceback, one that dies is named with its exit code (and the Python stack of a
-segmentation fault), one that hangs with its Python stack. Messages keep the order of arrival, so the cause comes before
+segmentation fault), one that hangs with its Python stack. Messages keep the order in which they came, so the cause comes before
 the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
 collective for ever; the next case starts new ones.
 """

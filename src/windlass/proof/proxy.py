@@ -93,7 +93,6 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         "model": {"from": str(directory / "model")},
         "data": _data(config, length, directory),
         "adapter": section,
-        "objective": config.objective.model_dump(by_alias=True),
         "parallel": parallel,
         "precision": {"policy": "fp64"},
         "optim": _optim(config, architecture, called(small, adapter), layers, unproved),

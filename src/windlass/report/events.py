@@ -5,7 +5,7 @@ view are made from these lines. Kinds: start, step, validation, checkpoint, resu
 that came while the run read them), end.
 
 JSON has no NaN: a non-finite number is written as null and named in the line's `non_finite` ({"loss": "nan"}), so
-that a reader can tell "diverged" from "not measured".
+that a reader can distinguish "diverged" from "not measured".
 
 A line is one write of an O_APPEND file, so a kill leaves at most the last line torn; it is cut off at the next opening.
 After a `resume` at step s (or a second `start`, where no checkpoint was found), earlier lines with step > s are void:
@@ -37,14 +37,15 @@ class EventLog:
     """The writing end. One process (rank 0) holds it.
 
     A disk that is full, or a directory that was deleted, does not end a run: lines wait in memory, at most KEPT_LINES of them,
-    and are written before the next one that can be. `say` gets a sentence when that begins and when it ends."""
+    and are written before the next one that can be. `say` gets a sentence when that begins and when it ends. `disk_filled`: the
+    disk has filled; whoever acts on it sets it back."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = print):
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_last_line(path)
         self._path, self._say = path, say
         self._waiting: deque[bytes] = deque(maxlen=KEPT_LINES)
-        self._is_failing = False
+        self._is_failing = self.disk_filled = False
 
     def write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
         """Append one line; it is in the kernel's hands, safe from a kill of this process, when the call returns, if it can be."""
@@ -60,6 +61,7 @@ class EventLog:
         except OSError as error:
             if not self._is_failing:
                 self._is_failing = True
+                self.disk_filled = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 self._say(
                     f"{self._path} cannot be written ({error.strerror}): training goes on, and the lines wait in memory"
                 )

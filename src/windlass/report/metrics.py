@@ -219,6 +219,13 @@ class Recorder:
         if self._console is not None:
             self._console.event(kind, step, fields)
 
+    def disk_filled(self) -> bool:
+        """Whether the disk of the log has filled since the last call. Rank 0 alone knows."""
+        if self._log is None:
+            return False
+        filled, self._log.disk_filled = self._log.disk_filled, False
+        return filled
+
     def end(self, step: int, reason: str, baselines: Mapping[str, Mapping[str, float]] | None = None) -> None:
         """The last line and the final table. `reason`: "finished", "stopped", ...; `baselines`: see Console.summary."""
         if self._log is None and self._console is None:

@@ -110,7 +110,7 @@ def _describe_attention(run: Run) -> str:
 
 
 def _describe_data(run: Run) -> dict[str, str]:
-    """How documents lie in sequences, and what of a mixture comes how often."""
+    """How documents are packed into sequences, and how often each source of a mixture comes."""
     data, train = run.config.data, run.prepared.sets["train"]
     inside = "documents attend to themselves alone" if data.isolate else "documents see those before them in a sequence"
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""

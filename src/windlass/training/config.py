@@ -1,12 +1,13 @@
 """The recipe's `run` section: how long a run trains, on what global batch, and where it starts. No torch."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation
 
 
 class RunSettings(Settings):
@@ -32,19 +33,22 @@ class RunSettings(Settings):
     """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
     recipe. The model's own settings never may."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return self._length(), self._start()
+
+    def _length(self) -> Iterator[UserError]:
         given = [name for name in ("steps", "tokens", "epochs") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise UserError(
+            yield UserError(
                 f"run has {' and '.join(given) if given else 'none of steps, tokens, epochs'}",
                 "the length of a run is given exactly once",
                 "set one of run.steps, run.tokens, run.epochs",
             )
+
+    def _start(self) -> Iterator[UserError]:
         if self.start_from is None and self.start_what != "weights":
-            raise UserError(
+            yield UserError(
                 f"run.start_what={self.start_what} without run.start_from",
                 "start_what says what is taken from the checkpoint that start_from names",
                 "set run.start_from, or remove run.start_what",
             )
-        return self

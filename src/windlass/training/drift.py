@@ -13,11 +13,12 @@ from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import Prepared, other_stream
-from windlass.errors import BadCheckpoint, UserError
+from windlass.errors import BadCheckpoint, UserError, raise_all
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
+from windlass.settings import judged
 from windlass.training.open_saved import read_trainer_state
 from windlass.training.parameter_rules import rules_of
 from windlass.units import printable
@@ -101,27 +102,35 @@ def check_settings(trainer_state: dict[str, Any], config: RunConfig) -> list[str
     accepted = set(config.run.accept_drift)
     found = drift(trainer_state["config"], config.model_dump(mode="json", by_alias=True))
     model = [item for item in found if item.key.startswith("model.")]
+    state = [item for item in found if item.key in ("optim.kind", "optim.groups")]
+    errors = list(judged(_state_errors(trainer_state, config))) if state else []
+    refused = [
+        item for item in found if item.key not in accepted and item not in model and not (errors and item in state)
+    ]
     if model:
-        raise UserError(
-            "; ".join(map(str, model)),
-            "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
-            "put the old value back, or begin another run.directory with run.start_from",
+        errors.insert(
+            0,
+            UserError(
+                "; ".join(map(str, model)),
+                "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
+                "put the old value back, or begin another run.directory with run.start_from",
+            ),
         )
-    if any(item.key in ("optim.kind", "optim.groups") for item in found):
-        check_same_state(trainer_state, config)
-    refused = [item for item in found if item.key not in accepted]
     if refused:
-        raise UserError(
-            "; ".join(map(str, refused)),
-            "a resumed run trains with the settings of its checkpoint",
-            f"put the old value{'s' if len(refused) > 1 else ''} back, use another run.directory, or accept with "
-            f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
+        errors.append(
+            UserError(
+                "; ".join(map(str, refused)),
+                "a resumed run trains with the settings of its checkpoint",
+                f"put the old value{'s' if len(refused) > 1 else ''} back, use another run.directory, or accept with "
+                f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
+            )
         )
+    raise_all(errors)
     return [f"accepted drift: {item}" for item in found]
 
 
-def check_same_state(trainer_state: dict[str, Any], config: RunConfig) -> None:
-    """Raises UserError where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
+def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[UserError]:
+    """Where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
     architecture, then = architecture_from_hf(trainer_state["model"]), check_recipe(trainer_state["config"])
     was, is_now = (frozen_names(rules_of(recipe, architecture)) for recipe in (then, config))
     if then.optim.kind != config.optim.kind:
@@ -133,7 +142,7 @@ def check_same_state(trainer_state: dict[str, Any], config: RunConfig) -> None:
         )
     else:
         return
-    raise UserError(
+    yield UserError(
         given,
         "a run that goes on keeps its optimizer's state, and the checkpoint holds that of what was trained then",
         f"put the old value back, or begin another run.directory with run.start_from={config.run.directory}, whose weights it "

@@ -1,4 +1,4 @@
-"""What of the model is trained, and how: `optim.groups` held against the model's own names, and told."""
+"""What of the model is trained, and how: `optim.groups` matched with the model's own names, and printed."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -101,9 +101,9 @@ def _muon(architecture: Architecture, frozen: frozenset[str]) -> dict[str, str]:
     shapes = {name: shape for name, shape in parameter_shapes(architecture).items() if name not in frozen}
     hidden = {name: math.prod(shape) for name, shape in shapes.items() if is_hidden(name, len(shape))}
     matrices, rest = _tensors(architecture, hidden), _tensors(architecture, shapes.keys() - hidden.keys())
-    told = f"Muon for {matrices} hidden {'matrix' if matrices == 1 else 'matrices'}"
+    muon = f"Muon for {matrices} hidden {'matrix' if matrices == 1 else 'matrices'}"
     numbers = f"of {format_count(sum(hidden.values()))} parameters"
-    return {"optimizer": f"{told} {numbers}, AdamW for {rest} other tensor{'s' * (rest != 1)}"}
+    return {"optimizer": f"{muon} {numbers}, AdamW for {rest} other tensor{'s' * (rest != 1)}"}
 
 
 def _tensors(architecture: Architecture, names: Iterable[str]) -> int:

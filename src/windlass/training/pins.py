@@ -1,6 +1,6 @@
 """Hub names of a recipe, pinned to commits: asked of the hub once, by one process; every rank and every resume uses the answer.
 
-Settings `revision` (what the recipe asks for) and `commit` (what that was when the run began) stand side by side in
+Settings `revision` (what the recipe asks for) and `commit` (what that was when the run began) are side by side in
 resolved.yaml and in every checkpoint. A run that goes on takes the commit of its checkpoint, without a network, as long as
 the recipe asks for the same revision; another revision is drift, which training/drift.py names.
 """
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from windlass.config import RunConfig
 from windlass.data.config import TokenizerConfig
+from windlass.data.prepare.prepare import data_fingerprint
 from windlass.errors import UserError
 from windlass.hub import client as hub
 from windlass.hub.config import COMMIT
@@ -64,6 +65,13 @@ def pin_tokenizer(config: RunConfig) -> RunConfig:
     return _with(config, model, tokenizer.changed(commit=commit))
 
 
+def fingerprint(recipe: RunConfig) -> str:
+    """The hash of all that decides what `recipe` prepares, 32 hexadecimal digits: sources and their contents, tokenizer, and the
+    settings of `data` that shards depend on. Two recipes with one fingerprint share a preparation; `prepared.json` holds that of
+    what is there. Sources are read, nothing is written, torch is not loaded. Raises UserError for sources that are not here."""
+    return data_fingerprint(pin_tokenizer(recipe).data, recipe.evaluate.sets)
+
+
 def fetch_weights(config: RunConfig) -> None:
     """The weights of a pinned `model.from`, in this host's cache. Raises UserError."""
     model = config.model
@@ -72,8 +80,8 @@ def fetch_weights(config: RunConfig) -> None:
         hub.fetch_weights(model.from_, model.commit, config.hub.cache)
 
 
-def told_pins(config: RunConfig) -> list[str]:
-    """Where the pinned names lie, a line each."""
+def pin_lines(config: RunConfig) -> list[str]:
+    """Where the files of pinned names are, a line each."""
     found = []
     for section, named in (("model", config.model), ("data.tokenizer", config.data.tokenizer)):
         if named.from_ is not None and named.commit is not None:

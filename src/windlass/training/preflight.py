@@ -33,7 +33,7 @@ from windlass.training.base_model import complete_adapter
 from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
 from windlass.training.parameter_rules import rules_of
-from windlass.training.pins import fetch_weights, keep_pins, pin_model, pin_tokenizer, told_pins
+from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import interruptible
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
@@ -92,7 +92,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
 
 def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
     """Where a source is not here, as on a cluster to which shards were copied, what was prepared of it by the same recipe is
-    taken as it lies: there is nothing to compare it with. Raises UserError."""
+    taken as it is: there is nothing to compare it with. Raises UserError."""
     try:
         prepare(config.data, config.evaluate.sets, begun=keep)
     except AbsentSource as error:
@@ -118,7 +118,7 @@ def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
 
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     """The recipe's data, prepared without a run, and what it names of the hub, fetched: a run then needs no network. A run that
-    has begun keeps the stream it began with, and its weights lie in its checkpoints. Raises UserError."""
+    has begun keeps the stream it began with, and its weights are in its checkpoints. Raises UserError."""
     trainer_state = begun(config)
     keep = None
     if trainer_state is not None:
@@ -130,7 +130,7 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     config = pin_tokenizer(config)
     if trainer_state is None and with_weights:
         fetch_weights(config)
-    for line in told_pins(config):
+    for line in pin_lines(config):
         print(line)
     return prepare(config.data, config.evaluate.sets, begun=keep)
 
@@ -156,7 +156,7 @@ def check_vocabulary(tokens: int, architecture: Architecture) -> None:
         raise UserError(
             f"a tokenizer of {tokens} entries for a checkpoint of {architecture.vocab_size}",
             "every token has a row in the embedding",
-            "use the tokenizer that the run began with: it lies in its checkpoints, under tokenizer/",
+            "use the tokenizer that the run began with: it is in its checkpoints, under tokenizer/",
         )
 
 

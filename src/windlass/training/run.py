@@ -144,7 +144,7 @@ class Run:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
         is_last = is_last or step == self.total_steps
         self._log_committed(step)
-        if not (self.checkpoints.due(step, self._clock_due(step)) or is_last):
+        if not (self.checkpoints.due(step, self._is_wanted(step)) or is_last):
             return
         with self.recorder.pause("checkpoint"):
             self._save(step, is_last)
@@ -188,12 +188,13 @@ class Run:
     def _log_failure(self, step: int, error: Exception) -> None:
         self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
 
-    def _clock_due(self, step: int) -> bool:
-        """Rank 0's clock decides for all; asked on logging steps only, since the answer is sent to every rank."""
-        every = self.config.report.every_steps
-        if self.config.checkpoint.every_minutes is None or step == 0 or step % every:
+    def _is_wanted(self, step: int) -> bool:
+        """Rank 0 decides for all, by its clock, or because the disk of events.jsonl has filled: then one save is tried, while a
+        checkpoint may still fit. Asked on logging steps only, since the answer is sent to every rank."""
+        if step == 0 or step % self.config.report.every_steps:
             return False
-        return self.runtime.agree(self.checkpoints.clock_due)
+        has_filled = self.recorder.disk_filled()
+        return self.runtime.agree(self.checkpoints.clock_due or has_filled)
 
     def _trainer_state(self, step: int) -> dict[str, Any]:
         """The rest of the state: small, the same on all ranks, JSON."""

@@ -48,7 +48,7 @@ def test_another_models_tokenizer_is_an_error_with_the_first_token_that_differs(
 
     (finding,) = findings(planted, write_model(planted, tmp_path / "other", change=swap))
     assert (finding.severity, finding.code) == ("error", "tokenizer-of-another-model")
-    assert finding.what.startswith(f"2 of {planted.vocab_size} ids stand for other tokens than in ")
+    assert finding.what.startswith(f"2 of {planted.vocab_size} ids are other tokens than in ")
     assert finding.what.endswith("'a' here, 'b' there")
 
 

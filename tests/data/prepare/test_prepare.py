@@ -23,6 +23,7 @@ from windlass.data.shards import mds
 from windlass.data.shards.mds import Reader
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
+from windlass.units import format_bytes
 
 
 def quietly(config, sets=None, lines=None):
@@ -173,7 +174,7 @@ def test_a_tokenizer_that_rewrites_text_has_no_bytes_per_token(corpus, tmp_path)
     lines = []
     prepared = quietly(data_config(tmp_path, tokenizer={"from": str(tmp_path / "given")}), lines=lines)
     extra = prepared.sets["train"].documents
-    assert any(f"rewrites text (its tokens stand for +{extra} bytes)" in line for line in lines)
+    assert any(f"rewrites text (its tokens add up to +{extra} bytes)" in line for line in lines)
     assert prepared.token_bytes("train") is None and not prepared.sets["train"].bytes_add_up
 
 
@@ -187,6 +188,23 @@ def test_a_corpus_over_the_limit_is_sampled_for_the_tokenizer(corpus, tmp_path, 
     seen.clear()
     quietly(data_config(tmp_path, sequence_length=40))
     assert 0 < len(seen) < everything
+
+
+def test_a_tokenizer_that_is_trained_says_how_far_it_is(corpus, tmp_path, monkeypatch):
+    """With every line due, one before each document; at the usual rate, in seconds, none of a small corpus."""
+    lines = []
+    prepared = quietly(data_config(tmp_path), lines=lines)
+    size, documents = format_bytes(prepared.sets["train"].bytes), prepared.sets["train"].documents
+    start = f"tokenizer: training a byte-level BPE of 300 tokens on about {size} of text"
+    end = f"tokenizer: all {size} read, merging the most frequent pairs"
+    at = lines.index(start)
+    assert lines[at + 1] == end and lines[at + 2].startswith("tokenizer: byte-level BPE of 300 tokens, trained on")
+    monkeypatch.setattr(room, "REPORT_EVERY_S", -1.0)
+    lines.clear()
+    quietly(data_config(tmp_path, sequence_length=40), lines=lines)
+    due = lines[lines.index(start) + 1 : lines.index(end)]
+    assert [line.partition(",")[0] for line in due] == [f"tokenizer: documents read: {n}" for n in range(documents)]
+    assert due[0].endswith(f", 0 B of about {size}")
 
 
 def test_progress_is_told_while_a_set_is_encoded(corpus, tmp_path, monkeypatch):

@@ -203,13 +203,13 @@ def test_an_eos_that_text_can_produce_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("eos", "stands_for"), [("Ċ", r"the text '\n'"), ("Ġt", "the text ' t'"), ("ð", "part of a character")]
+    ("eos", "decoded"), [("Ċ", r"the text '\n'"), ("Ġt", "the text ' t'"), ("ð", "part of a character")]
 )
-def test_an_eos_that_is_an_ordinary_token_in_the_spelling_of_bytes_is_refused(tmp_path, trained, eos, stands_for):
+def test_an_eos_that_is_an_ordinary_token_in_the_spelling_of_bytes_is_refused(tmp_path, trained, eos, decoded):
     saved = Tokenizer.from_file(str(trained / "tokenizer.json"))
     assert saved.token_to_id(eos) is not None
     error = refused(room.open_tokenizer, save(tmp_path / "t", saved, eos_token=eos))
-    assert error.given == f"the end-of-sequence token {eos!r} stands for {stands_for}, which documents hold"
+    assert error.given == f"the end-of-sequence token {eos!r} decodes to {decoded}, which documents hold"
     assert error.change == "set data.tokenizer.eos_token to a special token of the vocabulary"
 
 
@@ -222,7 +222,7 @@ def test_an_eos_that_stands_within_words_alone_is_refused_and_one_that_no_text_g
     tokenizer.decoder = decoders.Metaspace()
     assert tokenizer.encode("ab").tokens == ["▁ab"] and tokenizer.encode("abab").tokens == ["▁ab", "ab"]
     error = refused(room.open_tokenizer, save(tmp_path / "t", tokenizer, eos_token="ab"))
-    assert "'ab' stands for the text 'ab', which documents hold" in error.given
+    assert "'ab' decodes to the text 'ab', which documents hold" in error.given
     assert room.open_tokenizer(save(tmp_path / "t", tokenizer, eos_token="</s>"))[1] == vocabulary["</s>"]
 
 

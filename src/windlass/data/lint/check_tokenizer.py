@@ -48,9 +48,7 @@ def check_model(found: Findings, prepared: Prepared, tokenizer: Tokenizer, model
         others = {number: token for token, number in ours.items() if theirs.get(number, token) != token}
         if others:
             number = min(others)
-            what = (
-                f"{len(others):,} of {len(ours):,} ids stand for other tokens than in {model}, the first is {number}: "
-            )
+            what = f"{len(others):,} of {len(ours):,} ids are other tokens than in {model}, the first is {number}: "
             found.add("tokenizer-of-another-model", f"{what}{others[number]!r} here, {theirs[number]!r} there")
             return
     ends = _ends_of(model)

@@ -21,7 +21,7 @@ from windlass.data.prepare import baselines
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, write_set
+from windlass.data.prepare.write_set import REPORT_EVERY_S, Growing, SetTokenizer, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
@@ -212,21 +212,29 @@ def _train_tokenizer(
     border = int(min(1.0, TOKENIZER_TRAINING_BYTES / amount.bytes) * HASHES)
 
     is_pairs = train.sources[0].format == "preference"  # of all or none
+    size = format_bytes(min(amount.bytes, TOKENIZER_TRAINING_BYTES))
+    start_s = time.monotonic()
 
     def sampled() -> Iterator[str]:
-        texts = (part for text in train.texts() for part in (texts_of_pair(text) if is_pairs else [text]))
-        for text in texts:
-            for piece, _ in pieces(text):
-                if xxhash.xxh64_intdigest(piece.encode(), seed=1) < border:
-                    yield piece
+        num_bytes, logged_s = 0, start_s
+        for num_documents, document in enumerate(train.texts()):
+            if time.monotonic() - logged_s > REPORT_EVERY_S:
+                logged_s = time.monotonic()
+                log(f"tokenizer: documents read: {num_documents:,}, {format_bytes(num_bytes)} of about {size}")
+            for text in texts_of_pair(document) if is_pairs else [document]:
+                for piece, _ in pieces(text):
+                    encoded = piece.encode()
+                    if xxhash.xxh64_intdigest(encoded, seed=1) < border:
+                        num_bytes += len(encoded)
+                        yield piece
+        log(f"tokenizer: all {format_bytes(num_bytes)} read, merging the most frequent pairs")
 
-    start_s = time.monotonic()
+    log(f"tokenizer: training a byte-level BPE of {vocab_size} tokens on about {size} of text")
     trained = tokenizer.train(sampled(), vocab_size)
     tokenizer.save_trained(trained, directory)
     shutil.copytree(directory, kept.with_suffix(".tmp"), dirs_exist_ok=True)
     kept.with_suffix(".tmp").rename(kept)
     found = tokenizer.vocab_size_of(trained)
     fewer = "" if found == vocab_size else f" (asked for {vocab_size}: the text has no more pairs to merge)"
-    size = format_bytes(min(amount.bytes, TOKENIZER_TRAINING_BYTES))
     took = format_duration(time.monotonic() - start_s)
     log(f"tokenizer: byte-level BPE of {found} tokens{fewer}, trained on {size} in {took}")

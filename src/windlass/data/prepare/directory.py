@@ -59,7 +59,7 @@ def check_apart(directory: Path, paths: Iterable[str]) -> None:
         if not any(part.startswith(".") for part in inside.parts):  # hidden files are no source
             raise UserError(
                 f"data.directory {directory} is inside the source {path}",
-                "a directory stands for every text file below it, and the next time the prepared files would be some of them",
+                "a directory means every text file below it, and the next time the prepared files would be some of them",
                 f"give a data.directory elsewhere, or name the files of the source, such as {path}/*.jsonl",
             )
 

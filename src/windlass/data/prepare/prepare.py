@@ -96,18 +96,29 @@ def prepare(
     return open_prepared(config, sets)
 
 
+def data_fingerprint(config: DataConfig, sets: Mapping[str, SourceConfig]) -> str:
+    """The fingerprint by which `prepare` recognises its work, of the sources as they are now. Every source that has changed since
+    it was prepared is read, to be hashed; nothing is written. Raises UserError."""
+    directory = local_directory(config)
+    hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
+    plan, _ = _plan(config, sets, lambda _line: None, directory, hashes, is_asked=True)
+    return plan.fingerprint
+
+
 def _plan(
     config: DataConfig,
     sets: Mapping[str, SourceConfig],
     log: Callable[[str], None],
     directory: Path,
     hashes: KnownHashes,
+    is_asked: bool = False,
 ) -> tuple[PreparePlan, Prepared | None]:
-    """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError."""
+    """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError. `is_asked`: nothing
+    will be written."""
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
     check_apart(directory, [path for source in named for path in source.paths])
     found = _what_is_there(config)
-    if found is None:  # else it may be used as it is, where nothing can be written
+    if found is None and not is_asked:  # else it may be used as it is, where nothing can be written
         check_writable(directory)
     plan = scan_sources(config, sets, log, found.commits if found else {}, hashes)
     return dated(plan, _kept_dates(directory, found)), found

@@ -216,5 +216,5 @@ class _Counted:
             self._log(f"{self._name}: {learned}: there are no bits per byte")
         elif not info.bytes_add_up:
             difference = self.bytes - info.bytes
-            rewrites = f"this tokenizer rewrites text (its tokens stand for {difference:+d} bytes)"
+            rewrites = f"this tokenizer rewrites text (its tokens add up to {difference:+d} bytes)"
             self._log(f"{self._name}: {rewrites}: bits per byte are not exact and are left out")

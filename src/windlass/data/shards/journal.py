@@ -130,11 +130,11 @@ class Beat:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._count, self._told_s = 0, -math.inf
+        self._count, self._written_s = 0, -math.inf
         self._who = f"process {os.getpid()} on {socket.gethostname()}"
 
     def begin(self, directory: Path) -> None:
-        self._path, self._told_s = directory / BEAT_NAME, -math.inf
+        self._path, self._written_s = directory / BEAT_NAME, -math.inf
         self.tick()
 
     def through(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -146,8 +146,8 @@ class Beat:
     def tick(self) -> None:
         self._count += 1
         now_s = time.monotonic()
-        if now_s - self._told_s >= BEAT_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._written_s >= BEAT_EVERY_S:
+            self._written_s = now_s
             if self._path is not None:
                 _replace(self._path, {"who": self._who, "count": self._count})
 

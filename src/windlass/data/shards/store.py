@@ -76,7 +76,7 @@ class Store:
         return data
 
     def write(self, name: str, source: bytes | Path) -> None:
-        """The file is there, whole, when this returns; what stood under the name is replaced."""
+        """The file is there, whole, when this returns; what had the name is replaced."""
         self.check_writable()
         num_bytes = len(source) if isinstance(source, bytes) else source.stat().st_size
 

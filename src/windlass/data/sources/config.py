@@ -1,12 +1,13 @@
 """What a recipe may say about one source of documents. Checked when it is made, without touching a file. No torch."""
 
 import re
-from typing import Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from windlass.hub.config import NAME, check_revision
-from windlass.settings import Settings
+from windlass.hub.config import NAME, revision_errors
+from windlass.settings import Settings, Violation
 
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
@@ -79,60 +80,69 @@ class SourceConfig(Settings):
             )
         return given
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return self._one_kind(), self._credentials(), self._keys(), self._hub(), self._growing(), self._rows()
+
+    def _one_kind(self) -> Iterator[ValueError]:
         given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
         if len(given) != 1:
             found = "none is" if not given else " and ".join(f"`{name}`" for name in given) + " are"
-            raise ValueError(f"a source has exactly one of `path`, `hub` and `builtin`; {found} given")
-        if not all(self.paths) or (self.path is not None and not self.paths) or self.hub == "":
-            raise ValueError(f"`{given[0]}` is empty; give a file, a directory, a glob or a name")
+            yield ValueError(f"a source has exactly one of `path`, `hub` and `builtin`; {found} given")
+        elif not all(self.paths) or (self.path is not None and not self.paths) or self.hub == "":
+            yield ValueError(f"`{given[0]}` is empty; give a file, a directory, a glob or a name")
+
+    def _credentials(self) -> Iterator[ValueError]:
         for path in self.paths:
             rest = path.partition("://")[2]
             if "@" in rest.partition("/")[0] and not path.startswith("hf://"):
-                raise ValueError(
+                yield ValueError(
                     "`path` is a URL with a user or password, which the run directory would keep: "
                     "give the bare URL, and credentials in the environment"
                 )
+
+    def _keys(self) -> Iterator[ValueError]:
         if self.file_format is not None and not self.paths:
-            raise ValueError(f"`file_format: {self.file_format}` has no effect without `path`: leave it out")
+            yield ValueError(f"`file_format: {self.file_format}` has no effect without `path`: leave it out")
         if self.builtin is not None and self.text is not None:
-            raise ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
-        if self.format != "text" and (self.text is not None or self.builtin is not None):
+            yield ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
+        elif self.format != "text" and (self.text is not None or self.builtin is not None):
             what = f"`text: {self.text}`" if self.text is not None else f"`builtin: {self.builtin}`"
             rows = f"`format: {self.format}`, whose rows hold {HELD[self.format]}"
-            raise ValueError(f"{what} has no effect with {rows}: leave one of them out")
+            yield ValueError(f"{what} has no effect with {rows}: leave one of them out")
         if self.too_long is not None and self.format != "preference":
-            raise ValueError(
+            yield ValueError(
                 f"`too_long: {self.too_long}` has no effect with `format: {self.format}`, whose documents may be cut; it is for "
                 "`format: preference`: leave it out"
             )
-        self._check_hub()
-        if self.grows_until is not None:
-            if len(self.paths) != 1 or "://" in self.paths[0] or any(letter in self.paths[0] for letter in "*?["):
-                raise ValueError("`grows_until` is for `path`, one local directory; give that")
-            if not self.grows_until or "/" in self.grows_until:
-                raise ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
-        if self.rows is not None:
-            self._check_slice(self.rows)
-        return self
 
-    def _check_hub(self) -> None:
+    def _hub(self) -> Iterator[Violation]:
         named = [name for name in ("subset", "split", "revision") if getattr(self, name) is not None]
-        if self.hub is None and named:
-            raise ValueError(f"`{named[0]}` has no effect without `hub`: leave it out")
-        if self.hub is not None and self.revision is not None and not NAME.fullmatch(self.hub):
-            check_revision("data.sources", self.hub, self.revision, None)
+        if self.hub is None:
+            yield from (ValueError(f"`{name}` has no effect without `hub`: leave it out") for name in named)
+        elif self.revision is not None and not NAME.fullmatch(self.hub):
+            yield from revision_errors("data.sources", self.hub, self.revision, None)
         if self.hub is not None and "://" in self.hub:
-            raise ValueError(f"`hub: {self.hub}` is a URL; `hub` is a dataset's name (org/name): give a URL as `path`")
+            yield ValueError(f"`hub: {self.hub}` is a URL; `hub` is a dataset's name (org/name): give a URL as `path`")
 
-    def _check_slice(self, rows: str) -> None:
-        found = SLICE.fullmatch(rows)
+    def _growing(self) -> Iterator[ValueError]:
+        if self.grows_until is None:
+            return
+        if len(self.paths) != 1 or "://" in self.paths[0] or any(letter in self.paths[0] for letter in "*?["):
+            yield ValueError("`grows_until` is for `path`, one local directory; give that")
+        if not self.grows_until or "/" in self.grows_until:
+            yield ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
+
+    def _rows(self) -> Iterator[ValueError]:
+        if self.rows is None:
+            return
+        found = SLICE.fullmatch(self.rows)
         numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
         if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
-            raise ValueError(f"`rows: {rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it")
-        if found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
-            raise ValueError(f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000")
+            yield ValueError(
+                f"`rows: {self.rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it"
+            )
+        elif found is None or self.rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
+            yield ValueError(f"`rows: {self.rows}` is no slice of at least one row; write first:end, as in 1000:50000")
 
     @property
     def text_key(self) -> str:

@@ -1,10 +1,11 @@
 """What a recipe may say about the order of the first epoch, and about training while data is still prepared. No torch."""
 
-from typing import Final, Literal, Self
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from windlass.settings import Settings
+from windlass.settings import Settings, Violation
 
 DEADLINE_S: Final = 300.0
 
@@ -23,12 +24,12 @@ class OrderConfig(Settings):
     """With `written`: longest silence in seconds of a preparation that is waited for, and of a source that still grows; then the
     run ends with an error. May change on resume."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._needs_written(),)
+
+    def _needs_written(self) -> Iterator[ValueError]:
         if self.first_epoch != "written":
             given = [f"`held_out_of: {self.held_out_of}`"] if self.held_out_of is not None else []
             given += [f"`deadline_s: {self.deadline_s:g}`"] if self.deadline_s != DEADLINE_S else []
-            if given:
-                rule = "is for training that begins before all is prepared"
-                raise ValueError(f"{given[0]} {rule}: set `first_epoch: written`, or leave it out")
-        return self
+            rule = "is for training that begins before all is prepared"
+            yield from (ValueError(f"{one} {rule}: set `first_epoch: written`, or leave it out") for one in given)

@@ -233,8 +233,8 @@ def _check_no_text_ends(tokenizer: Tokenizer, eos: str, eos_id: int) -> None:
     probes = tokenizer.encode_batch([text, text + text], add_special_tokens=False)
     is_half = HALF_CHARACTER in text and HALF_CHARACTER not in eos
     if is_half or any(eos_id in probe.ids for probe in probes):
-        stands_for = "part of a character" if is_half else f"the text {text!r}"
-        given = f"the end-of-sequence token {eos!r} stands for {stands_for}, which documents hold"
+        decoded = "part of a character" if is_half else f"the text {text!r}"
+        given = f"the end-of-sequence token {eos!r} decodes to {decoded}, which documents hold"
         raise UserError(given, rule, "set data.tokenizer.eos_token to a special token of the vocabulary")
 
 

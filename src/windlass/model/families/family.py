@@ -33,7 +33,7 @@ exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transform
 """
 INFERENCE: Final = frozenset(_INFERENCE.split())
 _STORED: Final = "set precision.policy (fp32, bf16, fp16, bf16-pure), which says what stores and what computes"
-_KERNEL: Final = "remove it: the attention kernel is chosen by device and model, and told at the start of a run"
+_KERNEL: Final = "remove it: the attention kernel is chosen by device and model, and printed at the start of a run"
 ANSWERS: Final = {
     **dict.fromkeys(("dtype", "torch_dtype", "use_bfloat16"), _STORED),
     **dict.fromkeys(("attn_implementation", "_attn_implementation"), _KERNEL),

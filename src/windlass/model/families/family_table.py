@@ -22,7 +22,7 @@ class LlamaFields(RotaryFields):
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
         **RotaryFields.fixed,
         "sliding_window": (None,),
-        "rope_interleaved": (False, None),  # this and the next stand in SmolLM2's config.json
+        "rope_interleaved": (False, None),  # this and the next are in SmolLM2's config.json
         "is_llama_config": (True, None),
     }
 

@@ -22,7 +22,7 @@ class Qwen3MoeFields(RotaryFields):
     architecture_class: ClassVar[str] = "Qwen3MoeForCausalLM"
     required: ClassVar[tuple[str, ...]] = ("hidden_size", "num_hidden_layers", "num_attention_heads")
     aliases: ClassVar[dict[str, str]] = {"num_local_experts": "num_experts"}  # as transformers 5 writes it
-    harmless: ClassVar[frozenset[str]] = INFERENCE | {"max_window_layers"}  # stands in hub files; read nowhere
+    harmless: ClassVar[frozenset[str]] = INFERENCE | {"max_window_layers"}  # in hub files; read nowhere
 
     intermediate_size: Size = 6144
     """Width inside the MLPs of layers without experts."""

@@ -137,7 +137,7 @@ def read_rope(
 
 
 def _bare(spelling: dict[str, Any]) -> dict[str, Any]:
-    """Without what may stand elsewhere or under another name."""
+    """Without fields that may be elsewhere or under another name."""
     kind = spelling.get("rope_type", spelling.get("type", "default"))
     return {**{k: v for k, v in spelling.items() if k not in ("rope_theta", "type")}, "rope_type": kind}
 

@@ -12,7 +12,7 @@ world, and no model that a file describes), and before anything slow starts (tra
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from windlass.errors import SeveralErrors, UserError
+from windlass.errors import UserError, raise_all
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
@@ -49,9 +49,7 @@ def check_layout(
     beside: Beside = Beside(),
 ) -> None:
     """Raises one UserError that lists every violation, in the order of the rules below."""
-    errors = list(layout_errors(parallel, architecture, world, beside))
-    if errors:
-        raise errors[0] if len(errors) == 1 else SeveralErrors(errors)
+    raise_all(layout_errors(parallel, architecture, world, beside))
 
 
 def layout_errors(

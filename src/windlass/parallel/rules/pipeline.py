@@ -10,7 +10,7 @@ from typing import Final
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig, Schedule
-from windlass.parallel.schedules import KINDS, owners
+from windlass.parallel.schedules import KINDS
 
 TORCH_FOR_SPLITS: Final = (2, 13)
 """torch 2.11 runs no autograd function of our own (the head's) with a backward that is cut in two, and fails to set up zbv
@@ -86,10 +86,10 @@ def check_torch(schedule: Schedule, num_ranks: int) -> None:
 
 def stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterator[UserError]:
     """A pipeline with a stage that would have no block."""
-    num_stages = len(owners(schedule, num_ranks))
+    per_rank = KINDS[schedule].stages_per_rank
+    num_stages = num_ranks * per_rank
     if num_ranks == 1 or num_blocks >= num_stages:
         return
-    per_rank = KINDS[schedule].stages_per_rank
     most = num_blocks // per_rank
     remedy = f"use parallel.pp={most}{' or less' * (most > 1)}"
     if per_rank > 1 and num_blocks >= num_ranks:

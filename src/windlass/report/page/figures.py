@@ -21,7 +21,7 @@ CAUSES: Final = {
     "redone": RED,
 }
 MAX_MARKS: Final = 40  # vertical lines of one kind in a chart
-LOG_RATIO: Final = 20  # a curve whose largest is so many times its smallest is drawn on a log axis
+LOG_RATIO: Final = 20  # a curve whose largest is this many times its smallest is drawn on a log axis
 LEAST_FOR_MEAN: Final = 50  # points; a running mean of fewer would bend the curve
 LEAST_WAIT_AXIS: Final = 0.01  # of a step's time: less waiting than this is shown as the little that it is
 

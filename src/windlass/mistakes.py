@@ -1,0 +1,148 @@
+"""Every mistake of a recipe, in the recipe's order: keys and values, the rules of their section, then those between sections.
+
+pydantic ends a section at its first wrong value before any rule is judged. So each section is validated by itself, and one that
+has wrong values is made of its valid fields alone: a rule that reads another field is not judged (Settings.violations), and all
+others are. No torch, no files.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from pydantic import ValidationError
+
+from windlass.errors import UserError, nearest
+from windlass.settings import Gathering, Settings, Violation, Violations, meant
+
+Location = tuple[int | str, ...]
+Mistake = tuple[Location, UserError]
+Recipe = TypeVar("Recipe", bound=Settings)
+
+
+def gather(
+    recipe: type[Recipe], tree: Mapping[str, Any], settled: Iterable[tuple[Sequence[str], UserError]]
+) -> tuple[Recipe, list[Mistake]]:
+    """The sections of `tree`, and what is wrong inside them: a `recipe` whose wrong fields are missing, and every mistake.
+    `settled`: errors that are known, with the paths of their keys, on which pydantic's complaints are left out."""
+    known = [([tuple(path.split(".")) for path in paths], error) for paths, error in settled]
+    rules: list[Mistake] = []
+    sections: dict[str, Any] = {}
+    complaints: list[Any] = [
+        {"type": "extra_forbidden", "loc": (key,)} for key in tree if key not in recipe.model_fields
+    ]
+    for name, field in recipe.model_fields.items():
+        section: Any = field.annotation
+        valid = Gathering(section)
+        if name not in tree:
+            if field.is_required():
+                complaints.append({"type": "missing", "loc": (name,)})
+            sections[name] = _partly(section, valid, section.model_fields) if field.is_required() else field.default
+            continue
+        try:
+            sections[name] = section.model_validate(tree[name], context=valid)
+        except ValidationError as error:
+            listed = error.errors()
+            complaints += [{**item, "loc": (name, *item["loc"])} for item in listed]
+            wrong = {str(item["loc"][0]) for item in listed if item["loc"]}
+            sections[name] = _partly(section, valid, wrong if isinstance(tree[name], Mapping) else section.model_fields)
+            if wrong:  # else its rules have been judged
+                broken = sections[name].violations()
+                rules += [((name,), one) for rule in broken for one in _as_user_errors(rule, (name,), tree[name])]
+    found: list[Mistake] = [(locations[0], error) for locations, error in known]
+    for location, mistake in _explain(recipe, tree, complaints):
+        if not any(location[: len(taken)] == taken for locations, _ in known for taken in locations):
+            found.append((location, mistake))
+    return cast(Recipe, recipe.model_construct(**sections)), found + rules
+
+
+def in_order(tree: Mapping[str, Any], found: Iterable[Mistake]) -> list[UserError]:
+    """The errors as their keys follow each other in `tree`; what is missing, and rules, after the keys of their section."""
+    return [error for _, error in sorted(found, key=lambda mistake: _position(tree, mistake[0]))]
+
+
+def _partly(section: type[Settings], valid: Mapping[str, Any], wrong: Iterable[str]) -> Settings:
+    """`section` of its `valid` fields and the defaults of those that are not given; the `wrong` ones (names or aliases), and
+    those without a value, are missing."""
+    fields = section.model_fields
+    missing = {name for name, field in fields.items() if not {name, field.alias}.isdisjoint(wrong)}
+    made = section.model_construct(**{name: value for name, value in valid.items() if name not in missing})
+    for name in missing:
+        made.__dict__.pop(name, None)
+    return made
+
+
+def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> Iterator[Mistake]:
+    """pydantic's complaints as errors; those on the members of one union are one error."""
+    kinds: dict[Location, list[Any]] = {}
+    for item in complaints:
+        location = _location(tree, item)
+        path = path_of(location)
+        if item["type"] == "extra_forbidden":
+            choices, where = _keys_at(recipe, location[:-1]), path_of(location[:-1]) or "the recipe"
+            hint = nearest(str(location[-1]), choices)
+            yield (
+                location,
+                UserError(path, f"{where} has no key `{location[-1]}`", f"{hint}keys of {where}: {', '.join(choices)}"),
+            )
+        elif item["type"] == "missing":
+            yield location, UserError(f"{path} is missing", f"{path} has no default", f"add {path} to the recipe")
+        elif item["type"] == "value_error":
+            yield from ((location, one) for one in _as_user_errors(item["ctx"]["error"], location, item["input"]))
+        else:
+            kinds.setdefault(location, []).append(item)
+    for location, items in kinds.items():
+        if any(other[: len(location)] == location != other for other in kinds):
+            continue  # the member of the union that is meant is wrong further in
+        path, given = path_of(location), items[0]["input"]
+        choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
+        must = " or ".join(dict.fromkeys(map(meant, items)))
+        hint = nearest(str(given), choices)
+        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}see {path} in docs/recipe.md")
+
+
+def _as_user_errors(violation: Violation, location: Location, given: Any) -> Iterator[UserError]:
+    if isinstance(violation, UserError):
+        yield violation
+        return
+    path = path_of(location)
+    for one in violation.found if isinstance(violation, Violations) else (violation,):
+        if isinstance(one, UserError):
+            yield one
+            continue
+        shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
+        yield UserError(shown, f"{path}: {one}", f"see {path} in docs/recipe.md")
+
+
+def path_of(location: Location) -> str:
+    """`optim.groups[0].names`, as all messages write it."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _location(tree: Any, item: Mapping[str, Any]) -> Location:
+    """Where a complaint is in `tree`, without the names that pydantic gives to the members of a union."""
+    kept: list[int | str] = []
+    for index, part in enumerate(item["loc"]):
+        is_last = index == len(item["loc"]) - 1
+        if (isinstance(tree, Mapping) and part in tree) or (isinstance(tree, list) and isinstance(part, int)):
+            tree = tree[part]
+            kept.append(part)
+        elif is_last and item["type"] == "missing":
+            kept.append(part)
+    return tuple(kept)
+
+
+def _position(tree: Any, location: Location) -> list[float]:
+    places: list[float] = []
+    for part in location:
+        keys = list(tree) if isinstance(tree, Mapping) else list(range(len(tree))) if isinstance(tree, list) else []
+        places.append(keys.index(part) if part in keys else math.inf)
+        tree = tree[part] if part in keys else None
+    return places + [math.inf] * (10 - len(places))
+
+
+def _keys_at(model: Any, location: Location) -> list[str]:
+    for part in location:
+        field = next((f for n, f in model.model_fields.items() if part in (n, f.alias)), None) if model else None
+        annotations = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else [model]
+        model = next((a for a in annotations if isinstance(a, type) and issubclass(a, Settings)), None)
+    return [field.alias or name for name, field in model.model_fields.items() if not field.exclude] if model else []
