@@ -4,8 +4,10 @@ import contextlib
 import json
 import shlex
 import sys
+import traceback
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +28,7 @@ from windlass.cli.arguments import (
 )
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
+from windlass.safe_text import escaped, say
 
 if TYPE_CHECKING:  # it takes a second to load
     from windlass.config import RunConfig
@@ -96,7 +99,7 @@ def train(
             raise typer.Exit(_rehearse(config, recipe, overrides or [], nproc))
         code = _train_here(config, local.choose_ranks(nproc))
         if code == EXIT_STOPPED:
-            print(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
+            say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
         raise typer.Exit(code)
     except Interrupted as error:  # typer would make 130 of any
         print(f"windlass: {error}", file=sys.stderr)
@@ -210,7 +213,7 @@ def generate(
             record=record,
         )
         for given, text in zip(prompts, texts):
-            print(f"--- step {at}" if at is not None else "---", given + text, sep="\n", flush=True)
+            print(f"--- step {at}" if at is not None else "---", escaped(given + text), sep="\n", flush=True)
 
 
 @app.command()
@@ -226,7 +229,7 @@ def export(
     from windlass.commands.export import export as write
 
     done = write(path, target, step=step, dtype=dtype)
-    print(
+    say(
         f"{done.directory}: {dtype}; loads in transformers, logits within {done.largest_difference:.1e}, same greedy text"
     )
 
@@ -236,7 +239,7 @@ def report(run: RunDirectory) -> None:
     """Write report.html: one page, works offline."""
     from windlass.commands.report import report as write
 
-    print(write(run))
+    say(write(run))
 
 
 @app.command()
@@ -248,11 +251,17 @@ def status(
     from windlass.commands.status import status as look
 
     found = look(run)
-    print(json.dumps(asdict(found)) if as_json else found.line)
+    say(json.dumps(asdict(found)) if as_json else found.line)
+
+
+def _show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback, which may quote what the user gave."""
+    say("".join(traceback.format_exception(kind, error, trace)).rstrip(), sys.stderr)
 
 
 def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
+    sys.excepthook = _show_crash
     try:
         with signals.catch_signals():
             contract.adopt()

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from windlass.errors import UserError
 from windlass.settings import Settings
@@ -36,6 +36,13 @@ class RunSettings(Settings):
     accept_drift: list[str] = []
     """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
     recipe. The model's own settings never may."""
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _local(cls, directory: object) -> object:
+        if "://" in str(directory):  # a Path would make folders of its parts, with what is secret in their names
+            raise ValueError("a run writes to a local directory, and this is a URL")
+        return directory
 
     @model_validator(mode="after")
     def _check(self) -> Self:
