@@ -2,8 +2,9 @@
 
     sh scripts/mosaic_environment.sh && python benchmarks/mosaic_agree.py
 
-Random samples are written with ours and read with theirs, then written with theirs (plain, zstd, gz) and read with ours,
-from a directory and through the cache from a URL; a sha256 over all ids and labels, in order, is compared. What ours does
+Random samples are written with ours and read with theirs, with the third column of conversations (document_ends) too, then
+written with theirs (plain, zstd, gz) and read with ours, from a directory and through the cache from a URL; a sha256 over all
+ids and labels, in order, is compared. What ours does
 not read (snappy, brotli) is refused by name. The lines printed are kept in benchmarks/results/mosaic_agree.txt; exit
 code 1 if one of them disagrees.
 """
@@ -42,8 +43,10 @@ def theirs(*arguments: str | Path) -> dict[str, object]:
 
 def ours(source: Path | ShardSource) -> dict[str, object]:
     digest, num_ids, samples = hashlib.sha256(), 0, 0
-    for input_ids, labels in Reader(source):
-        digest.update(input_ids.tobytes() + labels.tobytes())
+    reader = Reader(source)
+    for number, row in [(number, row) for number, count in enumerate(reader.shard_samples) for row in range(count)]:
+        (input_ids, labels), ends = reader.read(number, row), reader.ends(number, row)
+        digest.update(input_ids.tobytes() + labels.tobytes() + (b"" if ends is None else ends.tobytes()))
         num_ids, samples = num_ids + len(input_ids), samples + 1
     return {"samples": samples, "ids": num_ids, "sha256": digest.hexdigest()}
 
@@ -60,12 +63,12 @@ def agree(scratch: Path) -> list[str]:
     ids = draw.integers(0, 150_000, (NUM_SAMPLES, NUM_IDS)).astype(np.int32)
     labels = np.where(draw.random(ids.shape) < 0.2, -100, ids).astype(np.int32)
     np.save(scratch / "ids.npy", np.stack([ids, labels], 1))
-    wanted = {"samples": NUM_SAMPLES, "ids": ids.size}
+    wanted: dict[str, object] = {"samples": NUM_SAMPLES, "ids": ids.size}
     wanted["sha256"] = hashlib.sha256(np.stack([ids, labels], 1).tobytes()).hexdigest()
     lines = []
 
-    def compare(way: str, found: dict[str, object]) -> None:
-        same = "equal" if found == wanted else "DIFFERENT"
+    def compare(way: str, found: dict[str, object], is_wanted: dict[str, object] = wanted) -> None:
+        same = "equal" if found == is_wanted else "DIFFERENT"
         lines.append(
             f"{way:<62} {found['samples']} samples, {found['ids']} ids, sha256 {str(found['sha256'])[:16]}  {same}"
         )
@@ -76,6 +79,14 @@ def agree(scratch: Path) -> list[str]:
     writer.close()
     compare("written by windlass, read by windlass", ours(scratch / "ours"))
     compare("written by windlass, read by mosaicml-streaming", theirs("read", scratch / "ours"))
+    ends = (draw.random(ids.shape) < 0.01).astype(np.uint8)
+    writer = Writer(scratch / "ends", NUM_IDS, SHARD_BYTES, has_ends=True)
+    writer.write(ids, labels, ends)
+    writer.close()
+    rows = b"".join(ids[n].tobytes() + labels[n].tobytes() + ends[n].tobytes() for n in range(NUM_SAMPLES))
+    with_ends = wanted | {"sha256": hashlib.sha256(rows).hexdigest()}
+    compare("with document_ends, written and read by windlass", ours(scratch / "ends"), with_ends)
+    compare("with document_ends, read by mosaicml-streaming", theirs("read", scratch / "ends"), with_ends)
     for kind in ("none", "zstd", "zstd:7", "gz"):
         place = scratch / kind.replace(":", "-")
         theirs("write", place / "train", scratch / "ids.npy", kind)

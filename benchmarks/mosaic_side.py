@@ -26,6 +26,9 @@ def read(directory: str) -> dict[str, object]:
     for number in range(len(dataset)):
         sample = dataset[number]
         digest.update(sample["input_ids"].astype("<i4").tobytes() + sample["labels"].astype("<i4").tobytes())
+        if "document_ends" in sample:
+            assert sample["document_ends"].dtype == np.uint8, sample["document_ends"].dtype
+            digest.update(sample["document_ends"].tobytes())
         num_ids += len(sample["input_ids"])
     return {"samples": len(dataset), "ids": num_ids, "sha256": digest.hexdigest()}
 

@@ -21,7 +21,19 @@ ROOMS = (
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
     "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
 )  # fmt: skip
-HALL = ("errors", "units", "hardware", "settings", "status", "version", "other_names", "contract", "signals", "output")
+HALL = (
+    "errors",
+    "units",
+    "hardware",
+    "settings",
+    "status",
+    "version",
+    "other_names",
+    "contract",
+    "signals",
+    "output",
+    "safe_text",
+)
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
 
@@ -186,6 +198,7 @@ TORCH_FREE = (
             "hardware",
             "other_names",
             "recipe",
+            "safe_text",
             "settings",
             "units",
         )
@@ -224,7 +237,7 @@ SAME_NAME = {
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
-ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/")
+ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py")  # the last for ${NAME} alone
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
@@ -618,6 +631,7 @@ def test_importing_windlass_loads_nothing_else():
     assert modules_after("import windlass") - modules_after("import typing") == {
         "windlass",
         "windlass.errors",
+        "windlass.safe_text",
         "windlass.version",
     }
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from windlass.errors import UserError
-from windlass.recipe import apply_override, parse_yaml
+from windlass.recipe import apply_override, parse_yaml, with_environment
 
 
 @pytest.mark.parametrize(
@@ -140,3 +140,31 @@ def test_aliases_and_merges_of_a_usual_size_are_read():
         "list": [base, base],
         "big": (1 << 63) - 1,
     }
+
+
+def test_variables_of_the_environment_stand_in_texts_at_every_depth():
+    given = {"a": ["${ONE}/${TWO}", 3, None], "b": {"${ONE}": "$ONE {ONE} ${}", "c": "x${ONE}y"}, "d": "${ONE}"}
+    got = with_environment(given, environ={"ONE": "1", "TWO": "${ONE}"})
+    assert got == {"a": ["1/${ONE}", 3, None], "b": {"${ONE}": "$ONE {ONE} ${}", "c": "x1y"}, "d": "1"}
+
+
+def test_a_variable_that_is_not_set_is_named_with_its_place():
+    with pytest.raises(UserError) as caught:
+        with_environment({"data": {"sources": [{"path": "a"}, {"path": "s3://${B}/${NO_SUCH}"}]}}, environ={"B": "b"})
+    given = "data.sources[1].path names the environment variable NO_SUCH, which is not set"
+    assert caught.value.given == given and "export NO_SUCH" in caught.value.change
+    assert with_environment({"a": "${EMPTY}"}, environ={"EMPTY": ""}) == {"a": ""}
+
+
+@pytest.mark.parametrize("letter", [" ", "\t", "\n", "'", '"', "<", ">", "`"])
+def test_a_url_whose_end_messages_could_not_tell_is_refused_without_it(letter):
+    with pytest.raises(UserError) as caught:
+        with_environment({"path": f"https://h/x?sig=5ec{letter}ret"}, environ={})
+    assert caught.value.given.startswith("path is a URL that holds white space") and "ret" not in str(caught.value)
+    assert with_environment({"path": f"a{letter}b/c?d"}, environ={}) == {"path": f"a{letter}b/c?d"}
+
+
+def test_yaml_that_is_wrong_is_not_quoted():
+    with pytest.raises(UserError) as caught:
+        parse_yaml("path: {'https://h/" + "x" * 50 + "?sig=51gn': [", "recipe.yaml")
+    assert "51gn" not in str(caught.value) and "(line 1, column " in caught.value.given

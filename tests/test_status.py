@@ -1,5 +1,6 @@
 """status.json: written whole, read back, and nothing where there is none."""
 
+import json
 import os
 import time
 
@@ -22,7 +23,14 @@ def test_a_status_is_read_as_it_was_written_and_replaced_whole(tmp_path):
     assert (tmp_path / FILE).stat().st_ino != inode and os.listdir(tmp_path) == [FILE]
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"state": "running"}'])
+WRONG = [{"state": "\x1b[2J"}, {"step": "\x1b[2J"}, {"exit_code": "0"}, {"time": "now"}, {"step": True}]
+WHOLE = {"state": "running", "step": 1, "exit_code": None, "time": 1.5}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "{", "[]", "{}", '{"state": "running"}', "[" * 100_000, *(json.dumps(WHOLE | one) for one in WRONG)],
+)
 def test_without_a_status_of_ours_there_is_none(tmp_path, content):
     if content is not None:
         (tmp_path / FILE).write_text(content)

@@ -68,7 +68,3 @@ def test_perplexity_is_none_where_it_overflows_or_the_loss_is_not_a_number():
 def test_bits_per_byte_is_one_where_each_byte_costs_ln_2_nats():
     assert units.bits_per_byte(math.log(2) * 300, 300) == pytest.approx(1.0)
     assert units.bits_per_byte(10.0, 0) is None
-
-
-def test_text_from_a_file_is_printed_without_its_control_characters():
-    assert units.printable("step-é 7\x1b[31m\r\n\u202e\udcff") == r"step-é 7\x1b[31m\r\n\u202e\udcff"

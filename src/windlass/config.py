@@ -27,8 +27,9 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
 from windlass.parallel.rules.check_layout import Beside, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
-from windlass.recipe import apply_override, parse_yaml
+from windlass.recipe import apply_override, parse_yaml, with_environment
 from windlass.report.config import ReportConfig
+from windlass.safe_text import redacted, without_secrets
 from windlass.settings import Settings, judged
 from windlass.training.config import RunSettings
 
@@ -53,7 +54,7 @@ class RunConfig(Settings):
 
     @property
     def recipe(self) -> str:
-        """The recipe's text as it was given, overrides as comments on top."""
+        """The recipe's text as it was given, overrides as comments on top; without the secrets of its URLs."""
         return self._recipe or to_yaml(self)
 
     @property
@@ -182,6 +183,11 @@ class RunConfig(Settings):
         run = self.run.changed(steps=steps, tokens=None, epochs=None)
         return self.model_validate(self.fields() | {"run": run}, context=self.recipe)
 
+    def kept(self) -> dict[str, Any]:
+        """Every setting as files keep it: plain values, without the secrets of URLs."""
+        found: dict[str, Any] = without_secrets(self.model_dump(mode="json", by_alias=True))
+        return found
+
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
         batch = (self.run.tokens_per_step, self.data.sequence_length, self.run.micro_batch)
@@ -207,9 +213,11 @@ class RunConfig(Settings):
 
 
 def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
-    """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides.
+    """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides. `${NAME}`
+    in a value is that environment variable.
 
-    Raises UserError for a missing file, bad YAML, unknown or mistyped keys, and settings that contradict each other.
+    Raises UserError for a missing file, bad YAML, unset variables, unknown or mistyped keys, and settings that contradict each
+    other.
     """
     return parse_recipe(*_read(path), *overrides)
 
@@ -224,9 +232,13 @@ def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunCon
         raise UserError(
             f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md"
         )
+    has_secret = without_secrets(tree) != tree
     for override in overrides:
         apply_override(tree, override)
-    return check_recipe(tree, "".join(f"# override: {override}\n" for override in overrides) + text)
+    kept = redacted("".join(f"# override: {override}\n" for override in overrides) + text)
+    if has_secret or without_secrets(tree) != tree:  # YAML can spell a secret so that no search finds it
+        kept = "# as given, with the overrides, and *** for the secrets of URLs\n" + _dumped(without_secrets(tree))
+    return check_recipe(with_environment(tree), kept)
 
 
 def check_recipe(tree: Mapping[str, Any], text: str = "") -> RunConfig:
@@ -255,8 +267,12 @@ def _mistakes(tree: Mapping[str, Any]) -> list[UserError]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """A recipe that gives `config` again, every default written out."""
-    return yaml.safe_dump(config.model_dump(mode="json", by_alias=True), sort_keys=False, width=120)
+    """A recipe that gives `config` again, every default written out; without the secrets of URLs."""
+    return _dumped(config.kept())
+
+
+def _dumped(tree: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, width=120)
 
 
 def shipped_recipes() -> dict[str, Path]:

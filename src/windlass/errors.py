@@ -31,6 +31,8 @@
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final, Self
 
+from windlass.safe_text import shown
+
 EXIT_BUG: Final = 1
 EXIT_USER_ERROR: Final = 2
 EXIT_NOT_EQUAL: Final = 3
@@ -43,15 +45,16 @@ EXIT_SIGNAL: Final = 128  # + the signal's number
 
 
 class WindlassError(Exception):
-    """`given`: what was found; `rule`: what it breaks; `change`: what to do about it. Each is one sentence."""
+    """`given`: what was found; `rule`: what it breaks; `change`: what to do about it. Each is one sentence, and may be shown: it
+    holds no secret of a URL and no control character, whatever it quotes."""
 
     code: ClassVar[int] = EXIT_BUG
     retry: ClassVar[bool] = False
     """Whether the same command may succeed when it is started again, with nothing changed by anybody."""
 
     def __init__(self, given: str, rule: str, change: str):
-        super().__init__(given, rule, change)
-        self.given, self.rule, self.change = given, rule, change
+        self.given, self.rule, self.change = shown(given), shown(rule), shown(change)
+        super().__init__(self.given, self.rule, self.change)
 
     def __str__(self) -> str:
         return f"{self.given}\n  rule:   {self.rule}\n  change: {self.change}"

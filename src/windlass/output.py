@@ -12,6 +12,7 @@ from typing import Final, TextIO
 
 from windlass.contract import has_agent
 from windlass.errors import WindlassError
+from windlass.safe_text import shown
 
 TAIL_LINES: Final = 30
 """Of a failing rank's log, shown on its stderr."""
@@ -88,4 +89,4 @@ def _last_words(rank: int, log: Path, error: Exception) -> str:
         return f"windlass: rank {rank}: {error}\n"
     lines = log.read_text("utf-8", errors="replace").splitlines()
     lines += "".join(traceback.format_exception(error)).splitlines()
-    return "\n".join([f"windlass: rank {rank} failed", *lines[-TAIL_LINES:], f"(the end of {log})", ""])
+    return shown("\n".join([f"windlass: rank {rank} failed", *lines[-TAIL_LINES:], f"(the end of {log})", ""]))

@@ -1,20 +1,28 @@
-"""How a recipe is read: YAML with the numbers people write, and `section.key=value` overrides. What it may hold: config.py.
+"""How a recipe is read: YAML with the numbers people write, `section.key=value` overrides, and `${NAME}` for environment
+variables. What it may hold: config.py.
 
 PyYAML speaks YAML 1.1, where `3e-4` is a string and the second of two equal keys wins without a word. Here the first is a
 number (as in YAML 1.2) and the second an error.
 """
 
+import os
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
 
 from windlass.errors import UserError
+from windlass.safe_text import redacted
 
 UNDER_WAY: Final = -1
 MAX_DEPTH: Final = 30
 MAX_VALUES: Final = 20_000
 """Mixtures of hundreds of sources have some thousands."""
+MAX_QUOTED: Final = 300  # characters of an override in a message
+VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+UNQUOTED: Final = re.compile(r"[\s'\"<>`]")
+"""Where safe_text takes a URL to end."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,9 +67,16 @@ def parse_yaml(text: str, name: str) -> Any:
         _check_size(text, name)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise UserError(
-            f"{name} is not YAML: {' '.join(str(error).split())}", "see yaml.org", "mend the line"
-        ) from None
+        raise UserError(f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line") from None
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """In words, with its place. PyYAML's own message quotes the line from its middle on, where nobody sees that it is a URL."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
+    where = f" (line {marks[0].line + 1}, column {marks[0].column + 1})" if marks else ""
+    return ", ".join(filter(None, (error.context, error.problem))) + where
 
 
 def _check_size(text: str, name: str) -> None:
@@ -104,14 +119,42 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
     """Sets `a.b=value` in the nested `tree`, in place; sections that are not there are made. Raises UserError."""
     path, equals, value = override.partition("=")
     keys = path.split(".")
+    named = f"the override `{override[:MAX_QUOTED]}{'...' * (len(override) > MAX_QUOTED)}`"
     if not equals or not all(keys):
-        raise UserError(
-            f"the override `{override}`", "overrides have the form section.key=value", "for example run.steps=100"
-        )
+        raise UserError(named, "overrides have the form section.key=value", "for example run.steps=100")
     for key in keys[:-1]:
         if tree.get(key) is None:  # not there, or a section without keys
             tree[key] = {}
         tree = tree[key]
         if not isinstance(tree, dict):
-            raise UserError(f"the override `{override}`", f"`{key}` holds a value, not a section", "shorten the path")
-    tree[keys[-1]] = parse_yaml(value, f"the override `{override}`")
+            raise UserError(named, f"`{key}` holds a value, not a section", "shorten the path")
+    tree[keys[-1]] = parse_yaml(value, named)
+
+
+def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = os.environ) -> Any:
+    """`value` with every `${NAME}` in its texts replaced by that environment variable. Raises UserError for one that is not set,
+    and for a URL whose secret could not be told from the text behind it."""
+    if isinstance(value, Mapping):
+        return {key: with_environment(item, f"{where}.{key}".lstrip("."), environ) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_environment(item, f"{where}[{number}]", environ) for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def variable(found: re.Match[str]) -> str:
+        if found[1] in environ:
+            return environ[found[1]]
+        raise UserError(
+            f"{where} names the environment variable {found[1]}, which is not set",
+            "${NAME} in a recipe stands for an environment variable, on every host that reads the recipe",
+            f"export {found[1]}, or write its value into the recipe",
+        )
+
+    text = VARIABLE.sub(variable, value)
+    if redacted(text) != text and UNQUOTED.search(text):
+        raise UserError(
+            f"{where} is a URL that holds white space, a quote, a backquote or an angle bracket",
+            "a URL has none of these, so that messages can leave out its user, password and query",
+            "write them percent-encoded: %20 for a space",
+        )
+    return text

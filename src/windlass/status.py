@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 FILE: Final = "status.json"
 LOCK: Final = ".lock"
@@ -38,9 +38,11 @@ def write_status(run_directory: Path, state: State, step: int, exit_code: int | 
 def read_status(run_directory: Path) -> Status | None:
     """None where no run has written one, or where the file is not one of ours."""
     try:
-        return Status(**json.loads((run_directory / FILE).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = Status(**json.loads((run_directory / FILE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    is_ours = found.state in get_args(State) and type(found.step) is int and type(found.time) in (int, float)
+    return found if is_ours and type(found.exit_code) in (int, type(None)) else None
 
 
 def is_locked(run_directory: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The only formatter: bytes, counts, rates, durations, text from files. 1 GiB = 2**30 bytes; 1 G (tokens, FLOP) = 1e9."""
+"""The only formatter: bytes, counts, rates, durations. 1 GiB = 2**30 bytes; 1 G (tokens, FLOP) = 1e9."""
 
 import math
 
@@ -36,11 +36,6 @@ def format_duration(seconds: float) -> str:
         return f"{rest}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
-
-
-def printable(text: str) -> str:
-    r"""`text` on one line, with every control character escaped: an ESC as \x1b. What a file says cannot drive the terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def perplexity(nats: float) -> float | None:

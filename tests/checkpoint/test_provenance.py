@@ -63,6 +63,13 @@ def test_no_secret_is_written(repository, monkeypatch):
     assert "hunter" not in text and "run.seed=3" in text and '"hosts": ["node-0", "node-1"]' in text
 
 
+def test_no_secret_of_a_url_is_written_of_the_arguments_or_the_diff(repository):
+    (repository / "model.py").write_text("URL = 'https://me:hunter7@host/x?sig=hunter8'\n")
+    found = collect_provenance(["train", "data.sources=[{path: https://h/x?sig=hunter9}]"], [], repository)
+    assert found["argv"] == ["train", "data.sources=[{path: https://h/x?***}]"]
+    assert "+URL = 'https://***@host/x?***'" in found["git"]["diff"] and "hunter" not in json.dumps(found)
+
+
 def test_only_the_values_of_secret_arguments_are_hidden():
     argv = [
         "train",

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from tests import tiny
 from windlass.cli.main import app
-from windlass.commands.data_inspect import render, visible
+from windlass.commands.data_inspect import render
 from windlass.config import to_yaml
 from windlass.data.lint.statistics import Segment
 from windlass.data.prepare.prepare import prepare
@@ -69,5 +69,7 @@ def test_in_colour_what_is_not_learned_is_dim_and_nothing_is_marked():
     assert {text.plain[span.start : span.end]: span.style for span in text.spans}["question"] == "dim"
 
 
-def test_control_characters_are_shown_and_not_sent():
-    assert visible("a\x1b[31mred\x07\tb\n\x7f\x9b") == "a␛[31mred␇\tb\n␡\\x9b"
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_control_characters_are_shown_and_not_sent(is_marked):
+    text = render([Segment("target", "a\x1b[31mred\x07\tb\n\x7f\x9b", 3)], is_marked).plain
+    assert text == "a\\x1b[31mred\\x07\tb\n\\x7f\\x9b"

@@ -141,7 +141,7 @@ def launched(tmp_path):
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
-    for name in ("launch", "contract.py", "output.py", "signals.py", "errors.py", "status.py", "units.py"):
+    for name in ("launch", "contract.py", "output.py", "signals.py", "errors.py", "status.py", "safe_text.py"):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)

@@ -113,6 +113,12 @@ def test_text_of_a_sample_is_never_read_as_markup():
     assert stream.getvalue() == "step 5: sample\n    | class A:\n    |     x = [red]1[/]\n"
 
 
+def test_what_is_said_drives_no_terminal_and_holds_no_secret():
+    stream = TerminalStream()
+    Console(stream, total_steps=20, device="process").say("https://h/x?sig=51gn \x1b]0;owned\x07\nnext")
+    assert "https://h/x?*** \\x1b]0;owned\\x07" in stream.getvalue() and "\x1b]" not in stream.getvalue()
+
+
 def test_an_event_is_one_line_with_its_fields():
     stream = io.StringIO()
     fields = {"path": "checkpoints/step-00000005", "seconds": 0.123456, "settings": {"much": 1}}

@@ -28,6 +28,17 @@ def test_a_line_has_kind_time_step_and_its_fields(tmp_path):
     assert line == {"kind": "step", "step": 3, "loss": 1.5, "sets": ["a", 2]}
 
 
+def test_a_line_holds_no_secret_of_a_url_and_no_control_character_but_what_a_model_wrote_stays(tmp_path):
+    given = {"drift": ["https://h/x?sig=51gn"], "what": "\x1b[2J\x9b\udcff"}
+    sample = {"prompt": "", "text": "see https://h/x?a=b \x1b\x9b\u202e"}
+    write(tmp_path / "e", ("incident", 1, given), ("sample", 1, sample))
+    text = (tmp_path / "e").read_text("utf-8")
+    assert "51gn" not in text and text.replace("\n", "").isprintable()
+    incident, found = read_events(tmp_path / "e")
+    assert incident["drift"] == ["https://h/x?***"] and incident["what"] == given["what"]
+    assert found["text"] == sample["text"]
+
+
 def test_non_finite_numbers_become_null_and_are_named(tmp_path):
     fields = {"loss": math.nan, "gradient_norm": -math.inf, "ledger": {"training": math.inf}, "targets": 4}
     write(tmp_path / "e", ("step", 1, fields), ("step", 2, {"loss": 1.0}))

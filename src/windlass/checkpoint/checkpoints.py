@@ -50,6 +50,7 @@ from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
+from windlass.safe_text import say
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def clock_due(config: CheckpointConfig, elapsed_s: float) -> bool:
 
 
 def _to_stderr(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    say(sentence, sys.stderr)
 
 
 @dataclass(frozen=True)

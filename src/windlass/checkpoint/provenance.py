@@ -2,8 +2,9 @@
 
 Written: the commit, branch and uncommitted diff of the repository that the command was started in (the user's code),
 names of untracked files, the command line, Python, platform, installed packages, hosts. Not written: environment
-variables, addresses of repositories and indices (they may hold credentials), and the values of arguments whose name
-marks them as secret. All of it is data for people; nothing in it is ever executed or loaded.
+variables, addresses of repositories and indices (they may hold credentials), the values of arguments whose name marks
+them as secret, and the secrets of URLs, in arguments and in the diff. All of it is data for people; nothing in it is
+ever executed or loaded.
 """
 
 import importlib.metadata
@@ -13,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from windlass.safe_text import redacted
 
 MAX_DIFF_BYTES = 1 << 20
 MAX_UNTRACKED = 200
@@ -40,7 +43,7 @@ def collect_provenance(
 
 
 def redact(argv: list[str]) -> list[str]:
-    """`--hub-token=abc` and `--hub-token abc` -> the name stays, the value does not."""
+    """`--hub-token=abc` and `--hub-token abc` -> the name stays, the value does not; nor do the secrets of URLs."""
     result, hide_next = [], False
     for argument in argv:
         name, equals, _ = argument.partition("=")
@@ -50,7 +53,7 @@ def redact(argv: list[str]) -> list[str]:
         elif secret and equals:
             result.append(f"{name}=[hidden]")
         else:
-            result.append(argument)
+            result.append(redacted(argument))
         hide_next = secret and not equals and argument.startswith("-")
     return result
 
@@ -67,7 +70,7 @@ def git_state(directory: Path) -> dict[str, Any] | None:
     commit = _git(directory, "rev-parse", "HEAD")
     if commit is None:
         return None
-    diff = _git(directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--submodule=short") or ""
+    diff = redacted(_git(directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--submodule=short") or "")
     untracked = (_git(directory, "ls-files", "--others", "--exclude-standard") or "").splitlines()
     return {
         "commit": commit.strip(),

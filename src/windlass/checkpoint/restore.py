@@ -21,7 +21,7 @@ from windlass.checkpoint.storage import TensorReader
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
-from windlass.units import printable
+from windlass.safe_text import printable
 
 WHATS = ("weights", "all")
 

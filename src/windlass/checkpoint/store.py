@@ -32,7 +32,8 @@ from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, new_token, step_name, step_of
 from windlass.checkpoint.sealed_json import check_name, digest, seal
 from windlass.errors import Unavailable, UserError
-from windlass.units import format_bytes, printable
+from windlass.safe_text import printable
+from windlass.units import format_bytes
 
 SPACE_FACTOR = 1.1  # need x 1.1 must be free: the file system's own blocks, the manifest, other writers
 

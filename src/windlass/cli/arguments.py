@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from windlass.safe_text import say
+
 Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
 ]
@@ -36,4 +38,4 @@ def rehashing(is_asked: bool) -> list[str]:
 
 def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        print(line, flush=True)
+        say(line)

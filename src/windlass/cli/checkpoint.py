@@ -7,6 +7,7 @@ import typer
 
 from windlass.cli.arguments import RunDirectory, Step, print_lines
 from windlass.errors import EXIT_NOT_EQUAL
+from windlass.safe_text import say
 
 app = typer.Typer(help="List, verify, compare, reshard and prune the checkpoints of a run.", no_args_is_help=True)
 
@@ -84,4 +85,4 @@ def checkpoint_prune(
     """Delete older checkpoints. The newest whole one always stays."""
     from windlass.commands.checkpoints import delete
 
-    print(delete(run, keep_last, keep_best))
+    say(delete(run, keep_last, keep_best))

@@ -4,8 +4,10 @@ import contextlib
 import json
 import shlex
 import sys
+import traceback
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +29,7 @@ from windlass.cli.arguments import (
 )
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
+from windlass.safe_text import escaped, say
 
 if TYPE_CHECKING:  # it takes a second to load
     from windlass.config import RunConfig
@@ -97,7 +100,7 @@ def train(
             raise typer.Exit(_rehearse(config, recipe, overrides or [], nproc))
         code = _train_here(config, local.choose_ranks(nproc))
         if code == EXIT_STOPPED:
-            print(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
+            say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
         raise typer.Exit(code)
     except Interrupted as error:  # typer would make 130 of any
         print(f"windlass: {error}", file=sys.stderr)
@@ -214,7 +217,7 @@ def generate(
             base=base,
         )
         for given, text in zip(prompts, texts):
-            print(f"--- step {at}" if at is not None else "---", given + text, sep="\n", flush=True)
+            print(f"--- step {at}" if at is not None else "---", escaped(given + text), sep="\n", flush=True)
 
 
 @app.command()
@@ -233,7 +236,7 @@ def export(
 
     done = write(path, target, step=step, dtype=dtype, merge=merge, base=base)
     what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"
-    print(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
+    say(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
 
 
 @app.command()
@@ -241,7 +244,7 @@ def report(run: RunDirectory) -> None:
     """Write report.html: one page, works offline."""
     from windlass.commands.report import report as write
 
-    print(write(run))
+    say(write(run))
 
 
 @app.command()
@@ -253,11 +256,17 @@ def status(
     from windlass.commands.status import status as look
 
     found = look(run)
-    print(json.dumps(asdict(found)) if as_json else found.line)
+    say(json.dumps(asdict(found)) if as_json else found.line)
+
+
+def _show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback, which may quote what the user gave."""
+    say("".join(traceback.format_exception(kind, error, trace)).rstrip(), sys.stderr)
 
 
 def main() -> None:
     """The entry point. Errors become exit codes here and nowhere else: see windlass.errors."""
+    sys.excepthook = _show_crash
     try:
         with signals.catch_signals():
             contract.adopt()

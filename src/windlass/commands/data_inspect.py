@@ -1,10 +1,9 @@
-"""`windlass data inspect`: what is in a prepared set, in a table and as a sample to read.
+r"""`windlass data inspect`: what is in a prepared set, in a table and as a sample to read.
 
 In colour, tokens that are no target are dim and ends of documents are magenta. Without colour they are marked: ⟦no target⟧.
-Control characters of the text are printed as pictures, so that no document can control the terminal.
+Control characters of the text are written out (an ESC as \x1b), so that no document can control the terminal.
 """
 
-import re
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -15,14 +14,13 @@ from rich.text import Text
 from windlass.commands.data_lint import choose_set, open_data
 from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
 from windlass.data.prepare.manifest import Prepared
+from windlass.safe_text import escaped, shown
 from windlass.units import format_bytes, format_count
 
 MOST_SAMPLES: Final = 4000
 BAR_WIDTH: Final = 40
 TITLES: Final = ("chosen", "rejected")  # the rows of a pair
 STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
-CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-C1_CONTROL: Final = re.compile(r"[\x80-\x9f]")
 
 
 def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
@@ -34,7 +32,7 @@ def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool
     console = Console(file=sys.stdout, no_color=is_plain or None, highlight=False, soft_wrap=True)
     is_marked = is_plain or not console.is_terminal or console.no_color
     for line in describe(prepared, found):
-        console.print(Text(line))
+        console.print(Text(shown(line)))
     console.print(Text(f"\nsample {sample} ({read.where})", style="bold"))
     console.print(Text(_legend(is_marked), style="" if is_marked else "italic"))
     for title, row in zip(TITLES if len(read.rows) > 1 else [""], read.rows):
@@ -107,19 +105,12 @@ def render(segments: list[Segment], is_marked: bool) -> Text:
         if segment.kind == "padding":
             text.append(f"\n[{segment.num_tokens} positions of padding]", STYLES["padding"])
             continue
-        shown = _marked(segment) if is_marked else visible(segment.text)
-        text.append(shown, STYLES[segment.kind])
+        text.append(_marked(segment) if is_marked else escaped(segment.text), STYLES[segment.kind])
         if segment.kind == "end":
             text.append("\n-----\n", STYLES["end"])
     return text
 
 
 def _marked(segment: Segment) -> str:
-    shown = visible(segment.text)
-    return f"⟦{shown}⟧" if segment.kind in ("context", "masked") else shown
-
-
-def visible(text: str) -> str:
-    """`text` without control characters; tabs and newlines stay."""
-    text = CONTROL.sub(lambda found: chr(0x2400 + ord(found[0])) if found[0] != "\x7f" else "␡", text)
-    return C1_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    plain = escaped(segment.text)
+    return f"⟦{plain}⟧" if segment.kind in ("context", "masked") else plain

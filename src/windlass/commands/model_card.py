@@ -14,11 +14,13 @@ import jinja2
 import yaml
 
 from windlass.adapters.peft_format import CONFIG
+from windlass.checkpoint.provenance import redact
 from windlass.checkpoint.verify import Checkpoint
 from windlass.commands.export_adapter import IN_NF4
 from windlass.config import check_recipe, to_yaml
 from windlass.hub.config import NAME
 from windlass.model.flops import count_parameters
+from windlass.safe_text import printable
 from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
 from windlass.training.open_saved import SavedModel
 from windlass.units import format_count
@@ -115,7 +117,8 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
         base = state["config"]["model"]
         if base.get("from") is not None:
             rows["base model"] = base["from"] + (f" at commit `{base['commit']}`" if base.get("commit") else "")
-    return rows | {"weights": f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"}
+    rows["weights"] = f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"
+    return {name: printable(text) for name, text in rows.items()}
 
 
 def _record(saved: SavedModel) -> dict[str, Any]:
@@ -127,10 +130,10 @@ def _record(saved: SavedModel) -> dict[str, Any]:
 
 def _command(argv: list[str]) -> str:
     """As it was typed: the program by its name, not by its place on that machine; safe in a table."""
-    shown = [Path(argv[0]).name if argv else "", *argv[1:]]
-    if shown[0] in ("__main__.py", "cli/main.py"):
-        shown[0] = "windlass"
-    return shlex.join(shown).replace("|", "\\|").replace("\n", " ")
+    words = [Path(argv[0]).name if argv else "", *redact(argv[1:])]
+    if words[0] in ("__main__.py", "cli/main.py"):
+        words[0] = "windlass"
+    return shlex.join(words).replace("|", "\\|").replace("\n", " ")
 
 
 def _title(saved: SavedModel) -> str:

@@ -11,6 +11,6 @@ stream     shards -> batches, in an order that is a function of (seed, samples c
 lint       what is in prepared data, and what is wrong with it
 
 config   the recipe's `data` and `evaluate` sections
-files    durable files, and URLs that may be printed
+files    durable files, and the packages that read URLs
 packing  token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
 """

@@ -155,8 +155,7 @@ class DataConfig(Settings):
     def _no_secrets(cls, directory: str) -> str:
         if "://" in directory and ("@" in directory.partition("://")[2].partition("/")[0] or "?" in directory):
             raise ValueError(
-                "`directory` is a URL with a user, password or query, which the run directory would keep: "
-                "give the bare URL, and credentials in the environment"
+                "`directory` is a URL with a user, password or query: give the bare URL, and credentials in the environment"
             )
         if "::" in directory:
             raise ValueError(

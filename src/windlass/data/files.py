@@ -1,7 +1,6 @@
-"""Two things that every room of data needs: files that a crash cannot tear, and URLs that may be printed."""
+"""What every room of data needs: files that a crash cannot tear, and the packages that read URLs."""
 
 import os
-import re
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +25,3 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def shown(text: str) -> str:
-    """Text with what may be secret in its URLs left out: user and password, and the query."""
-    return re.sub(r"\?[^\s'\"<>]*", "?...", re.sub(r"://[^/@\s]*@", "://", text))

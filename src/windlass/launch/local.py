@@ -22,9 +22,9 @@ from typing import Any
 from windlass.contract import AGENT
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
 from windlass.output import TAIL_LINES
+from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
 from windlass.status import Status, read_status, write_status
-from windlass.units import printable
 
 SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
@@ -69,11 +69,10 @@ def show_error(error: WindlassError) -> None:
     """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may raise the same error, or only one
     that has no terminal."""
     folder = os.environ.get(_ERRORS)
-    text = "\n".join(map(printable, str(error).split("\n")))  # it may quote a file
     if folder is None:
-        print(f"windlass: {text}", file=sys.stderr)
+        say(f"windlass: {error}", sys.stderr)
     else:
-        Path(folder, os.environ["RANK"].zfill(6)).write_text(f"{error.code}\n{text}", "utf-8")
+        Path(folder, os.environ["RANK"].zfill(6)).write_text(f"{error.code}\n{error}", "utf-8")
 
 
 def die_with_agent() -> None:
@@ -149,7 +148,7 @@ def _print_errors(errors: Path) -> int:
     found = dict.fromkeys(file.read_text("utf-8") for file in sorted(errors.iterdir()))
     codes = []
     for code, _, text in (content.partition("\n") for content in found):
-        print(f"windlass: {text}", file=sys.stderr)
+        say(f"windlass: {text}", sys.stderr)
         codes.append(int(code))
     return codes[0] if codes else 0
 
@@ -174,9 +173,9 @@ def _explain(rank: int, failure: Any, run_directory: Path, since_s: float) -> in
     -> the exit code."""
     exit_code = failure.exitcode
     cause = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    print(f"windlass: rank {rank} failed first, with {cause}", file=sys.stderr)
+    say(f"windlass: rank {rank} failed first, with {cause}", sys.stderr)
     log = run_directory / "logs" / f"rank-{rank}.log"
     if rank and log.is_file() and log.stat().st_mtime >= since_s:
         tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        print("\n".join(tail), f"\n(the end of {log})", file=sys.stderr)
+        say("\n".join([*tail, f"(the end of {log})"]), sys.stderr)
     return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code or EXIT_BUG

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from windlass.proof.compare import ProofRow, as_json
 from windlass.proof.fold_layout import Cell
+from windlass.safe_text import shown, without_secrets
 
 
 @dataclass
@@ -46,7 +47,7 @@ def show(verdict: Verdict, console: Console) -> None:
         table.add_row(row.what, row.compared, f"{row.largest:.1e}", f"{row.allowed:.0e}", word)
     console.print(table)
     if verdict.failed:
-        console.print(f"a rank failed:\n{verdict.failed}", markup=False)
+        console.print(f"a rank failed:\n{shown(verdict.failed)}", markup=False)
     elif verdict.first is not None:
         console.print(f"first difference: {verdict.first.what}: {verdict.first.where}", markup=False, soft_wrap=True)
         tensors = [row for row in verdict.rows if not row.agrees and "weights" in row.what]
@@ -92,4 +93,4 @@ def write(
         for verdict in verdicts
     ]
     content = {"recipe": recipe, "overrides": overrides, "agrees": agree, "cells": cells, "not_proved": unproved}
-    file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps(without_secrets(content), indent=1) + "\n", "utf-8")

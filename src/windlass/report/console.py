@@ -14,6 +14,7 @@ from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
+from windlass.safe_text import shown
 from windlass.units import format_bytes, format_count, format_duration
 
 BAR_WIDTH: Final = 16
@@ -38,8 +39,8 @@ class Console:
         self._erase()
         text = " | ".join(shed(fields, self._terminal.width - 1))
         fits = len(text) + BAR_WIDTH + 1 < self._terminal.width
-        shown = Text.assemble(_bar(step, self._total_steps), " ", text) if fits else Text(text)
-        self._terminal.print(shown, end="", no_wrap=True, overflow="ellipsis")
+        drawn = Text.assemble(_bar(step, self._total_steps), " ", text) if fits else Text(text)
+        self._terminal.print(drawn, end="", no_wrap=True, overflow="ellipsis")
         self._line_open = True
 
     def validation(self, step: int, line: Mapping[str, Any], first: Mapping[str, Any]) -> None:
@@ -73,9 +74,9 @@ class Console:
         self.say(f"step {step}: {kind}{' ' + figures if figures else ''}", style="green")
 
     def say(self, text: str, style: str = "") -> None:
-        """A line above the progress line, as it is: nothing in `text` is markup."""
+        """A line above the progress line: nothing in `text` is markup, or drives the terminal."""
         self._erase()
-        self._terminal.print(Text(text, style=style))
+        self._terminal.print(Text(shown(text), style=style))
 
     def summary(
         self,

@@ -4,6 +4,8 @@ Every line has `kind`, `time` (Unix seconds) and `step` (completed optimizer ste
 view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, data (shards
 that came while the run read them), end.
 
+No line holds the secret of a URL or a control character: a log is shown on terminals.
+
 JSON has no NaN: a non-finite number is written as null and named in the line's `non_finite` ({"loss": "nan"}), so
 that a reader can distinguish "diverged" from "not measured".
 
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from windlass.errors import UserError
+from windlass.safe_text import escaped_json, say, without_secrets
 
 Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "end"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -40,7 +43,7 @@ class EventLog:
     and are written before the next one that can be. `say` gets a sentence when that begins and when it ends. `disk_filled`: the
     disk has filled; whoever acts on it sets it back."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = print):
+    def __init__(self, path: Path, say: Callable[[str], None] = say):
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_last_line(path)
         self._path, self._say = path, say
@@ -50,12 +53,14 @@ class EventLog:
     def write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
         """Append one line; it is in the kernel's hands, safe from a kill of this process, when the call returns, if it can be."""
         assert kind in KINDS, kind
+        if kind != "sample":  # what a model wrote is kept as it is
+            fields = without_secrets(fields)
         line: Event = {"kind": kind, "time": time.time(), "step": step, **fields}
         non_finite: dict[str, str] = {}
         line = {name: _finite(value, name, non_finite) for name, value in line.items()}
         if non_finite:
             line["non_finite"] = non_finite
-        self._waiting.append(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._waiting.append(escaped_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
         try:
             self._write_waiting()
         except OSError as error:
@@ -118,7 +123,7 @@ def read_lines(path: Path) -> list[Event]:
 def _parse(line: bytes, number: int, path: Path) -> Event:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
         raise UserError(

@@ -13,14 +13,16 @@ from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
 from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
+from windlass.safe_text import printable, redacted, say
 from windlass.training.parameter_rules import describe_trainable
 from windlass.training.run import Run, model_header
 from windlass.units import format_count
 
 
 def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drift: Sequence[str] = ()) -> None:
-    """Prints what was derived from the recipe; writes recipe.yaml as given, resolved.yaml and the first event. `drift`:
-    sentences on what changed since the checkpoint, and was accepted; without them nobody could explain a cliff in a curve."""
+    """Prints what was derived from the recipe; writes recipe.yaml (as given, without secrets), resolved.yaml and the first event.
+    `drift`: sentences on what changed since the checkpoint, and was accepted; without them nobody could explain a cliff in a
+    curve."""
     if run.runtime.rank != 0:
         return
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
@@ -45,8 +47,8 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
     }
     width = max(map(len, derived))
     for name, value in derived.items():
-        print(f"  {name:<{width}}  {value}", flush=True)
-    header = "".join(f"# {name}: {value}\n" for name, value in derived.items())
+        say(f"  {name:<{width}}  {value}")
+    header = "".join(f"# {name}: {printable(redacted(value))}\n" for name, value in derived.items())
     (config.run.directory / "recipe.yaml").write_text(config.recipe)
     (config.run.directory / "resolved.yaml").write_text(header + model_header(architecture) + to_yaml(config))
     run.recorder.event(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from windlass.errors import UserError
 from windlass.settings import Settings, Violation
@@ -32,6 +32,13 @@ class RunSettings(Settings):
     accept_drift: list[str] = []
     """Settings (`section.key`) that may differ from the checkpoint's on resume; `data` accepts other files behind the same
     recipe. The model's own settings never may."""
+
+    @field_validator("directory", mode="before")
+    @classmethod
+    def _local(cls, directory: object) -> object:
+        if "://" in str(directory):  # a Path would make folders of its parts, with what is secret in their names
+            raise ValueError("a run writes to a local directory, and this is a URL")
+        return directory
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._length(), self._start()

@@ -18,10 +18,10 @@ from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
+from windlass.safe_text import printable, without_secrets
 from windlass.settings import judged
 from windlass.training.open_saved import read_trainer_state
 from windlass.training.parameter_rules import rules_of
-from windlass.units import printable
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def begun(config: RunConfig) -> dict[str, Any] | None:
 def check_settings(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
     """Sentences on settings whose drift is accepted. Raises UserError on drift that is not."""
     accepted = set(config.run.accept_drift)
-    found = drift(trainer_state["config"], config.model_dump(mode="json", by_alias=True))
+    found = drift(without_secrets(trainer_state["config"]), config.kept())  # a fresh signature is no drift
     model = [item for item in found if item.key.startswith("model.")]
     state = [item for item in found if item.key in ("optim.kind", "optim.groups")]
     errors = list(judged(_state_errors(trainer_state, config))) if state else []

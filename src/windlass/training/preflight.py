@@ -29,6 +29,7 @@ from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
+from windlass.safe_text import say
 from windlass.training.base_model import complete_adapter
 from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
@@ -104,7 +105,7 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
             raise error from None
         if keep is not None and prepared.stream != keep:
             raise other_stream(prepared.where) from None
-        print(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
+        say(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
 
 
 def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
@@ -131,7 +132,7 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     if trainer_state is None and with_weights:
         fetch_weights(config)
     for line in pin_lines(config):
-        print(line)
+        say(line)
     return prepare(config.data, config.evaluate.sets, begun=keep)
 
 

@@ -26,6 +26,7 @@ from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
+from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.training.health import Health, Spike
 from windlass.training.restore import state_tensors
@@ -204,7 +205,7 @@ class Run:
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
             "model": to_hf(self.architecture),
-            "config": self.config.model_dump(mode="json", by_alias=True),
+            "config": self.config.kept(),
             "data": {
                 "stream": self.prepared.stream,
                 "corpus_hash": self.prepared.corpus_hash,
@@ -235,7 +236,7 @@ class Run:
         try:
             write_report(self.config.run.directory)
         except (UserError, OSError) as error:
-            print(f"report.html is not written: {error}")
+            say(f"report.html is not written: {error}")
 
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""

@@ -195,4 +195,4 @@ def test_an_unknown_protocol_and_a_missing_package_are_named(monkeypatch):
 
 
 def test_a_store_names_its_url_without_secrets():
-    assert Store("memory://u:p@x/y?token=1", 1).url == "memory://x/y?..."
+    assert Store("memory://u:p@x/y?token=1", 1).url == "memory://***@x/y?***"

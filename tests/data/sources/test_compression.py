@@ -60,6 +60,13 @@ def test_a_file_that_unpacks_to_far_more_than_it_is_is_refused(tmp_path, monkeyp
     assert "not JSON" in refused(path=str(path)).given, "text that repeats itself forty times is none"
 
 
+def test_a_stream_behind_long_padding_is_read(tmp_path):
+    """Padding of xz may be longer than what is read at once, and then it is no end of the file."""
+    path, data = tmp_path / "a.jsonl.xz", lzma.compress(b'{"text": "a rope"}\n' * 5000)
+    path.write_bytes(data + bytes(3 * compression.PACKED_AT_ONCE) + data)
+    assert len(read(path=str(path))) == 10_000
+
+
 @pytest.mark.parametrize("end", [".xz", ".bz2"])
 def test_a_truncated_file_is_damaged_and_padding_of_xz_is_not(tmp_path, end):
     path, data = tmp_path / f"a.jsonl{end}", PACK[end](b'{"text": "a rope"}\n' * 5000)

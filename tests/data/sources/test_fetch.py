@@ -118,7 +118,7 @@ def test_what_cannot_be_reached_is_named_without_its_secrets(tmp_path):
     assert "nosuch" in refused("nosuch://x/y").given and "check the URL" in refused("nosuch://x/y").change
     assert not isinstance(refused("nosuch://x/y"), AbsentSource)
     error = refused("http://127.0.0.1:9/x.jsonl?signature=51gn")
-    assert "http://127.0.0.1:9/x.jsonl?..." in error.given and "51gn" not in str(error)
+    assert "http://127.0.0.1:9/x.jsonl?***" in error.given and "51gn" not in str(error)
 
 
 def test_a_limit_in_tokens_that_what_was_fetched_cannot_reach_is_said(tmp_path):
@@ -177,6 +177,18 @@ def test_a_signed_url_is_read_as_what_its_name_says(place, web, tmp_path):
     (place / "1.jsonl.gz").write_bytes(gzip.compress((place / "1.jsonl").read_bytes()))
     signed = [f"{web}/0.jsonl?signature=51gn&x=a.txt", f"{web}/1.jsonl.gz?signature=51gn"]
     assert read(SourceConfig(path=signed), tmp_path / "here") == TEXTS[:20]
+
+
+def test_a_fresh_signature_is_no_other_file(place, web):
+    old, new = (scan(SourceConfig(path=f"{web}/0.jsonl?sig={sig}"), print) for sig in ("51/gn=", "0th/er"))
+    assert [file[1:] for file in old] == [file[1:] for file in new] and old[0].name == "0.jsonl"
+
+
+def test_a_row_of_a_signed_url_is_named_by_its_line(place, web, tmp_path):
+    (place / "0.jsonl").write_text('{"text": "a"}\nno JSON')
+    with pytest.raises(UserError) as caught:
+        read(SourceConfig(path=f"{web}/0.jsonl?sig=51gn"), tmp_path / "here")
+    assert caught.value.given.startswith(f"{web}/0.jsonl?***:2 is not JSON")
 
 
 def put_other(path):

@@ -65,7 +65,7 @@ def test_an_answer_that_is_an_error_is_told_with_url_and_status_and_is_no_absent
 ):
     server.status = status
     error = refused(f"{server.url}/{name}?signature=51gn")
-    assert error.given == f"{server.url}/{name}?... {said}" and change in error.change
+    assert error.given == f"{server.url}/{name}?*** {said}" and change in error.change
     assert not isinstance(error, AbsentSource) and error.code == (74 if status >= 500 else 2)
 
 

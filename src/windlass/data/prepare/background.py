@@ -24,6 +24,7 @@ from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
 from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
+from windlass.safe_text import say
 
 POLL_S: Final = 0.1
 KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
@@ -57,7 +58,7 @@ def _send(message: Mapping[str, Any]) -> None:
 
 
 def _send_crash(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    sys.__excepthook__(kind, error, where)
+    say("".join(traceback.format_exception(kind, error, where)).rstrip(), sys.stderr)
     _send({"crash": traceback.format_exception_only(kind, error)[-1].strip()})
 
 
@@ -144,7 +145,7 @@ def _died(code: int, crash: str) -> UserError:
 
 
 def start(
-    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None] = print, begun: str | None = None
+    config: DataConfig, sets: Mapping[str, SourceConfig], log: Callable[[str], None] = say, begun: str | None = None
 ) -> Background:
     """Prepares in the background. Returns once a run can begin: all other sets and the first shuffle window are written, or all.
     Raises UserError, as `prepare` does."""

@@ -194,7 +194,7 @@ def _parse(data: bytes, directory: Path, where: str, change: str) -> Prepared:
                 f"{where} was written by another version of windlass: {', '.join(dict.fromkeys(other))}", rule, change
             )
         return Prepared(directory=directory, **{**content, "sets": {name: SetInfo(**sets[name]) for name in sets}})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} cannot be read: {error}", rule, change) from None
 
 

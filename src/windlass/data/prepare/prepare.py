@@ -40,6 +40,7 @@ from windlass.data.shards.store import Store, is_url
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
+from windlass.safe_text import say
 
 __all__ = ["Prepared", "open_prepared", "prepare"]
 
@@ -47,7 +48,7 @@ __all__ = ["Prepared", "open_prepared", "prepare"]
 def prepare(
     config: DataConfig,
     sets: Mapping[str, SourceConfig],
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = say,
     begun: str | None = None,
     on_fingerprint: Callable[[str], None] = lambda _fingerprint: None,
 ) -> Prepared:

@@ -69,7 +69,7 @@ def parse_index(data: bytes, where: str) -> list[Shard]:
     """The shards that index.json at `where` (a path or URL, for messages) promises. Raises BadShard."""
     try:
         index = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadShard(f"{where} is not JSON: {error}", "index.json lists the shards of a dataset", REPAIR) from None
     if not isinstance(index, dict) or index.get("version") != 2 or not isinstance(index.get("shards"), list):
         raise BadShard(f"{where} is not an MDS index", "it is an object with version 2 and a list `shards`", REPAIR)

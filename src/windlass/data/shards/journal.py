@@ -80,7 +80,7 @@ class Journal:
             fields = json.loads(line)
             digest = fields.pop("hash")
             kind = fields["kind"]
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise self._damaged(f"holds {line[:60]!r}") from None
         if _sealed(self._hash, fields)[1] != digest or (kind == "begin") != (not self.num_bytes):
             raise self._damaged(f"is not what it was, from byte {self.num_bytes} on")
@@ -192,7 +192,11 @@ def read_beat(directory: Path) -> tuple[str, UserError | None]:
     try:
         text = (directory / BEAT_NAME).read_text()
         beat = json.loads(text)
-    except (OSError, ValueError):  # there is none yet, or a network's file system shows it between two states
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ):  # there is none yet, or a network's file system shows it between two states
         return "", None
     if "failed" not in beat:
         return text, None

@@ -20,8 +20,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windlass.data.files import EXTRAS, shown
+from windlass.data.files import EXTRAS
 from windlass.errors import Unavailable, UserError
+from windlass.safe_text import redacted
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ class Store:
     def __init__(self, url: str, deadline_s: float):
         import fsspec
 
-        self.url, self.deadline_s = shown(url.rstrip("/")), deadline_s
+        self.url, self.deadline_s = redacted(url.rstrip("/")), deadline_s
         protocol = url.partition("://")[0]
         rule = "a place of data is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
         try:
@@ -57,7 +58,7 @@ class Store:
             package = f"install it: pip install 'windlass[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
             raise UserError(f"{self.url}: the package for {protocol}:// is not installed", rule, package) from None
         except (ValueError, OSError) as error:
-            raise UserError(f"{self.url}: {shown(str(error))}", rule, "mend the URL") from None
+            raise UserError(f"{self.url}: {error}", rule, "mend the URL") from None
         self._fs, self._root = found[0], found[1].rstrip("/")
         self.is_read_only = protocol in ("http", "https")
 
@@ -94,7 +95,7 @@ class Store:
             self._attempt(name, put)
         except FileNotFoundError as error:
             rule = "windlass makes files, not buckets"
-            raise UserError(f"{self.url}/{name} cannot be written: {shown(str(error))}", rule, "make it") from None
+            raise UserError(f"{self.url}/{name} cannot be written: {error}", rule, "make it") from None
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -131,7 +132,7 @@ class Store:
                 break
             except Exception as error:  # each library has its own; what passes is known by trying again
                 self._raise_if_final(where, error)
-                last = f"{type(error).__name__}: {shown(str(error))}".rstrip(": ")
+                last = f"{type(error).__name__}: {error}".rstrip(": ")
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 break
@@ -144,7 +145,7 @@ class Store:
         )
 
     def _raise_if_final(self, where: str, error: Exception) -> None:
-        given = f"{where}: {shown(str(error))}"
+        given = f"{where}: {error}"
         if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
             rule = "the store lets this process in: credentials come from the environment, as fsspec takes them"
             change = "check the credentials and rights (s3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"

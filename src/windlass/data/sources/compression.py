@@ -151,12 +151,14 @@ class _Blocks(io.RawIOBase):
                 data = self._one.unused_data.lstrip(b"\0") if self._is_xz else self._one.unused_data  # xz pads streams
                 self._one, self._is_inside = self._new(), False
             if not data and self._one.needs_input:
-                data = self._stream.read(PACKED_AT_ONCE)
-                data = data.lstrip(b"\0") if self._is_xz and not self._is_inside else data
-                if not data and self._is_inside:
+                packed = self._stream.read(PACKED_AT_ONCE)
+                if not packed and self._is_inside:
                     raise EOFError("it ends before the end of a stream")
-                if not data:
+                if not packed:
                     return 0
+                data = packed.lstrip(b"\0") if self._is_xz and not self._is_inside else packed
+                if not data:  # padding alone; a stream may follow it
+                    continue
             try:
                 found = self._one.decompress(data, len(buffer))
             except (OSError, ValueError, lzma.LZMAError) as error:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from windlass.hub.config import NAME, revision_errors
+from windlass.safe_text import redacted
 from windlass.settings import Settings, Violation
 
 SLICE = re.compile(r"(\d*):(\d*)")
@@ -27,7 +28,8 @@ class SourceConfig(Settings):
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
     store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
     is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a
-    directory every text file below it is read, sorted. A file at a URL is fetched once, when it is prepared."""
+    directory every text file below it is read, sorted. A file at a URL is fetched once, when it is prepared. The query of a
+    URL, such as a signature, is written nowhere: with another one it is the same file while size and ETag stay."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
@@ -96,8 +98,7 @@ class SourceConfig(Settings):
             rest = path.partition("://")[2]
             if "@" in rest.partition("/")[0] and not path.startswith("hf://"):
                 yield ValueError(
-                    "`path` is a URL with a user or password, which the run directory would keep: "
-                    "give the bare URL, and credentials in the environment"
+                    "`path` is a URL with a user or password: give the bare URL, and credentials in the environment"
                 )
 
     def _keys(self) -> Iterator[ValueError]:
@@ -164,5 +165,5 @@ class SourceConfig(Settings):
     @property
     def label(self) -> str:
         """The source in a sentence."""
-        name = self.hub or self.builtin or ", ".join(self.paths)
+        name = redacted(self.hub or self.builtin or ", ".join(self.paths))
         return name if self.subset is None else f"{name} ({self.subset})"

@@ -24,7 +24,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
-from windlass.data.files import shown
 from windlass.data.sources import compression
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.sources.config import CONVERSATION, MAX_ROW_MIB, PAIR, Kind
@@ -125,7 +124,7 @@ def few(names: Iterable[str]) -> str:
 
 def of_rows(paths: list[str], num_all: int) -> UserError:
     """The error for files that hold rows, of `num_all` files, and would be read as one text each."""
-    first = few(map(shown, paths))
+    first = few(paths)
     among = f"{len(paths)} of {num_all} files ({first})" if num_all > 1 else first
     rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
     change = "write the rows as JSON lines, one object each, into a .jsonl file, or as Parquet"

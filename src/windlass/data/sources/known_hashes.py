@@ -25,7 +25,7 @@ class KnownHashes:
         self._path = path
         self._found: dict[str, Any] = {}
         if path is not None and not rehash:
-            with contextlib.suppress(OSError, ValueError):  # then all is hashed
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # then all is hashed
                 found = json.loads(path.read_bytes())
                 self._found = found if isinstance(found, dict) else {}
         self._kept: dict[str, Any] = {}

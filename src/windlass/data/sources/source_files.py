@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import xxhash
 
-from windlass.data.files import shown
 from windlass.data.sources import compression, formats
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig
 from windlass.errors import UserError
@@ -165,5 +164,4 @@ def check_unchanged(file: SourceFile, found: str) -> None:
     """Raises UserError where the file's hash or mark differs from that of the scan."""
     if found != file.xxh3:
         rule = "a source stays as it is while it is read"
-        where = shown(file.path) if isinstance(file.path, str) else file.path
-        raise UserError(f"{where} changed while it was being prepared", rule, "prepare again when it is complete")
+        raise UserError(f"{file.path} changed while it was being prepared", rule, "prepare again when it is complete")

@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import xxhash
 
-from windlass.data.files import EXTRAS, shown
+from windlass.data.files import EXTRAS
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
+from windlass.safe_text import redacted
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"
 NO_NETWORK: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -48,16 +49,16 @@ def scan_url(pattern: str, text_key: str, log: Callable[[str], None]) -> list[So
     files, root = _attempt(pattern, lambda: _find(pattern), is_first_look=True)
     if not files:
         rule = "a source needs at least one file"
-        raise AbsentSource(f"`path: {shown(pattern)}` matches no file", rule, "mend the URL")
+        raise AbsentSource(f"`path: {pattern}` matches no file", rule, "mend the URL")
     prefix = pattern.partition("://")[0]
     found = []
     for path, info in sorted(files.items()):
         url = path if "://" in path else f"{prefix}://{path.lstrip('/') if prefix != 'file' else path}"
-        name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+        name = _bare(path).removeprefix(root).lstrip("/") or _bare(path).rpartition("/")[2]
         found.append(SourceFile(url, name, int(info.get("size") or 0), _mark(info), text_key))
     unmarked = [file for file, path in zip(found, sorted(files)) if not _marks(files[path])]
     if unmarked:
-        first, more = shown(str(unmarked[0].path)), f" and {len(unmarked) - 1} more" if len(unmarked) > 1 else ""
+        first, more = str(unmarked[0].path), f" and {len(unmarked) - 1} more" if len(unmarked) > 1 else ""
         known = "has no ETag and no time of change there, and is known by its size alone"
         log(f"{first}{more} {known}: delete the preparation when it changes at the same size")
     return found
@@ -82,8 +83,13 @@ def _listed(system: Any, path: str) -> tuple[dict[str, Any], str]:
         return (found if "/." in path.removeprefix(fixed) else _not_hidden(found, fixed)), root
     info = system.info(path)
     if info["type"] == "file":
-        return {path: info}, path.rpartition("/")[0]
+        return {path: info}, _bare(path).rpartition("/")[0]
     return _not_hidden(system.find(path, detail=True), path), path
+
+
+def _bare(path: str) -> str:
+    """Without the query, which an http server's file system alone keeps: a fresh signature is no other file."""
+    return path.partition("?")[0] if "://" in path else path
 
 
 def _not_hidden(found: dict[str, Any], root: str) -> dict[str, Any]:
@@ -127,7 +133,7 @@ def url_rows(files: list[SourceFile]) -> Iterator[str]:
         system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
         check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
         with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
-            rows = read_rows(stream, shown(url), file.text_key, file.kind, file.max_row_bytes)
+            rows = read_rows(stream, redacted(url), file.text_key, file.kind, file.max_row_bytes)
             while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
                 yield row
         system.invalidate_cache()
@@ -142,28 +148,26 @@ def is_of_a_library(error: Exception) -> bool:
 
 def refused_url(url: str, error: Exception) -> UserError:
     """The error to raise instead of `error`; an AbsentSource where the file, or the network, is not there."""
-    where, causes = shown(url), list(_causes(error))
+    causes = list(_causes(error))
     if isinstance(error, ImportError):
         protocol = url.partition("://")[0]
         install = f"pip install 'windlass[{EXTRAS[protocol]}]'" if protocol in EXTRAS else "install that package"
-        return UserError(f"{where}: {shown(str(error))}", RULE, install)
+        return UserError(f"{url}: {error}", RULE, install)
     status = _status(causes)
     if status in GONE or (isinstance(error, FileNotFoundError) and len(causes) == 1):
-        return AbsentSource(f"`path: {where}` matches no file", RULE, "mend the URL")
+        return AbsentSource(f"`path: {url}` matches no file", RULE, "mend the URL")
     if status in DENIED or any(isinstance(cause, PermissionError) for cause in causes):
         said = _said(causes) if status is None else f"status {status}"
-        return UserError(
-            f"{where} is refused to this process: {said}", RULE, "check the URL, the credentials and rights"
-        )
+        return UserError(f"{url} is refused to this process: {said}", RULE, "check the URL, the credentials and rights")
     if status is not None:
         change = "see what the server says of it, and try again"
         kind = Unavailable if status >= 500 or status in BUSY else UserError
-        return kind(f"{where} is answered with status {status}", "a source's server gives its files", change)
+        return kind(f"{url} is answered with status {status}", "a source's server gives its files", change)
     if any(_is_no_network(cause) for cause in causes):
         change = "check the host's name and the network; or copy what was prepared elsewhere to this host"
-        return UnreachableSource(f"{where} cannot be reached from this host: {_said(causes)}", RULE, change)
+        return UnreachableSource(f"{url} cannot be reached from this host: {_said(causes)}", RULE, change)
     kind = Unavailable if any(_is_outage(cause) for cause in causes) else UserError
-    return kind(f"{where}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
+    return kind(f"{url}: {_said(causes)}", RULE, "check the URL, the credentials, the network and the server")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -201,4 +205,4 @@ def _is_outage(cause: BaseException) -> bool:
 def _said(causes: list[BaseException]) -> str:
     """The message of the first cause that says more than the URL."""
     cause = causes[1] if isinstance(causes[0], FileNotFoundError) and len(causes) > 1 else causes[0]
-    return shown(str(cause)).splitlines()[0] if str(cause) else type(cause).__name__
+    return str(cause).splitlines()[0] if str(cause) else type(cause).__name__

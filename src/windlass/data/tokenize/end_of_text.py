@@ -73,7 +73,7 @@ def read_json(path: Path, key: str | None = None, named: str | None = None) -> d
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{named or path} cannot be read: {error.strerror}", rule, "mend its rights") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{named or path} is not JSON: {error}", rule, "save the tokenizer again") from None
     if not isinstance(value, dict) or (key is not None and key not in value):
         missing = f"has no key `{key}`" if key else "is no object"
