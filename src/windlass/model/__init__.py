@@ -9,6 +9,7 @@ architecture  what the decoder needs to know, in neutral names; parameter shapes
 names         our parameter names <-> Hugging Face's tensor names (no torch)
 flops         parameters and FLOPs per token (no torch)
 transformer   the decoder
+layers        activations by name, and norms
 moe           mixtures of experts
 kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)
@@ -21,7 +22,6 @@ hf            weights in from a Hugging Face directory, and out to one
 
 Inside:
 
-activation    activation functions by name
 routing       the routers' load-balancing loss, and the load of each expert
 rope          rotary position tables, and the rotation
 weight_files  the safetensors files of a directory (no torch)
