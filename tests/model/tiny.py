@@ -62,6 +62,7 @@ QWEN3_MOE = {
 }
 MIXTRAL = {
     **LLAMA,
+    "intermediate_size": 72,
     "num_local_experts": 5,
     "num_experts_per_tok": 2,
     "sliding_window": 9,
