@@ -41,6 +41,15 @@ OPTIM = OptimConfig(learning_rate=1.0, max_norm=0.3, weight_decay=0.1)  # a norm
 PROBE = Probe(Chunks(head_logits=5 * 256))  # five tokens at a time, and a rest of fewer
 SETTINGS = ReferenceSettings(RATES, max_norm=0.3)
 
+PLAIN = {
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5, "pad_token_id": None}
 SIZES = {
     "qwen3": dict(
         hidden_size=40,
@@ -77,6 +86,35 @@ SIZES = {
         output_router_logits=True,
         router_aux_loss_coef=0.05,
     ),
+    "mixtral": dict(
+        hidden_size=40,
+        num_hidden_layers=3,
+        intermediate_size=28,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        output_router_logits=True,
+        router_aux_loss_coef=0.05,
+    ),
+    "olmo2": {**PLAIN, "pad_token_id": None},
+    "granite": {
+        **PLAIN,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 0.6,
+    },
+    "phi3": {**PLAIN, "pad_token_id": None, "partial_rotary_factor": 0.6},
+    "gemma3_text": {**PLAIN, **GEMMA, "sliding_window_pattern": 2},
+    "gemma2": {**PLAIN, **GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "olmo3": {**PLAIN, "pad_token_id": None, "sliding_window": 5, "layer_types": LAYERS},
+    "starcoder2": {**PLAIN, "sliding_window": 7},
+    "glm4": {**PLAIN, "pad_token_id": None, "head_dim": 12},
+    "exaone4": {**PLAIN, "sliding_window": 5, "layer_types": LAYERS},
+    "ernie4_5": {**PLAIN, "pad_token_id": None, "head_dim": 12},
+    "cohere2": {**PLAIN, "pad_token_id": None, "sliding_window": 5, "layer_types": LAYERS, "logit_scale": 0.5},
     "gpt2": dict(
         n_embd=36, n_layer=3, n_head=3, n_positions=32, n_inner=100, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     ),
@@ -274,7 +312,7 @@ def assert_same_tensors(
         rows = architecture.vocab_size if name in VOCABULARY_NAMES else tensor.shape[0]
         assert not tensor[rows:].any(), name
         whole = theirs[where.name].T if where.transposed else theirs[where.name]
-        expected = whole[where.part * rows : (where.part + 1) * rows]
+        expected = whole[where.first : where.first + rows]
         worst = float((tensor[:rows] - expected).abs().max()) / max(float(expected.abs().max()), scale)
         assert worst <= tolerance, (name, worst)
         compared.add(where.name)

@@ -135,6 +135,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "names",
         "flops",
         "transformer",
+        "layers",
         "moe",
         "kernels",
         "dropout",

@@ -61,7 +61,7 @@ def factors_of(model):
 @pytest.mark.parametrize("settings", [{}, {"rank_stabilized": True}], ids=["plain", "rank stabilized"])
 def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings):
     config, architecture, adapter, model = ours(bases[family], **settings)
-    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), str(bases[family]))
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), str(bases[family]))
     other = theirs(bases[family], tmp_path).eval()
     ids = torch.randint(0, cases.VOCABULARY, (2, 11), generator=torch.Generator().manual_seed(2))
     ids_BT, targets_BT = ids[:, :-1], ids[:, 1:]
@@ -84,7 +84,7 @@ def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_written_is_read_back_to_the_bit(bases, tmp_path, family):
     config, architecture, adapter, model = ours(bases[family])
-    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), "base")
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), "base")
     check_factors(tmp_path, architecture, adapter)
     held = {name: torch.empty_like(tensor, dtype=torch.float32) for name, tensor in factors_of(model).items()}
     load_factors(tmp_path, architecture, held)
@@ -149,7 +149,7 @@ def test_a_rank_that_contradicts_the_files(tmp_path):
 @pytest.mark.parametrize("change", ["missing", "left over", "shape", "damaged"])
 def test_files_that_do_not_fit(bases, tmp_path, change):
     config, architecture, adapter, model = ours(bases["llama"])
-    save_adapter(tmp_path, config, architecture, adapter, factors_of(model).items(), "base")
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), "base")
     file = tmp_path / "adapter_model.safetensors"
     held = load_file(file)
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"

@@ -8,13 +8,12 @@ models on three instruction sets; a mistake is 1e-4 and more. In fp64 the same m
 
 import contextlib
 import copy
-from unittest import mock
 
 import torch
 from torch.nn import functional
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.model.tiny import batch, canonical, our_model, unpadded
+from windlass.proof.reference import compute_in_float64
 
 ROUNDINGS = 4.0
 
@@ -86,32 +85,7 @@ def exact_gradients(model, loss_of, arch):
 
 @contextlib.contextmanager
 def without_detours_through_fp32(model):
-    """transformers casts to fp32 inside RMSNorm, rotary positions and routers; here they stay in fp64, by its own formulas."""
-
-    def norm(self, hidden):
-        return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.variance_epsilon)
-
-    def rotary(self, hidden, position_ids):
-        with mock.patch.multiple(torch, float=torch.float64, float32=torch.float64):
-            kind = self.rope_type
-            start = self.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-            frequencies, magnitude = start(self.config)
-        assert frequencies.dtype == torch.float64
-        angles = position_ids[..., None].double() * frequencies
-        angles = torch.cat((angles, angles), -1)
-        return angles.cos() * magnitude, angles.sin() * magnitude
-
-    def route(self, hidden):
-        logits = functional.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
-        values, chosen = torch.topk(logits.softmax(-1), self.top_k, dim=-1)
-        return logits, values / values.sum(-1, keepdim=True) if self.norm_topk_prob else values, chosen
-
-    with contextlib.ExitStack() as patches:
-        for kind in {type(module) for module in model.modules()}:
-            if kind.__name__.endswith("RMSNorm"):
-                patches.enter_context(mock.patch.object(kind, "forward", norm))
-            elif kind.__name__.endswith("RotaryEmbedding"):
-                patches.enter_context(mock.patch.object(kind, "forward", rotary))
-            elif kind.__name__.endswith("TopKRouter"):
-                patches.enter_context(mock.patch.object(kind, "forward", route))
-        yield
+    """transformers casts to fp32 inside norms, rotary positions, routers and softmaxes; here its own code stays in fp64."""
+    compute_in_float64(model)
+    yield
+    del model.forward

@@ -79,7 +79,7 @@ def test_config_and_help_need_no_torch():
         ({"family": "lama", **SIZES}, "did you mean `llama`?"),
         ({"family": "t5", **SIZES}, "the families are qwen3, llama, gpt2, mistral, qwen2, smollm3"),
         ({**LLAMA, "hiden_act": "silu"}, "did you mean `hidden_act`?"),
-        ({**LLAMA, "foo": None}, "LlamaForCausalLM has no such field"),
+        ({**LLAMA, "foo": False}, "LlamaForCausalLM has no such field"),
         ({"preset": "gpt2-124m", "n_heads": 3}, "did you mean `n_head`?"),
         ({"preset": "gpt2-124m", "model_type": "llama"}, "the family is that of the preset"),
         ({"family": "llama", "hidden_size": 48}, "without intermediate_size, num_hidden_layers, num_attention_heads"),
@@ -174,7 +174,7 @@ def test_no_vocabulary_at_all_is_named():
     [
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder: true"),
-        ("llama", {"model_type": "mixtral"}, "model.family: mixtral"),
+        ("llama", {"model_type": "jetmoe"}, "model.family: jetmoe"),
         ("llama", {"vocab_size": None}, "no vocab_size"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
     ],

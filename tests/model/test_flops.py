@@ -24,6 +24,21 @@ TINY = {
     | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 TINY["qwen3"] = {**TINY["llama"], "family": "qwen3", "head_dim": 10}
+OTHERS = (
+    "olmo2",
+    "granite",
+    "phi3",
+    "gemma3_text",
+    "gemma2",
+    "olmo3",
+    "starcoder2",
+    "glm4",
+    "exaone4",
+    "ernie4_5",
+    "cohere2",
+)
+TINY |= {family: {**TINY["llama"], "family": family, "pad_token_id": None} for family in OTHERS}
+TINY["gemma2"]["attn_logit_softcapping"] = None  # capped scores are computed again in backward, which torch counts too
 
 
 def meta(arch):
@@ -96,7 +111,10 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("frozen", FROZEN)
-@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("gpt2", True), ("gpt2", False)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("qwen3", False), ("gpt2", True), ("gpt2", False), ("olmo2", False), ("glm4", False), ("cohere2", True)],
+)
 def test_what_is_frozen_is_not_counted_and_torch_counts_the_same(family, tied, frozen):
     arch = ModelConfig(**TINY[family], vocab_size=256, tie_word_embeddings=tied).architecture()
     model = meta(arch)

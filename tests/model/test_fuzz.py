@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.model.parity import check_parity, without_detours_through_fp32
-from tests.model.tiny import FAMILIES
+from tests.model.tiny import BOTH, FAMILIES
 from windlass.errors import UserError
 from windlass.model.config import architecture_from_hf
 
@@ -126,6 +126,75 @@ def some_gpt2(draw):
     return fields
 
 
+def some_layer_ropes(draw, family):
+    """Of olmo3 and gemma3: a rope for each kind of layer, in one spelling or the other."""
+    beside = draw.choice([{}, {"rope_theta": draw.choice([77.0, 1e4])}])
+    if family == "gemma3_text" and draw.random() < 0.3:
+        beside["rope_local_base_freq"] = draw.choice([5.5, 1e3])
+    if draw.random() < 0.4:
+        return beside
+    rope = some_rope(draw)
+    if (scaling := rope.get("rope_scaling")) is not None:
+        return {**beside, "rope_scaling": {"rope_type" if name == "type" else name: v for name, v in scaling.items()}}
+    nested = {name: some_rope(draw).get("rope_parameters") for name in ("full_attention", "sliding_attention")}
+    nested = {name: one for name, one in nested.items() if one is not None or draw.random() < 0.1}
+    return {**beside, "rope_parameters": nested} if nested else beside
+
+
+def some_of_its_own(draw, family, layers):
+    """The fields that only this family has, and those of its layers."""
+    fields = {}
+    if family in ("gemma3_text", "gemma2", "olmo3", "exaone4", "cohere2"):
+        fields["sliding_window"] = draw.choice([1, 4, LENGTH, 40])
+        if draw.random() < 0.5:
+            count = layers if draw.random() < 0.9 else layers + 1
+            fields["layer_types"] = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(count)]
+    if family in ("gemma3_text", "cohere2", "exaone4") and draw.random() < 0.6:
+        fields["sliding_window_pattern"] = draw.randint(1, 5)
+    if family in ("gemma3_text", "gemma2"):
+        fields["query_pre_attn_scalar"] = draw.randint(1, 40)
+        fields["final_logit_softcapping"] = draw.choice([None, 0.5, 3.0])
+    if family in ("phi3", "glm4"):
+        fields["head_dim"] = draw.choice([8, 16, 4 * draw.randint(1, 5)])
+        if draw.random() < 0.7:
+            fields["partial_rotary_factor"] = draw.choice([0.25, 0.5, 0.75, 1.0, draw.random()])
+    own = {
+        "mixtral": {
+            "num_local_experts": (experts := draw.randint(1, 9)),
+            "num_experts_per_tok": draw.randint(1, experts) if draw.random() < 0.95 else experts + 1,
+            "output_router_logits": draw.random() < 0.5,
+            "sliding_window": draw.choice([None, 1, 4, LENGTH, 40]),
+            "router_jitter_noise": draw.choice([0.0] * 19 + [0.1]),
+            "experts_implementation": "eager",
+        },
+        "granite": {
+            name: draw.choice([1.0, 12, 0.22, draw.uniform(0.01, 9)])
+            for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+        },
+        "phi3": {"sliding_window": draw.choice([None, 1, 4, LENGTH]), "resid_pdrop": draw.choice([0.0, 0.1])},
+        "gemma2": {"attn_logit_softcapping": draw.choice([None, 0.5, 20.0])},
+        "starcoder2": {"use_bias": draw.random() < 0.5, "sliding_window": draw.choice([None, 1, 4, LENGTH])},
+        "exaone4": {"sliding_window": None} if draw.random() < 0.1 else {},
+        "ernie4_5": {"use_bias": draw.choice([True, False, None])},
+        "cohere2": {"logit_scale": draw.uniform(0.01, 3)},
+    }.get(family, {})
+    biased = ("olmo2", "olmo3", "granite", "gemma2", "gemma3_text", "glm4", "cohere2")
+    if family in biased and draw.random() < 0.5:
+        fields["attention_bias"] = draw.random() < 0.7
+    if family == "granite" and draw.random() < 0.5:
+        fields["mlp_bias"] = draw.random() < 0.7
+    return {**fields, **own}
+
+
+RENAMED = {
+    "gemma2": {"hidden_act": "hidden_activation"},
+    "gemma3_text": {"hidden_act": "hidden_activation"},
+    "starcoder2": {"rms_norm_eps": "norm_epsilon"},
+    "cohere2": {"rms_norm_eps": "layer_norm_eps"},
+    "ernie4_5": {"attention_dropout": None},  # transformers passes over it: refused here unless it is 0
+}
+
+
 def some_config(family, index):
     draw = random.Random(f"{family}/{index}")
     if family == "gpt2":
@@ -154,7 +223,20 @@ def some_config(family, index):
         fields |= some_experts(draw, layers)
     if draw.random() < 0.05:
         fields |= draw.choice([{"logit_scale": 2.0}, {"qk_layernorm": True}, {"partial_rotary_factor": 0.5}])
-    return {**common(draw), **fields, **some_rope(draw), **some_windows(draw, family, layers)}
+    if family in BOTH:
+        return {**common(draw), **fields, **some_rope(draw), **some_windows(draw, family, layers)}
+    if fields["hidden_act"] == "mish":
+        fields["hidden_act"] = draw.choice(["mish", "silu"])
+    if fields.get("head_dim", 2) % 2:
+        fields["head_dim"] += draw.choice([0, 1, 1])
+    if family == "mixtral":  # whose head_dim transformers leaves at null, and its yarn needs one
+        fields.setdefault("head_dim", 4)
+    renamed = RENAMED.get(family, {})
+    fields = {renamed.get(name, name): value for name, value in fields.items() if renamed.get(name, name)}
+    rope = some_layer_ropes(draw, family) if family in ("gemma3_text", "olmo3") else some_rope(draw)
+    if family == "phi3" and draw.random() < 0.9:  # scaled ropes are refused
+        rope = {"rope_theta": draw.choice([77.0, 1e6])}
+    return {**common(draw), **fields, **rope, **some_of_its_own(draw, family, layers)}
 
 
 def equal_or_refused(family, index):

@@ -15,22 +15,25 @@ def arch_of(family, tied=True):
     return architecture_from_hf(hf_model(family, tied).config.to_dict())
 
 
-def one_by_one(named):
+def one_by_one(model):
     """transformers holds a layer's experts in two tensors, and writes each into the file by itself."""
-    for name, parameter in named:
+    for name, parameter in model.named_parameters():
+        if model.config.model_type == "mixtral":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
         experts, _, own = name.rpartition(".")
         if not experts.endswith(".experts"):
             yield name, parameter
             continue
-        for kind in ("gate_proj", "up_proj") if own == "gate_up_proj" else ("down_proj",):
-            part = parameter.chunk(2, dim=1)[kind == "up_proj"] if own == "gate_up_proj" else parameter
+        kinds = ("w1", "w3", "w2") if model.config.model_type == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        for kind in kinds[:2] if own == "gate_up_proj" else kinds[2:]:
+            part = parameter.chunk(2, dim=1)[kind == kinds[1]] if own == "gate_up_proj" else parameter
             yield from ((f"{experts}.{expert}.{kind}.weight", matrix) for expert, matrix in enumerate(part))
 
 
 @pytest.mark.parametrize(("family", "tied"), CASES)
 def test_files_have_exactly_transformers_tensors(family, tied):
     model = hf_model(family, tied)
-    theirs = {name: tuple(parameter.shape) for name, parameter in one_by_one(model.named_parameters())}
+    theirs = {name: tuple(parameter.shape) for name, parameter in one_by_one(model)}
     assert stored_shapes(architecture_from_hf(model.config.to_dict())) == theirs
 
 
@@ -56,9 +59,9 @@ def test_experts_are_stored_one_by_one_and_called_by_one_name():
 def test_gpt2s_projections_are_transposed_and_its_queries_keys_and_values_are_one_tensor():
     arch = arch_of("gpt2")
     place = stored_as("model.layers.2.self_attn.k_proj.weight", arch)
-    assert place == Stored("transformer.h.2.attn.c_attn.weight", transposed=True, part=1, parts=3)
+    assert place == Stored("transformer.h.2.attn.c_attn.weight", transposed=True, first=48, rows=144)
     assert stored_as("model.layers.2.self_attn.v_proj.bias", arch) == Stored(
-        "transformer.h.2.attn.c_attn.bias", part=2, parts=3
+        "transformer.h.2.attn.c_attn.bias", first=96, rows=144
     )
     assert stored_as("model.norm.bias", arch) == Stored("transformer.ln_f.bias")
 

@@ -8,13 +8,25 @@ Matrices have std 0.1: with more, and with less, transformers' own fp32 gradient
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
+    Starcoder2Config,
 )
 
 from windlass.model.config import architecture_from_hf
@@ -48,6 +60,33 @@ QWEN3_MOE = {
     "mlp_only_layers": [1],
     "experts_implementation": "eager",
 }
+MIXTRAL = {
+    **LLAMA,
+    "intermediate_size": 72,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "experts_implementation": "eager",
+}
+GRANITE = {
+    **LLAMA,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.6,
+}
+PHI3 = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+}
+GEMMA = {
+    **LLAMA,
+    "head_dim": 10,
+    "query_pre_attn_scalar": 3,
+    "sliding_window": 5,
+}
 GPT2 = {
     "vocab_size": 211,
     "n_embd": 48,
@@ -72,8 +111,22 @@ FAMILIES = {
     "qwen2": (Qwen2Config, {**LLAMA, "num_key_value_heads": 3}),
     "smollm3": (SmolLM3Config, {**LLAMA, "no_rope_layer_interval": 2}),
     "qwen3_moe": (Qwen3MoeConfig, QWEN3_MOE),
+    "mixtral": (MixtralConfig, MIXTRAL),
+    "olmo2": (Olmo2Config, LLAMA),
+    "granite": (GraniteConfig, GRANITE),
+    "phi3": (Phi3Config, PHI3),
+    "gemma3_text": (Gemma3TextConfig, {**GEMMA, "sliding_window_pattern": 2}),
+    "gemma2": (Gemma2Config, {**GEMMA, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.5}),
+    "olmo3": (Olmo3Config, {**LLAMA, "sliding_window": 5, "layer_types": LAYERS, "rope_parameters": ROPES}),
+    "starcoder2": (Starcoder2Config, {**LLAMA, "sliding_window": 9, "pad_token_id": 0}),
+    "glm4": (Glm4Config, {**LLAMA, "head_dim": 12}),
+    "exaone4": (Exaone4Config, {**LLAMA, "head_dim": 10, "sliding_window": 5, "sliding_window_pattern": 2}),
+    "ernie4_5": (Ernie4_5Config, {**LLAMA, "head_dim": 10, "use_bias": True}),
+    "cohere2": (Cohere2Config, {**LLAMA, "sliding_window": 5, "layer_types": LAYERS, "logit_scale": 0.4}),
 }
-CASES = [(family, tied) for family in FAMILIES for tied in (False, True)]
+TIED = ("gemma3_text", "gemma2", "starcoder2", "ernie4_5", "cohere2")  # in transformers' defaults
+BOTH = ("llama", "qwen3", "gpt2", "mistral", "qwen2", "smollm3", "qwen3_moe")
+CASES = [(family, tied) for family in FAMILIES for tied in (False, True) if family in BOTH or tied == (family in TIED)]
 # Stretched so that at these sizes some channels are kept, some divided and some between.
 SCALINGS = {
     "linear": {"rope_type": "linear", "factor": 3.0},
@@ -114,8 +167,11 @@ def hf_model(family, tied, dtype=torch.float32, **changes):
 
 def canonical(state, arch):
     """Hugging Face's tensors under our names, unpadded; apart from windlass.model.hf, so that one checks the other."""
-    if arch.family == "qwen3_moe":
+    if arch.family in ("qwen3_moe", "mixtral"):
         state = split_experts(state)
+    state = {called_here(name, arch.family): tensor for name, tensor in state.items()}
+    if arch.family in ("phi3", "glm4"):
+        state = unfused(state, arch)
     if arch.family != "gpt2":
         return {name: tensor for name, tensor in state.items() if not (arch.tied and name == "lm_head.weight")}
     named = {
@@ -137,6 +193,43 @@ def canonical(state, arch):
                 named[f"{ours}{name}.{kind}"] = tensor.T if kind == "weight" else tensor
             named[f"{ours}input_layernorm.{kind}"] = state[f"{theirs}ln_1.{kind}"]
             named[f"{ours}post_attention_layernorm.{kind}"] = state[f"{theirs}ln_2.{kind}"]
+    return named
+
+
+NORMS_AFTER = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+NORMS_AROUND = {**NORMS_AFTER, "pre_feedforward_layernorm": "post_attention_layernorm"}
+CALLED = {
+    "olmo2": NORMS_AFTER,
+    "olmo3": NORMS_AFTER,
+    "exaone4": NORMS_AFTER,
+    "gemma2": NORMS_AROUND,
+    "gemma3_text": NORMS_AROUND,
+    "starcoder2": {"c_fc": "up_proj", "c_proj": "down_proj"},
+}
+
+
+def called_here(name, family):
+    """What a module is called here that transformers calls otherwise."""
+    before, own, kind = ("", *name.rsplit(".", 2))[-3:]
+    return ".".join((before, CALLED.get(family, {}).get(own, own), kind)).lstrip(".")
+
+
+def unfused(state, arch):
+    """Query, key and value, and gate and up, where transformers has one matrix."""
+    named = {}
+    queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    for name, tensor in state.items():
+        before, own, kind = ("", *name.rsplit(".", 2))[-3:]
+        if own == "qkv_proj":
+            parts = tensor.split([queries, keys, keys])
+            named |= {f"{before}.{part}_proj.{kind}": one for part, one in zip("qkv", parts, strict=True)}
+        elif own == "gate_up_proj":
+            named[f"{before}.gate_proj.{kind}"], named[f"{before}.up_proj.{kind}"] = tensor.chunk(2)
+        else:
+            named[name] = tensor
     return named
 
 

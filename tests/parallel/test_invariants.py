@@ -8,6 +8,7 @@ from windlass.optim.adamw import AdamW
 from windlass.optim.config import OptimConfig
 from windlass.parallel.invariants import check_dtypes, check_gradients, check_optimizer, check_units
 from windlass.parallel.records import Record
+from windlass.precision.policy import uniform
 
 
 def census_faults():
@@ -22,11 +23,11 @@ def census_faults():
             said[name] = str(error)
 
     say("sound units", check_units, model, model.blocks, records)
-    say("sound dtypes", check_dtypes, records, torch.float32)
+    say("sound dtypes", check_dtypes, records, uniform(torch.float32))
     say("units", check_units, model, model.blocks[:-1], records)
     plain = Record("model.norm.weight", torch.nn.Parameter(torch.ones(3)), torch.Size([3]))
     say("whole", check_units, model, model.blocks, [*records, plain])
-    say("dtypes", check_dtypes, records, torch.bfloat16)
+    say("dtypes", check_dtypes, records, uniform(torch.bfloat16))
     say("gradients", check_gradients, records)
     before = AdamW([plain], OptimConfig())
     say("optimizer", check_optimizer, before.param_groups, records)

@@ -154,8 +154,9 @@ def layout_of(model: str, words: str) -> Layout:
     for axis in AXES:
         world *= sizes.get(axis, 1)
     rows = {axis: sizes.pop(axis, 1) for axis in ("replicate", "shard")}
-    length = 12 if "tp" in sizes or model.startswith("qwen3_moe") else cases.LENGTH
-    if "context" in sizes and not model.startswith("qwen3_moe"):
+    has_experts = model.startswith(("qwen3_moe", "mixtral"))
+    length = 12 if "tp" in sizes or has_experts else cases.LENGTH
+    if "context" in sizes and not has_experts:
         length = 24  # which 2, 3 and 4 ranks divide into two slices each
     sharding = {**{NUMBERS.get(name, name): number for name, number in sizes.items()}, **sharding}
     return Layout(world, zero, **rows, micro_batch=micro, length=length, sharding=tuple(sharding.items()), **given)

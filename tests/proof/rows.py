@@ -24,6 +24,10 @@ def each(layouts: list[str], words: str) -> list[str]:
     return [f"{layout} {words}" for layout in layouts]
 
 
+FAMILIES = split("""
+    mixtral, olmo2, granite, phi3, gemma3_text tied, gemma2 tied, olmo3, starcoder2 tied, glm4, exaone4, ernie4_5 tied,
+    cohere2 tied
+""")
 SIX = split("qwen3 tied, qwen3, llama, llama tied, gpt2 tied, gpt2")
 WHOLE = split("""
     one micro8, one, zero0 replicate2 micro4, zero0 replicate2, zero2 shard2 micro4, zero2 shard2, shard2 micro4, shard2,
@@ -195,6 +199,9 @@ EXACT = [
                                   for one in split("pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2")]),
     *pairs("qwen3 tied blocks5, qwen3 blocks5", [f"{one} frozen-{stage}-stage" for stage in ("first", "middle", "last")
                                                  for one in STAGED_FROZEN]),
+    # a family's own norms, ropes, factors, caps and names, once in each kind of layout
+    *pairs(FAMILIES, split("shard2, tp2 micro8, context2 packed allgather, pp2 1f1b")),
+    *pairs("mixtral", split("expert2 shard2")),
     # experts: six, three per token, a dense layer between two sparse ones; with "even" the grouped product, which wants fp32
     *pairs("qwen3_moe", EXPERTS),
     *pairs("qwen3_moe tied deep", EXPERTS_STAGED),
@@ -293,6 +300,11 @@ QUICK_LAYOUTS = {
     """,
     "exact: qwen3 blocks5": "pp2 zbv, pp2 gpipe zero0 replicate2 frozen-last-stage",
     "exact: gpt2 tied blocks5": "pp2 interleaved-1f1b",
+    "exact: mixtral": "expert2 shard2",
+    "exact: olmo2": "tp2 micro8",
+    "exact: phi3": "shard2",
+    "exact: gemma2 tied": "tp2 micro8",
+    "exact: cohere2 tied": "tp2 micro8",
     "exact: qwen3_moe": "shard2, tp2 micro8, expert2 shard2",
     "exact: qwen3_moe tied deep": "pp2 expert2 shard2",
     "exact: qwen3_moe even": "one micro8 fp32",

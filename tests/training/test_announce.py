@@ -1,7 +1,8 @@
 """What is told and written before step 1."""
 
 from tests import tiny
-from windlass.training.announce import describe_layout
+from windlass.model.config import ModelConfig
+from windlass.training.announce import describe_layout, describe_nulls
 
 
 def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(run):
@@ -21,6 +22,16 @@ def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(ru
     assert first["derived"]["attention"] == "flash for CPU"
     assert first["baselines"] == {}, "6 sequences are not the set that they are fitted for"
     assert first["provenance"]["hosts"]
+
+
+def test_a_null_that_no_field_of_the_family_knows_is_left_out_and_announced():
+    sizes = {key: value for key, value in tiny.MODEL.items() if key != "family"}
+    given = ModelConfig(family="qwen3", unsloth_fixed=None, sliding_window=None, **sizes)
+    assert given.architecture(300) == ModelConfig(family="qwen3", **sizes).architecture(300)
+    assert describe_nulls(given, "qwen3") == "model.unsloth_fixed: null (qwen3 has no such field known here)"
+    known = ModelConfig(family="mistral", sliding_window=None, **sizes)
+    assert known.architecture(300).window is None and describe_nulls(known, "mistral") == ""
+    assert ModelConfig(family="mistral", **sizes).architecture(300).window == 4096
 
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}

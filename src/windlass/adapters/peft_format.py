@@ -1,7 +1,7 @@
 """An adapter's files as PEFT writes and reads them: adapter_config.json and adapter_model.safetensors.
 
 Factors have PEFT's names by construction, behind its prefix `base_model.model.`. Where a family's file joins matrices that are
-apart here (GPT-2's query, key and value in c_attn), PEFT has one pair of factors for all of them:
+apart here (GPT-2's query, key and value in c_attn, Phi-3's in qkv_proj), PEFT has one pair of factors for all of them:
 
     out   the pairs (A_i, B_i) of n joined matrices become one pair of rank n r: A_i below each other, B_i along a diagonal of
           blocks. The product is the same, to the bit; alpha is n times as large, so that alpha / rank is what it was
@@ -10,8 +10,7 @@ apart here (GPT-2's query, key and value in c_attn), PEFT has one pair of factor
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from windlass.adapters.config import AdapterConfig
 from windlass.errors import UserError
-from windlass.model.architecture import Architecture
+from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.lora.adapter import A, Adapter, B, adapted_shapes, is_factor
 from windlass.model.names import stored_as
 from windlass.model.slices import local_part, owned_ranges
@@ -100,62 +99,121 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def load_factors(directory: Path, arch: Architecture, tensors: Mapping[str, Tensor]) -> None:
     """Fills this rank's part of each factor. `tensors`: by our names, plain or DTensor. Raises UserError where a factor is
-    missing, another is left over, or one has another shape."""
-    held = _read(directory)
-    for name, tensor in tensors.items():
-        module, factor, _ = name.rsplit(".", 2)
-        value = _apart(held, module, factor, arch, _rank(factor, tuple(tensor.shape)), directory)
-        if value.shape != tensor.shape:
-            raise _unfitting(directory, f"{name} is {tuple(value.shape)} there and {tuple(tensor.shape)} in this model")
-        index = tuple(slice(part.start, part.stop) for part in owned_ranges(tensor))
+    missing, or has another shape."""
+    for name, value in _factors(
+        _read(directory), {name: tuple(tensor.shape) for name, tensor in tensors.items()}, arch, directory
+    ):
+        index = tuple(slice(part.start, part.stop) for part in owned_ranges(tensors[name]))
         with torch.no_grad():
-            local_part(tensor).copy_(value[index])
+            local_part(tensors[name]).copy_(value[index])
 
 
 def check_factors(directory: Path, arch: Architecture, adapter: Adapter) -> None:
     """Raises UserError unless the files hold exactly the factors of `adapter`."""
-    held = _read(directory)
     shapes = {name: shape for name, shape in adapted_shapes(arch, adapter).items() if is_factor(name)}
-    expected = set()
+    left = _read(directory)
+    for name, _ in list(_factors(left, shapes, arch, directory)):
+        left.pop(_key(name, arch), None)
+    if left:
+        raise _unfitting(directory, f"it has {min(left)}, for which this recipe has no factors")
+
+
+def save_adapter(
+    directory: Path,
+    config: AdapterConfig,
+    arch: Architecture,
+    adapter: Adapter,
+    tensors: Mapping[str, Tensor],
+    base: str,
+) -> None:
+    """Writes both files, in fp32, for PEFT to load beside `base`. `tensors`: by our names, whole: factors, and what is trained
+    whole."""
+    values = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+    files = {f"{PREFIX}{stored_as(name, arch).name}": value for name, value in values.items() if not is_factor(name)}
+    whole = sorted({name.rsplit(".", 2)[-2] for name in files})
+    joined: dict[str, int] = {}
+    for modules in _joined(values, arch).values():
+        pairs = [(values[f"{module}.{A}"], values[f"{module}.{B}"]) for module in modules]
+        files[_key(f"{modules[0]}.{A}", arch)] = torch.cat([a for a, _ in pairs])
+        files[_key(f"{modules[0]}.{B}", arch)] = _diagonal([b for _, b in pairs], modules, arch)
+        if len(modules) > 1:
+            joined[_stored(modules[0], arch).rpartition(".")[2]] = len(modules)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(files, directory / WEIGHTS, metadata={"format": "pt"})
+    given = _config(config, arch, adapter, base, joined, whole)
+    (directory / CONFIG).write_text(json.dumps(given, indent=2) + "\n", "utf-8")
+
+
+def _factors(
+    held: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], arch: Architecture, directory: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """Each factor of `shapes`, whole, out of the pair that the files have for its matrix, or for several. Raises UserError."""
+    joined = _joined(shapes, arch)
     for name, shape in shapes.items():
-        module, factor, kind = name.rsplit(".", 2)
-        expected.add(_key(module, f"{factor}.{kind}", arch))
-        value = _apart(held, module, factor, arch, _rank(factor, shape), directory)
+        module = name.rsplit(".", 2)[0]
+        keys = [_key(f"{module}.{factor}", arch) for factor in (A, B)]
+        for key in keys:
+            if key not in held:
+                raise _unfitting(directory, f"it has no {key}")
+        a, b = _apart(
+            held[keys[0]], held[keys[1]], module, joined[_stored(module, arch)], arch, shapes[f"{module}.{A}"][0]
+        )
+        value = a if name.endswith(A) else b
         if value.shape != shape:
             raise _unfitting(directory, f"{name} is {tuple(value.shape)} there and {shape} in this model")
-    left = sorted(held.keys() - expected)
-    if left:
-        raise _unfitting(directory, f"it has {left[0]}, for which this recipe has no factors")
-
-
-def _rank(factor: str, shape: tuple[int, ...]) -> int:
-    return shape[0] if factor == "lora_A" else shape[1]
+        yield name, value
 
 
 def _apart(
-    held: Mapping[str, Tensor], module: str, factor: str, arch: Architecture, rank: int, directory: Path
-) -> Tensor:
-    """One factor of one matrix, of `rank`, out of the pair that its file has for it."""
-    keys = [_key(module, kind, arch) for kind in (A, B)]
-    for key in keys:
-        if key not in held:
-            raise _unfitting(directory, f"it has no {key}")
-    a, b = (held[key] for key in keys)
-    where = stored_as(f"{module}.weight", arch)
-    if where.parts == 1:
-        return a if factor == "lora_A" else b
-    rows = b.shape[0] // where.parts
-    own = slice(where.part * rows, (where.part + 1) * rows)
-    if a.shape[0] == rank * where.parts and _is_diagonal(b, where.parts):
-        ranks = slice(where.part * rank, (where.part + 1) * rank)
-        return a[ranks] if factor == "lora_A" else b[own, ranks]
-    return a if factor == "lora_A" else b[own]
+    a: Tensor, b: Tensor, module: str, joined: Sequence[str], arch: Architecture, rank: int
+) -> tuple[Tensor, Tensor]:
+    """The pair of one matrix, of `rank`, out of the pair (a, b) of the matrices `joined`."""
+    if not stored_as(f"{module}.weight", arch).rows:  # a tensor of its own
+        return a, b
+    if len(a) == rank * len(joined):
+        columns = [slice(number * rank, (number + 1) * rank) for number in range(len(joined))]
+        parts = [b[_rows(one, arch), own] for one, own in zip(joined, columns, strict=True)]
+        if torch.equal(_diagonal(parts, joined, arch), b):
+            number = joined.index(module)
+            return a[columns[number]], parts[number]
+    return a, b[_rows(module, arch)]
 
 
-def _is_diagonal(b: Tensor, parts: int) -> bool:
-    """Whether the blocks off the diagonal are 0."""
-    blocks = [block.chunk(parts, 1)[number] for number, block in enumerate(b.chunk(parts))]
-    return torch.equal(torch.block_diag(*blocks), b)
+def _diagonal(parts: Sequence[Tensor], joined: Sequence[str], arch: Architecture) -> Tensor:
+    """B of the tensor that holds the matrices `joined`: each has its own rows and columns, and 0 elsewhere."""
+    rows = stored_as(f"{joined[0]}.weight", arch).rows
+    if not rows:
+        return parts[0]
+    rank = parts[0].shape[1]
+    whole = parts[0].new_zeros(rows, rank * len(joined))
+    for number, (part, module) in enumerate(zip(parts, joined, strict=True)):
+        whole[_rows(module, arch), number * rank : (number + 1) * rank] = part
+    return whole
+
+
+def _rows(module: str, arch: Architecture) -> slice:
+    """Of the tensor that holds the matrix."""
+    first = stored_as(f"{module}.weight", arch).first
+    return slice(first, first + parameter_shapes(arch)[f"{module}.weight"][0])
+
+
+def _joined(names: Iterable[str], arch: Architecture) -> dict[str, list[str]]:
+    """The files' modules -> the matrices with factors among `names` that each joins, in its order."""
+    modules = [name.removesuffix(f".{A}") for name in names if name.endswith(A)]
+    found: dict[str, list[str]] = {}
+    for module in sorted(modules, key=lambda one: stored_as(f"{one}.weight", arch).first):
+        found.setdefault(_stored(module, arch), []).append(module)
+    return found
+
+
+def _stored(module: str, arch: Architecture) -> str:
+    return stored_as(f"{module}.weight", arch).name.removesuffix(".weight")
+
+
+def _key(name: str, arch: Architecture) -> str:
+    """What the files call a factor."""
+    module, factor, kind = name.rsplit(".", 2)
+    return f"{PREFIX}{_stored(module, arch)}.{factor}.{kind}"
 
 
 def _unfitting(directory: Path, what: str) -> UserError:
@@ -166,49 +224,12 @@ def _unfitting(directory: Path, what: str) -> UserError:
     )
 
 
-def save_adapter(
-    directory: Path,
-    config: AdapterConfig,
-    arch: Architecture,
-    adapter: Adapter,
-    tensors: Iterable[tuple[str, Tensor]],
-    base: str,
-) -> None:
-    """Writes both files, in fp32, for PEFT to load beside `base`. `tensors`: by our names, whole: factors, and what is trained
-    whole."""
-    directory.mkdir(parents=True, exist_ok=True)
-    pairs: dict[str, dict[str, Tensor]] = {}
-    others: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        value = tensor.detach().to("cpu", torch.float32).contiguous()
-        if is_factor(name):
-            module, factor, _ = name.rsplit(".", 2)
-            pairs.setdefault(module, {})[factor] = value
-        else:
-            others[f"{PREFIX}{stored_as(name, arch).name}"] = value
-    joined: dict[str, list[str]] = defaultdict(list)
-    for module in pairs:
-        joined[_key(module, "", arch)].append(module)
-    files = dict(others)
-    ranks: dict[str, int] = {}
-    for prefix, modules in joined.items():
-        parts = stored_as(f"{modules[0]}.weight", arch).parts
-        assert len(modules) == parts, (prefix, modules)
-        files[f"{prefix}{A}"] = torch.cat([pairs[module]["lora_A"] for module in modules])
-        files[f"{prefix}{B}"] = torch.block_diag(*(pairs[module]["lora_B"] for module in modules))
-        if parts > 1:
-            ranks[prefix.removeprefix(PREFIX).removesuffix(".").rpartition(".")[2]] = parts
-    save_file(files, directory / WEIGHTS, metadata={"format": "pt"})
-    given = _config(config, arch, adapter, base, ranks, sorted({name.rsplit(".", 2)[-2] for name in others}))
-    (directory / CONFIG).write_text(json.dumps(given, indent=2) + "\n", "utf-8")
-
-
 def _config(
     config: AdapterConfig, arch: Architecture, adapter: Adapter, base: str, joined: Mapping[str, int], whole: list[str]
 ) -> dict[str, Any]:
     """adapter_config.json. `joined`: how many matrices a module joins, where it is more than one; `whole`: modules that are
     trained whole."""
-    names = [stored_as(f"{module}.weight", arch).name.removesuffix(".weight") for module in adapter.targets]
+    names = [_stored(module, arch) for module in adapter.targets]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -230,10 +251,6 @@ def _config(
 
 def _divisor(config: AdapterConfig, rank: int) -> float:
     return rank**0.5 if config.rank_stabilized else rank
-
-
-def _key(module: str, kind: str, arch: Architecture) -> str:
-    return f"{PREFIX}{stored_as(f'{module}.weight', arch).name.removesuffix('weight')}{kind}"
 
 
 def _read(directory: Path) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ def write_adapter(draft: Path, saved: SavedModel) -> None:
     config = check_recipe(saved.trainer_state["config"])
     base = saved.trainer_state["base"]["from"]
     tensors = trained_tensors(saved)
-    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors.items(), base)
+    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, base)
 
 
 def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:

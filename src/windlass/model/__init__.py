@@ -10,6 +10,7 @@ architecture  what the decoder needs to know, in neutral names; parameter shapes
 names         our parameter names <-> Hugging Face's tensor names (no torch)
 flops         parameters and FLOPs per token (no torch)
 transformer   the decoder
+layers        activations by name, and norms
 moe           mixtures of experts
 kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)
@@ -23,7 +24,6 @@ hf            weights in from a Hugging Face directory, and out to one
 
 Inside:
 
-activation    activation functions by name
 routing       the routers' load-balancing loss, and the load of each expert
 rope          rotary position tables, and the rotation
 """

@@ -2,7 +2,8 @@
 
 One frozen record serves every family; the families' own field names are in families/.
 Parameters carry one canonical naming, Llama's on Hugging Face, for every family
-(`model.layers.3.self_attn.q_proj.weight`); a plain MLP has up_proj and down_proj.
+(`model.layers.3.self_attn.q_proj.weight`); a plain MLP has up_proj and down_proj. Norms of what attention and MLP add are
+called as in glm4, post_self_attn_layernorm and post_mlp_layernorm; families' own names are in names.py.
 
 The vocabulary is padded to a multiple of 128 in memory, the same in every layout, so that tensor cores see aligned rows
 and checkpoints move between layouts. The extra rows are zero, masked out of the softmax, and never leave the program.
@@ -17,6 +18,14 @@ from windlass.model.families.rope_scaling import RopeScaling
 VOCAB_MULTIPLE: Final = (
     128  # 50,257 -> 50,304: 25 % faster on an A100 (A. Karpathy, nanoGPT, 2023-02); Megatron-LM's default too
 )
+
+
+DROPOUT_NAMES: Final = {
+    "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    "phi3": ("resid_pdrop", "", "attention_dropout"),
+    "starcoder2": ("residual_dropout", "embedding_dropout", "attention_dropout"),
+}
+"""Hugging Face's fields for the dropout of residuals, embedding and attention; other families have the last alone."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,15 @@ class Architecture:
     initializer_range: float
     tied: bool
     rope_theta: float | None  # None: learned positions, added to the embedding
-    layer_norm: bool = False  # LayerNorm with bias, else RMSNorm
+    layer_norm: bool = False  # LayerNorm, else RMSNorm
+    norm_bias: bool = True  # of LayerNorm
+    norm_adds_one: bool = False  # RMSNorm multiplies by 1 + its weight
+    norm_inputs: bool = True  # attention and MLP read the normed stream
+    norm_outputs: bool = False  # what attention and MLP add to the stream is normed
+    parallel_block: bool = False  # attention and MLP side by side, on one norm
     gated_mlp: bool = True  # down(act(gate(x)) * up(x)), else down(act(up(x)))
-    qk_norm: bool = False
+    qk_norm: bool = False  # queries and keys are normed, head by head
+    qk_norm_whole: bool = False  # or over the channels of all heads
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -47,9 +62,18 @@ class Architecture:
     embd_dropout: float = 0.0
     attn_dropout: float = 0.0
     rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = None  # first channels of a head that are rotated; None: all
+    rope_interleaved: bool = False  # channels 2i and 2i + 1 turn together, else i and i + K/2
+    window_rope: tuple[float, RopeScaling | None] | None = None  # base and scaling in `window_layers`, where others
     unrotated_layers: tuple[int, ...] = ()  # layers whose queries and keys carry no positions (NoPE)
     window: int | None = None  # keys that a query sees, itself included, in `window_layers`
     window_layers: tuple[int, ...] = ()
+    embedding_scale: float = 1.0  # what a token's embedding is multiplied by
+    residual_scale: float = 1.0  # and what attention and MLP add to the stream
+    score_scale: float | None = None  # and attention's scores; None: 1/sqrt(head_dim)
+    score_cap: float | None = None  # scores s become cap tanh(s/cap)
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
     num_experts: int = 0  # of each sparse layer; 0: every MLP is one
     experts_per_token: int = 0
     expert_size: int = 0  # channels inside an expert
@@ -87,6 +111,13 @@ class Architecture:
                 f"set head_dim to {self.head_dim - 1 or 2} or {self.head_dim + 1}",
             )
 
+        if self.rotary_dim is not None and (self.rotary_dim % 2 or not 0 < self.rotary_dim <= self.head_dim):
+            raise UserError(
+                f"model: head_dim is {self.head_dim}, of which partial_rotary_factor rotates {self.rotary_dim} channels",
+                "rotary positions turn pairs of channels",
+                "set partial_rotary_factor so that it leaves an even number of channels, and at least 2",
+            )
+
     @property
     def padded_vocab_size(self) -> int:
         """Rows of embedding and head in memory."""
@@ -105,15 +136,9 @@ class Architecture:
     @property
     def dropout(self) -> dict[str, float]:
         """Hugging Face field -> probability, of those that are not zero."""
-        if self.family == "gpt2":
-            fields = {
-                "resid_pdrop": self.resid_dropout,
-                "embd_pdrop": self.embd_dropout,
-                "attn_pdrop": self.attn_dropout,
-            }
-        else:
-            fields = {"attention_dropout": self.attn_dropout}
-        return {name: probability for name, probability in fields.items() if probability}
+        names = DROPOUT_NAMES.get(self.family, ("", "", "attention_dropout"))
+        fields = zip(names, (self.resid_dropout, self.embd_dropout, self.attn_dropout), strict=True)
+        return {name: probability for name, probability in fields if probability}
 
 
 def divisors(count: int) -> list[int]:
@@ -163,7 +188,8 @@ def _block_shapes(arch: Architecture, is_sparse: bool) -> dict[str, tuple[int, .
         shapes.update(_linear(f"self_attn.{name}", size, hidden, arch.qkv_bias))
     shapes.update(_linear("self_attn.o_proj", hidden, q_size, arch.out_bias))
     if arch.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (arch.head_dim,)
+        shapes["self_attn.q_norm.weight"] = (q_size if arch.qk_norm_whole else arch.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (kv_size if arch.qk_norm_whole else arch.head_dim,)
     if is_sparse:
         experts, size = arch.num_experts, arch.expert_size
         shapes["mlp.gate.weight"] = (experts, hidden)
@@ -174,9 +200,16 @@ def _block_shapes(arch: Architecture, is_sparse: bool) -> dict[str, tuple[int, .
             shapes.update(_linear("mlp.gate_proj", inner, hidden, arch.mlp_bias))
         shapes.update(_linear("mlp.up_proj", inner, hidden, arch.mlp_bias))
         shapes.update(_linear("mlp.down_proj", hidden, inner, arch.mlp_bias))
-    shapes.update(_norm("input_layernorm", hidden, arch))
-    shapes.update(_norm("post_attention_layernorm", hidden, arch))
+    for name in _block_norms(arch):
+        shapes.update(_norm(name, hidden, arch))
     return shapes
+
+
+def _block_norms(arch: Architecture) -> list[str]:
+    """Of a block, by the place where each stands and never by what else a family's files call so."""
+    before = ["input_layernorm", *([] if arch.parallel_block else ["post_attention_layernorm"])]
+    after = ["post_self_attn_layernorm", "post_mlp_layernorm"]
+    return [*(before if arch.norm_inputs else []), *(after if arch.norm_outputs else [])]
 
 
 def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
@@ -184,4 +217,4 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[i
 
 
 def _norm(name: str, size: int, arch: Architecture) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (size,), **({f"{name}.bias": (size,)} if arch.layer_norm else {})}
+    return {f"{name}.weight": (size,), **({f"{name}.bias": (size,)} if arch.layer_norm and arch.norm_bias else {})}

@@ -3,7 +3,8 @@
 A model is named in one of three ways: `preset` (a named shape), `from` (a Hugging Face directory, or a name of the hub),
 `family` (and its sizes). Any further key is a field of that family's own Hugging Face config and overrides the other two. A
 field that is unknown, or whose value would change the maths in a way that is not implemented, is refused by name: never
-ignored. So is a model that brings code of its own (`auto_map`): it may compute anything, and code of a model is never run.
+ignored. An unknown one that is null sets nothing: it is left out, and announced. So is a model that brings code of its own
+(`auto_map`): it may compute anything, and code of a model is never run.
 
 A file is read as transformers reads it: types exactly, and fields that training does not use are passed over. A recipe may
 write numbers as YAML leaves them ("1e-5"), and a field without effect is refused.
@@ -44,8 +45,8 @@ class ModelConfig(Settings):
     hub_cache: str | None = Field(None, exclude=True)
     """hub.cache of the recipe, which fills it in."""
     family: str | None = None
-    """qwen3, qwen3_moe, llama, gpt2, mistral, qwen2 or smollm3, with random weights; sizes are given in Hugging Face's own
-    names."""
+    """qwen3, qwen3_moe, llama, gpt2, mistral, qwen2, smollm3, mixtral, olmo2, olmo3, granite, phi3, gemma2, gemma3_text,
+    starcoder2, glm4, exaone4, ernie4_5 or cohere2, with random weights; sizes are given in Hugging Face's own names."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._no_trust(), self._revision(), self._named()
@@ -92,7 +93,9 @@ class ModelConfig(Settings):
         else:
             base = {"model_type": self.family}
         aliases = _family(base["model_type"]).aliases
-        own = {aliases.get(key, key): value for key, value in (self.__pydantic_extra__ or {}).items()}
+        nulls = self.nulls_left_out(base["model_type"])
+        given = {key: value for key, value in (self.__pydantic_extra__ or {}).items() if key not in nulls}
+        own = {aliases.get(key, key): value for key, value in given.items()}
         if own.pop("model_type", base["model_type"]) != base["model_type"]:
             raise UserError("model: model_type", "the family is that of the preset or directory", "remove model_type")
         family = _family(base["model_type"])
@@ -101,6 +104,12 @@ class ModelConfig(Settings):
         merged = merge_rope(base, own)
         family.check_own(own, merged)
         return merged
+
+    def nulls_left_out(self, model_type: str) -> list[str]:
+        """Keys of the recipe that are null, and that the family does not know: they set nothing."""
+        family = _family(model_type)
+        known = {*family.model_fields, *family.aliases, *family.harmless, *family.fixed, "model_type"}
+        return [key for key, value in (self.__pydantic_extra__ or {}).items() if value is None and key not in known]
 
     def architecture(self, vocab_size: int | None = None, file: Mapping[str, Any] | None = None) -> Architecture:
         """The model. `vocab_size`: the tokenizer's, which is the model's when the recipe gives none. `file`: the config.json of

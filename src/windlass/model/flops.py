@@ -114,15 +114,18 @@ def _backward(arch: Architecture, frozen: frozenset[str], adapter: Adapter | Non
     flows = trained("model.embed_tokens", "model.embed_positions")  # whether the next layer passes a gradient on
     for layer in range(arch.num_layers):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-        flows |= trained(f"model.layers.{layer}.input_layernorm")
+        block = f"model.layers.{layer}"
+        flows |= trained(f"{block}.input_layernorm")
+        side = flows  # into an MLP that stands beside attention
         q, k, v = (flows or trained(f"{attention}.{x}_proj", f"{attention}.{x}_norm") for x in "qkv")
         shares.append((v + (q or k) + q + k) / 4)
         total += sum(cost(f"{attention}.{x}_proj", flows) for x in "qkv") + cost(f"{attention}.o_proj", q or k or v)
-        flows = q or k or v or trained(f"{attention}.o_proj", f"model.layers.{layer}.post_attention_layernorm")
+        flows = q or k or v or trained(f"{attention}.o_proj", f"{block}.post_self_attn_layernorm")
+        behind, flows = flows, side if arch.parallel_block else flows or trained(f"{block}.post_attention_layernorm")
         if layer in sparse:
             total += cost(f"{mlp}.gate", flows)
             flows, mlp = flows or trained(f"{mlp}.gate"), f"{mlp}.experts"
         inner = flows or trained(f"{mlp}.gate_proj", f"{mlp}.up_proj")
         total += cost(f"{mlp}.gate_proj", flows) + cost(f"{mlp}.up_proj", flows) + cost(f"{mlp}.down_proj", inner)
-        flows = inner or trained(f"{mlp}.down_proj")
+        flows = behind or inner or trained(f"{mlp}.down_proj", f"{block}.post_mlp_layernorm")
     return total + cost("lm_head", flows or trained("model.norm")), shares

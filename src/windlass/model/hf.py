@@ -98,8 +98,10 @@ def _read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture
         for place, expert in enumerate(rows):
             local[place] = stored[where.of_expert(expert)][tuple(slice(part.start, part.stop) for part in ranges[1:])]
         return
-    first = where.part * parameter_shapes(arch)[source][0] if where.parts > 1 else 0
-    index = (slice(first + rows.start, first + rows.stop), *(slice(part.start, part.stop) for part in ranges[1:]))
+    index = (
+        slice(where.first + rows.start, where.first + rows.stop),
+        *(slice(part.start, part.stop) for part in ranges[1:]),
+    )
     piece = stored[where.name][index[::-1] if where.transposed else index]
     local[: len(rows)] = piece.T if where.transposed else piece
 
@@ -219,7 +221,7 @@ class _ShardWriter:
         for name in parameter_shapes(arch):
             where = stored_as(name, arch)
             for stored in where.names:
-                self._waiting[self._file_of[stored]].add((stored, where.part))
+                self._waiting[self._file_of[stored]].add((stored, where.first))
         self._tensors: dict[str, dict[str, Tensor]] = {file: {} for file in self._files}
 
     def add(self, name: str, full: Tensor) -> None:
@@ -231,19 +233,19 @@ class _ShardWriter:
 
     def _add_to(self, stored: str, where: Stored, full: Tensor) -> None:
         file = self._file_of[stored]
-        assert (stored, where.part) in self._waiting[file], f"{stored} came twice"
+        assert (stored, where.first) in self._waiting[file], f"{stored} came twice"
         kept = self._tensors[file]
         if stored not in kept:
             kept[stored] = torch.empty(self._shapes[stored], dtype=self._dtype)
-        part = kept[stored].narrow(1 if where.transposed else 0, where.part * full.shape[0], full.shape[0])
+        part = kept[stored].narrow(1 if where.transposed else 0, where.first, full.shape[0])
         part.copy_(full.T if where.transposed else full)
-        self._waiting[file].remove((stored, where.part))
+        self._waiting[file].remove((stored, where.first))
         if not self._waiting[file]:
             _save(self._tensors.pop(file), self._directory / file)
 
     def finish(self) -> None:
         """Call it after the last parameter: writes an index where there are several files."""
-        left = sorted(name for names in self._waiting.values() for name, _part in names)
+        left = sorted(name for names in self._waiting.values() for name, _first in names)
         assert not left, f"parameters that never came: {left}"
         if len(self._files) > 1:
             size = sum(stored_bytes(shape, self._dtype.itemsize) for shape in self._shapes.values())

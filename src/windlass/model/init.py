@@ -8,8 +8,8 @@ device, so a bf16, an fp32 and an fp64 model start from the same numbers.
 
 Rule, for every family (Radford et al. 2019): matrices N(0, initializer_range); the projections that write to the
 residual stream, o_proj and down_proj, have it divided by sqrt(2 layers), so that the stream's variance does not grow
-with depth; norms 1; biases 0; the padded rows of the vocabulary 0. Of an adapter's factors A is N(0, 1 / (3 inputs)), the
-variance that PEFT's uniform draw has, and B is 0.
+with depth; norms 1, or 0 where they add 1 themselves; biases 0; the padded rows of the vocabulary 0. Of an adapter's factors A is
+N(0, 1 / (3 inputs)), the variance that PEFT's uniform draw has, and B is 0.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def initialise(
             continue
         std = parameter.shape[1] ** -0.5 / 3**0.5 if name.endswith(f".{A}") else _std(name, arch)
         if std is None:
-            local.fill_(0.0 if name.endswith(".bias") else 1.0)
+            local.fill_(0.0 if name.endswith(".bias") or arch.norm_adds_one else 1.0)
             continue
         source = EMBEDDING if name == HEAD and arch.tied else name  # a tied head apart from its embedding
         ranges = owned_ranges(parameter)

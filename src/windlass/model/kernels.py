@@ -69,7 +69,7 @@ def _run_once(
     shapes = ((rows, heads, length, arch.head_dim) for heads in (arch.num_heads, arch.num_kv_heads, arch.num_kv_heads))
     q_BHTK, k_BGTK, v_BGTK = (torch.zeros(s, dtype=dtype, device=device, requires_grad=True) for s in shapes)
     starts_BM = torch.tensor([[0, length // 2]] * rows, device=device)
-    layout = AttentionLayout(0, window, find_documents(starts_BM, length) if documents else None)
+    layout = AttentionLayout(0, window, find_documents(starts_BM, length) if documents else None, cap=arch.score_cap)
     with _Watch() as watch:
         keys_B = torch.zeros(rows, dtype=torch.int64, device=device)
         attend(q_BHTK, k_BGTK, v_BGTK, layout, arch.attn_dropout, keys_B)

@@ -12,6 +12,8 @@ Idea: Liger Kernel, arXiv 2410.10989.
 Softmax and sums run in promote_types(dtype, float32): fp32 for bf16, fp64 for fp64. The padded columns of the
 vocabulary are -inf: no probability and no gradient, whatever their rows hold.
 
+Capped logits (Gemma 2, arXiv 2408.00118) are c tanh(l / c), and their gradient is multiplied by 1 - tanh^2(l / c).
+
 A head whose rows are cut over ranks (`Cut`) needs three numbers per token from the others: the largest logit, the sum of
 exponentials, and the target's logit, which one rank has. An all-reduce per chunk sends 3 elements per token where the logits
 would be V. The loss is then the same number on every rank, and the hidden states' gradient is this rank's part of a sum
@@ -77,6 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         keep_hidden: bool,
         keep_weight: bool,
         cut: Cut,
+        cap: float | None,
     ) -> Tensor:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = hidden_ND.new_zeros((), dtype=wide)
@@ -85,10 +88,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, hidden_ND.shape[0], chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             logits_CV = (hidden_ND[chunk] @ weight_VD.T).to(wide)
+            if cap is not None:
+                tanh_CV = (logits_CV / cap).tanh()
+                logits_CV = cap * tanh_CV
             logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf
             loss += chunk_loss(logits_CV, targets_N[chunk], cut)
             if not (keep_hidden or keep_weight):
                 continue
+            if cap is not None:
+                logits_CV.mul_(1 - tanh_CV.square())
             grad_CV = logits_CV.to(weight_VD.dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[chunk] = grad_CV @ weight_VD
@@ -103,7 +111,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
         grad_hidden = None if grad_hidden_ND is None else _scaled(grad_hidden_ND, scale)
         grad_weight = None if grad_weight_VD is None else _scaled(grad_weight_VD, scale)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
@@ -120,27 +128,40 @@ def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
 
 
 def head_loss(
-    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, vocab_size: int, chunk_tokens: int, cut: Cut = Cut()
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    targets_BT: Tensor,
+    vocab_size: int,
+    chunk_tokens: int,
+    cut: Cut = Cut(),
+    cap: float | None = None,
 ) -> Tensor:
-    """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `cut.group`. `vocab_size`: of the whole head."""
+    """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `cut.group`. `vocab_size`: of the whole head.
+    `cap`: logits l become cap tanh(l / cap)."""
     # a frozen head needs no gradient of its own, and frozen blocks below it none of the hidden states
     keep = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_BTD, weight_VD)]
     tokens = (hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
-    return _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut)
+    return _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut, cap)
 
 
 class Head(nn.Linear):
     """lm_head: hidden states -> logits over the true vocabulary, or with targets the summed loss."""
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, padded_vocab_size: int, chunk_logits: int = Chunks.head_logits
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        padded_vocab_size: int,
+        chunk_logits: int = Chunks.head_logits,
+        cap: float | None = None,
     ):
         super().__init__(hidden_size, padded_vocab_size, bias=False)
-        self.vocab_size, self.chunk_logits = vocab_size, chunk_logits
+        self.vocab_size, self.chunk_logits, self.cap = vocab_size, chunk_logits, cap
         self.chunk_tokens = max(1, chunk_logits // padded_vocab_size)
 
     def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Logits [B, T, vocab_size] in hidden's dtype; with targets the 0-dim sum in nats, at least fp32."""
         if targets_BT is None:
-            return functional.linear(hidden_BTD, self.weight[: self.vocab_size])
-        return head_loss(hidden_BTD, self.weight, targets_BT, self.vocab_size, self.chunk_tokens)
+            logits_BTV = functional.linear(hidden_BTD, self.weight[: self.vocab_size])
+            return logits_BTV if self.cap is None else self.cap * (logits_BTV / self.cap).tanh()
+        return head_loss(hidden_BTD, self.weight, targets_BT, self.vocab_size, self.chunk_tokens, cap=self.cap)

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from windlass.model.activation import activate
 from windlass.model.architecture import Architecture
+from windlass.model.layers import activate
 
 Routed = tuple[Tensor, Tensor]
 """counts_BE (int64): counted tokens of each sequence sent to each expert; mass_BE: their probabilities of it, summed."""

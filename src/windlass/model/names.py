@@ -1,11 +1,12 @@
 """Our canonical names to Hugging Face's stored tensors, and back. No torch.
 
-For all families but two the names are the same. Mixtures of experts are stored as one tensor per expert and matrix, and are one
-parameter per matrix here: `mlp.experts.up_proj.weight` [E, F, D] for `mlp.experts.0.up_proj.weight` [F, D] and so on. A user
-calls all of them `mlp.experts.*.up_proj.weight`: one rate, decay or freeze holds for all experts of a layer. GPT-2 stores its
-projections transposed (transformers' Conv1D keeps [in, out]) and query, key and value fused in one tensor; both are undone at
-load and redone at save. Files written by others may leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants
-that are no parameters (causal masks, rotary frequencies).
+For most families the names are the same, but for what a family's class says in `stored_names` and `fused`. Mixtures of experts
+are stored as one tensor per expert and matrix, and are one parameter per matrix here: `mlp.experts.up_proj.weight` [E, F, D]
+for `mlp.experts.0.up_proj.weight` [F, D] and so on. A user calls all of them `mlp.experts.*.up_proj.weight`: one rate, decay or
+freeze holds for all experts of a layer. GPT-2 stores its projections transposed (transformers' Conv1D keeps [in, out]) and
+query, key and value fused in one tensor, as phi3 does; both are undone at load and redone at save. Files written by others may
+leave out the base model's prefix (`h.0.ln_1.weight`), and carry constants that are no parameters (causal masks, rotary
+frequencies).
 """
 
 import math
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.families.family_table import FAMILIES
 
 VOCABULARY: Final = ("model.embed_tokens.weight", "lm_head.weight")  # the two whose rows are padded in memory
 CONSTANTS: Final = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)")
@@ -36,13 +38,14 @@ _FUSED: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a parameter is stored: part `part` of `parts` (along its rows) of tensor `name`, perhaps transposed. With `experts`:
-    each index of its first dim is a tensor of its own, whose number replaces the `*` in `name`."""
+    """Where a parameter is stored: in tensor `name`, perhaps transposed. Where several share it, it has `rows` rows, and this
+    one's begin with `first`. With `experts`: each index of its first dim is a tensor of its own, whose number replaces the `*` in
+    `name`."""
 
     name: str
     transposed: bool = False
-    part: int = 0
-    parts: int = 1
+    first: int = 0
+    rows: int = 0
     experts: int = 0
 
     def of_expert(self, expert: int) -> str:
@@ -56,22 +59,37 @@ class Stored:
 
 def stored_as(name: str, arch: Architecture) -> Stored:
     """The tensor of the family's Hugging Face file that holds parameter `name`."""
-    if ".mlp.experts." in name:
-        return Stored(name.replace(".experts.", ".experts.*."), experts=arch.num_experts)
-    if arch.family != "gpt2" or name == "lm_head.weight":
-        return Stored(name)
     module, kind = name.rsplit(".", 1)
+    if arch.family == "gpt2" and name != "lm_head.weight":
+        return _stored_by_gpt2(module, kind, arch)
+    family, (before, dot, rest) = FAMILIES[arch.family], module.partition(".layers.")
+    if not dot:
+        return Stored(name)
+    layer, inner = rest.split(".", 1)
+    first = rows = 0
+    own = family.stored_names.get(inner, inner.replace(".experts.", ".experts.*."))
+    for fused, parts in family.fused.items():
+        if inner in parts:
+            own, first, rows = fused, *_place(inner, parts, arch)
+    experts = arch.num_experts if "*" in own else 0
+    return Stored(f"{before}.layers.{layer}.{own}.{kind}", first=first, rows=rows, experts=experts)
+
+
+def _stored_by_gpt2(module: str, kind: str, arch: Architecture) -> Stored:
     if module in _GPT2:
         return Stored(f"{_GPT2[module]}.{kind}")
     _, _, layer, inner = module.split(".", 3)
-    linear = inner.endswith("_proj")
-    fused = inner in _FUSED
-    return Stored(
-        f"transformer.h.{layer}.{_GPT2[inner]}.{kind}",
-        transposed=linear and kind == "weight",
-        part=_FUSED.index(inner) if fused else 0,
-        parts=len(_FUSED) if fused else 1,
-    )
+    first, rows = _place(inner, _FUSED, arch) if inner in _FUSED else (0, 0)
+    is_turned = inner.endswith("_proj") and kind == "weight"
+    return Stored(f"transformer.h.{layer}.{_GPT2[inner]}.{kind}", is_turned, first, rows)
+
+
+def _place(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[int, int]:
+    """(first row of `inner`, all rows) of the tensor in which `parts` lie one after the other."""
+    queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    rows = [sizes.get(part, arch.intermediate_size) for part in parts]
+    return sum(rows[: parts.index(inner)]), sum(rows)
 
 
 def names_of(arch: Architecture) -> dict[str, tuple[str, ...]]:
@@ -92,7 +110,7 @@ def stored_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         if stored.experts:
             shapes.update(dict.fromkeys(stored.names, tuple(rest)))
             continue
-        shape = (rows * stored.parts, *rest)
+        shape = (stored.rows or rows, *rest)
         shapes[stored.name] = shape[::-1] if stored.transposed else shape
     return shapes
 

@@ -2,9 +2,14 @@
 
     h = E[ids] (+ P[positions]);   h += attention(norm(h));   h += mlp(norm(h));   logits = W norm(h)
 
-Families differ by the Architecture alone: RMSNorm or LayerNorm, rotary, learned or (per layer) no positions, a sliding
-window per layer, norms on query and key heads, gated or plain MLP or experts (moe.py), biases, a tied head. Sources: arXiv
-1706.03762 (attention), 1910.07467 (RMSNorm), 2002.05202 (gated MLP), 2305.19466 (layers without positions).
+Families differ by the Architecture alone: kinds of norm (norms.py) and their places, rotary, learned or (per layer) no
+positions, a sliding window per layer, norms on queries and keys, gated or plain MLP or experts (moe.py), biases, a tied head,
+constant factors and soft caps. What a branch reads is x, or norm(x); what it adds is y, norm(y), or c y:
+
+    h += [norm] attention([norm] h);   h += [norm] mlp([norm] h)      in sequence, or both of one norm(h) (`parallel_block`)
+
+Sources: arXiv 1706.03762 (attention), 2002.05202 (gated MLP), 2305.19466 (layers without positions), 2501.00656 (norms after),
+2204.02311 (side by side), 2408.00118 (soft caps).
 
 Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`), layers with a window
 beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
@@ -19,11 +24,12 @@ that to_empty cuts.
 Legend: B sequences, T positions, D hidden size, H query heads, G key/value heads, K channels per head, F MLP width.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from windlass.errors import UserError
-from windlass.model.activation import activate
 from windlass.model.architecture import Architecture
 from windlass.model.attention.attend import attend
 from windlass.model.attention.context import Context
@@ -32,19 +38,14 @@ from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
+from windlass.model.layers import activate, make_head_norm, make_norm
 from windlass.model.lora.adapter import Adapter
 from windlass.model.lora.linear import Linear, adapt
 from windlass.model.loss import IGNORED, Head
 from windlass.model.moe import MoE, Routed
-from windlass.model.rope import rope_tables, rotate
+from windlass.model.rope import Rope, make_ropes, rotate
 from windlass.model.routing import Routing
 from windlass.model.slices import Share
-
-Rope = tuple[Tensor, Tensor] | None
-
-
-def make_norm(size: int, arch: Architecture) -> nn.Module:
-    return nn.LayerNorm(size, arch.norm_eps) if arch.layer_norm else nn.RMSNorm(size, arch.norm_eps)
 
 
 class Attention(nn.Module):
@@ -58,20 +59,26 @@ class Attention(nn.Module):
         self.k_proj = Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
         self.v_proj = Linear(arch.hidden_size, kv_size, bias=arch.qkv_bias)
         self.o_proj = Linear(size, arch.hidden_size, bias=arch.out_bias)
-        self.q_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
-        self.k_norm = nn.RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else None
+        self.q_norm, self.k_norm = make_head_norm(arch.num_heads, arch), make_head_norm(arch.num_kv_heads, arch)
+        self.norms_whole, self.interleaved = arch.qk_norm_whole, arch.rope_interleaved
+        # kernels divide scores by sqrt(K); queries bring what another scale needs
+        self.query_scale = 1.0 if arch.score_scale is None else arch.score_scale * math.sqrt(arch.head_dim)
 
     def forward(
         self, hidden_BTD: Tensor, rope: Rope, layout: AttentionLayout, cache: LayerCache | None, keys_B: Tensor | None
     ) -> Tensor:
-        q_BTHK = self.q_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
-        k_BTGK = self.k_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
+        q_BTX, k_BTX = self.q_proj(hidden_BTD), self.k_proj(hidden_BTD)
+        if self.q_norm is not None and self.k_norm is not None and self.norms_whole:
+            q_BTX, k_BTX = self.q_norm(q_BTX), self.k_norm(k_BTX)
+        q_BTHK, k_BTGK = q_BTX.unflatten(-1, (-1, self.head_dim)), k_BTX.unflatten(-1, (-1, self.head_dim))
         v_BTGK = self.v_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None and not self.norms_whole:
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         q_BHTK, k_BGTK, v_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
         if rope is not None:
-            q_BHTK, k_BGTK = rotate(q_BHTK, rope), rotate(k_BGTK, rope)
+            q_BHTK, k_BGTK = rotate(q_BHTK, rope, self.interleaved), rotate(k_BGTK, rope, self.interleaved)
+        if self.query_scale != 1.0:
+            q_BHTK = q_BHTK * self.query_scale
         if cache is not None:
             k_BGTK, v_BGTK = cache.append(k_BGTK, v_BGTK, layout.query_offset)
         out_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, layout, self.dropout, keys_B)
@@ -97,16 +104,24 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each on the normed stream and added to it. No index: one graph serves all of a kind. A sparse
-    layer, whose MLP is a mixture of experts, returns its router's result too."""
+    """One layer: attention and MLP, each added to the stream, with norms before, after or around them. No index: one graph serves
+    all of a kind. A sparse layer, whose MLP is a mixture of experts, returns its router's result too."""
 
     def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
-        self.dropout = arch.resid_dropout
+        self.dropout, self.residual_scale, self.is_parallel = (
+            arch.resid_dropout,
+            arch.residual_scale,
+            arch.parallel_block,
+        )
         self.self_attn = Attention(arch)
         self.mlp = MoE(arch) if is_sparse else MLP(arch)
-        self.input_layernorm = make_norm(arch.hidden_size, arch)
-        self.post_attention_layernorm = make_norm(arch.hidden_size, arch)
+        size = arch.hidden_size
+        self.input_layernorm = make_norm(size, arch) if arch.norm_inputs else nn.Identity()
+        if not arch.parallel_block:
+            self.post_attention_layernorm = make_norm(size, arch) if arch.norm_inputs else nn.Identity()
+        self.post_self_attn_layernorm = make_norm(size, arch) if arch.norm_outputs else None
+        self.post_mlp_layernorm = make_norm(size, arch) if arch.norm_outputs else None
 
     def forward(
         self,
@@ -117,19 +132,28 @@ class Block(nn.Module):
         keys_B: Tensor | None = None,
         counted_BT: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Routed]:
-        branch_BTD = self.self_attn(self.input_layernorm(hidden_BTD), rope, layout, cache, keys_B)
+        normed_BTD, routed = self.input_layernorm(hidden_BTD), None
+        branch_BTD = self.self_attn(normed_BTD, rope, layout, cache, keys_B)
+        if self.post_self_attn_layernorm is not None:
+            branch_BTD = self.post_self_attn_layernorm(branch_BTD)
         if keys_B is not None:
             branch_BTD = dropout(branch_BTD, self.dropout, keys_B, ATTENTION_OUTPUT, layout.stream_T)
-        hidden_BTD = hidden_BTD + branch_BTD
-        normed_BTD, routed = self.post_attention_layernorm(hidden_BTD), None
+        hidden_BTD = self._add(hidden_BTD, branch_BTD)
+        if not self.is_parallel:
+            normed_BTD = self.post_attention_layernorm(hidden_BTD)
         if isinstance(self.mlp, MoE):
             branch_BTD, routed = self.mlp(normed_BTD, counted_BT)
         else:
             branch_BTD = self.mlp(normed_BTD)
+        if self.post_mlp_layernorm is not None:
+            branch_BTD = self.post_mlp_layernorm(branch_BTD)
         if keys_B is not None:
             branch_BTD = dropout(branch_BTD, self.dropout, keys_B, MLP_OUTPUT, layout.stream_T)
-        hidden_BTD = hidden_BTD + branch_BTD
+        hidden_BTD = self._add(hidden_BTD, branch_BTD)
         return hidden_BTD if routed is None else (hidden_BTD, routed)
+
+    def _add(self, hidden_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
+        return hidden_BTD + (branch_BTD if self.residual_scale == 1.0 else branch_BTD * self.residual_scale)
 
 
 class Trunk(nn.Module):
@@ -170,7 +194,9 @@ class Decoder(nn.Module):
         self.routing = Routing(arch, [index for index in kept if index in sparse])
         if last:
             self.model.norm = make_norm(arch.hidden_size, arch)
-            self.lm_head = Head(arch.hidden_size, arch.vocab_size, arch.padded_vocab_size, chunks.head_logits)
+            self.lm_head = Head(
+                arch.hidden_size, arch.vocab_size, arch.padded_vocab_size, chunks.head_logits, arch.logit_cap
+            )
         self.tie()
         adapt(self, adapter)
 
@@ -196,7 +222,7 @@ class Decoder(nn.Module):
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
         positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py).
         `keys` [B]: one per sample, for dropout; training a model with dropout needs them."""
-        context, offset = self.context, 0
+        arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
         if cache is not None:
@@ -215,11 +241,12 @@ class Decoder(nn.Module):
         if dropped is not None and self.first:
             hidden_BTD = dropout(hidden_BTD, self.arch.embd_dropout, dropped["embedding"], EMBEDDING, stream_T)
         counted = None if targets is None or not self.arch.num_experts else targets != IGNORED
-        rope = self._rope(positions, hidden_BTD.dtype)
+        ropes = make_ropes(arch, positions, hidden_BTD.dtype)
         for index, block in self.model.layers.items():
-            turned = None if int(index) in self.arch.unrotated_layers else rope
-            window = self.arch.window if int(index) in self.arch.window_layers else None
-            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts, self.chunks)
+            is_windowed = int(index) in self.arch.window_layers
+            turned = None if int(index) in self.arch.unrotated_layers else ropes[is_windowed]
+            window, cap = self.arch.window if is_windowed else None, self.arch.score_cap
+            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts, self.chunks, cap)
             kept = None if cache is None else cache[index]
             out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
             hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)
@@ -230,12 +257,8 @@ class Decoder(nn.Module):
             return hidden_BTD
         if self.arch.tied and self.first:
             assert self.lm_head.weight is self.model.embed_tokens.weight, "the tie was cut: call tie() after to_empty"
-        return self.lm_head(self.model.norm(hidden_BTD), targets)
-
-    def _rope(self, positions: Tensor, dtype: torch.dtype) -> Rope:
-        if self.arch.rope_theta is None:
-            return None
-        return rope_tables(positions, self.arch.head_dim, self.arch.rope_theta, dtype, self.arch.rope_scaling)
+        normed_BTD = self.model.norm(hidden_BTD)
+        return self.lm_head(normed_BTD if arch.logit_scale == 1.0 else normed_BTD * arch.logit_scale, targets)
 
     def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """The stream's positions and the heads that are computed here; None for all of them."""
@@ -265,6 +288,8 @@ class Decoder(nn.Module):
             hidden_BTD = torch.where(
                 (ids_BT[:, here] == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD
             )
+        if self.arch.embedding_scale != 1.0:
+            hidden_BTD = hidden_BTD * self.arch.embedding_scale
         if self.arch.rope_theta is not None:
             return hidden_BTD
         if end > self.arch.max_positions:

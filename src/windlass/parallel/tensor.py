@@ -18,7 +18,8 @@ logits.
                      backward: 8 collectives of n (t-1)/t bytes, as many bytes as the 4 all-reduces of an uncut stream;
                      recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs. Embedding: 1 SCATTER, in backward
                      1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk all-reduces of 1 and of 2 numbers per
-                     token; norm weights, row biases, position table: an all-reduce of their size each, per micro-batch
+                     token; norms over all heads (OLMo 2): a GATHER of one number per token and rank each, in backward its
+                     SCATTER; norm weights, row biases, position table: an all-reduce of their size each, per micro-batch
 
 Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
 further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
@@ -42,6 +43,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.nn import functional
 
+from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora import nf4
 from windlass.model.lora.linear import Linear
 from windlass.model.loss import Cut, Head, head_loss
@@ -51,9 +53,9 @@ from windlass.model.transformer import Decoder
 WHOLE, BY_ROWS, BY_COLUMNS = Replicate(), Shard(0), Shard(1)
 
 
-def gather(x_BSD: Tensor, mesh: DeviceMesh) -> Tensor:
-    """All ranks' positions -> [B, T, D]. Backward: the sum of all ranks' gradients, this rank's positions of it."""
-    x_BTD = DTensor.from_local(x_BSD, mesh, [Shard(1)], run_check=False).redistribute(placements=[Replicate()])
+def gather(x_BSD: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
+    """All ranks' positions, or parts of another `dim` -> [B, T, D]. Backward: this rank's part of the sum of gradients."""
+    x_BTD = DTensor.from_local(x_BSD, mesh, [Shard(dim)], run_check=False).redistribute(placements=[Replicate()])
     return x_BTD.to_local(grad_placements=[Partial()])
 
 
@@ -172,7 +174,7 @@ class Norm(nn.Module):
     def __init__(self, norm: nn.RMSNorm | nn.LayerNorm, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.shape, self.eps = mesh, list(norm.normalized_shape), norm.eps
-        self.is_layer_norm = isinstance(norm, nn.LayerNorm)
+        self.is_layer_norm, self.adds_one = isinstance(norm, nn.LayerNorm), isinstance(norm, OffsetNorm)
         self.weight = _cut(norm.weight, mesh, WHOLE)
         self.bias = _cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
 
@@ -182,6 +184,8 @@ class Norm(nn.Module):
             assert self.eps is not None
             bias = None if self.bias is None else _shared(self.bias)
             return functional.layer_norm(x, self.shape, weight, bias, self.eps)
+        if self.adds_one:
+            return offset_norm(x, weight, self.eps)
         return functional.rms_norm(x, self.shape, weight, self.eps)
 
 
@@ -190,6 +194,42 @@ class GatheredNorm(Norm):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         return gather(super().forward(x_BSD), self.mesh)
+
+
+class Gather(nn.Module):
+    """In place of a norm that the family does not have: all positions, [B, S, D] -> [B, T, D]."""
+
+    def __init__(self, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return gather(x_BSD, self.mesh)
+
+
+class CutHeadsNorm(nn.Module):
+    """RMSNorm over the channels of all heads, of which this rank has some, [B, T, X/t]; one number per token is gathered."""
+
+    def __init__(self, norm: HeadsNorm, mesh: DeviceMesh):
+        super().__init__()
+        self.mesh, self.size, self.eps = mesh, norm.normalized_shape[0], norm.eps or 0.0
+        self.weight = _cut(norm.weight, mesh, BY_ROWS)
+
+    def forward(self, x_BTX: Tensor) -> Tensor:
+        wide_BTX = x_BTX.to(torch.promote_types(x_BTX.dtype, torch.float32))
+        squares_BTt = gather(wide_BTX.square().sum(-1, keepdim=True), self.mesh, dim=2)
+        scale_BT1 = torch.rsqrt(squares_BTt.sum(-1, keepdim=True) / self.size + self.eps)
+        return (wide_BTX * scale_BT1 * _own(self.weight)).to(x_BTX.dtype)
+
+
+def gathered(norm: Any, mesh: DeviceMesh) -> nn.Module:
+    """What attention and MLP read: all positions, normed where the family norms them."""
+    return Gather(mesh) if isinstance(norm, nn.Identity) else GatheredNorm(norm, mesh)
+
+
+def of_heads(norm: Any, mesh: DeviceMesh) -> nn.Module:
+    """The norm of this rank's queries or keys."""
+    return CutHeadsNorm(norm, mesh) if isinstance(norm, HeadsNorm) else Norm(norm, mesh)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -224,7 +264,7 @@ class VocabularyHead(nn.Module):
 
     def __init__(self, head: Head, mesh: DeviceMesh):
         super().__init__()
-        self.mesh, self.vocab_size = mesh, head.vocab_size
+        self.mesh, self.vocab_size, self.cap = mesh, head.vocab_size, head.cap
         self.weight = _cut(head.weight, mesh, BY_ROWS)
         # as many logits at a time as the whole head, of fewer columns
         self.chunk_tokens = max(1, head.chunk_logits * mesh.size() // head.weight.shape[0])
@@ -235,24 +275,26 @@ class VocabularyHead(nn.Module):
         )
         weight_VD = _own(self.weight)
         cut = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
-        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, cut)
+        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, cut, self.cap)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]
 
 BLOCK: Final[dict[str, Make]] = {
-    "input_layernorm": GatheredNorm,
+    "input_layernorm": gathered,
     "self_attn.q_proj": ColumnLinear,
     "self_attn.k_proj": ColumnLinear,
     "self_attn.v_proj": ColumnLinear,
-    "self_attn.q_norm": Norm,
-    "self_attn.k_norm": Norm,
+    "self_attn.q_norm": of_heads,
+    "self_attn.k_norm": of_heads,
     "self_attn.o_proj": RowLinear,
-    "post_attention_layernorm": GatheredNorm,
+    "post_self_attn_layernorm": Norm,
+    "post_attention_layernorm": gathered,
     "mlp.gate": SharedLinear,  # the experts beside it: expert.py
     "mlp.gate_proj": ColumnLinear,
     "mlp.up_proj": ColumnLinear,
     "mlp.down_proj": RowLinear,
+    "post_mlp_layernorm": Norm,
 }
 ENDS: Final[dict[str, Make]] = {
     "model.embed_tokens": VocabularyEmbedding,

@@ -25,8 +25,8 @@ TOLERANCE: Final = 1e-10
 SHARE_OF_MODEL: Final = 1e-3  # of the model's largest element: what a tensor of next to nothing is held against
 
 DATAFLOW: Final = (
-    *("input_layernorm", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj", "post_attention_layernorm"),
-    *("gate", "gate_proj", "up_proj", "down_proj"),
+    *("input_layernorm", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj", "post_self_attn_layernorm"),
+    *("post_attention_layernorm", "gate", "gate_proj", "up_proj", "down_proj", "post_mlp_layernorm"),
 )
 """Modules of a block as the forward pass meets them; `gate` is a router."""
 

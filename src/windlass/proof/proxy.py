@@ -1,7 +1,8 @@
 """The tiny proxy model of a recipe: everything that a layout can get wrong, in a model of fifty thousand parameters.
 
-Kept: family, tie, biases, norms, activation, rope with its scaling, windows and layers without positions, grouped heads,
-dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its clip.
+Kept: family, tie, biases, norms, activation, factors and caps, rope with its scaling, windows and layers without positions,
+grouped heads, dropout; the layout, recomputation, units, offload; isolation of documents; the optimizer, its groups and its
+clip.
 Small: every size. Sizes are odd and unequal where the layout allows, the vocabulary divides by nothing, and shards have
 rows left over: a slice that is off by one, a sum over padding or a scale by the wrong count then changes a number.
 Changed: fp64 (which separates rounding, 1e-13, from a mistake, 1e-6); a learning rate that moves weights; a clip that cuts some
@@ -167,13 +168,19 @@ def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: Par
     """The architecture in small: heads by the ranks that share them, the rest odd. `whole`: the recipe's own layout."""
     arch, layout = architecture, cell.layout
     heads, kv_heads = share_heads(arch, cell, whole)
-    head_dim = 10 if arch.rope_theta is not None else 11
+    head_dim = 11 if arch.rope_theta is None else 10 if arch.rotary_dim is None else 16
     is_square = arch.num_heads * arch.head_dim == arch.hidden_size
+    hidden = (
+        heads * head_dim if is_square else heads * 9 if arch.norm_adds_one else 37
+    )  # Gemma's is a multiple of the heads
     scaling = arch.rope_scaling
+    is_rooted = arch.embedding_scale == arch.hidden_size**0.5
     return replace(
         arch,
         vocab_size=VOCABULARY,
-        hidden_size=heads * head_dim if is_square else 37,
+        hidden_size=hidden,
+        embedding_scale=hidden**0.5 if is_rooted else arch.embedding_scale,
+        rotary_dim=None if arch.rotary_dim is None else 2 * max(1, head_dim * arch.rotary_dim // arch.head_dim // 2),
         intermediate_size=53 * layout.tp,
         num_layers=len(layers),
         num_heads=heads,

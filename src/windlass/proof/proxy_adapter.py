@@ -51,7 +51,7 @@ def adapter_section(
     whole = adapter_of(made, small)
     assert whole is not None
     save_adapter(directory, made, small, Adapter(RANK, made.scale, whole.targets, frozenset(), frozenset()),
-                 drawn_factors(small, whole).items(), "model")  # fmt: skip
+                 drawn_factors(small, whole), "model")  # fmt: skip
     return given | {"from": str(directory)}
 
 

@@ -4,10 +4,10 @@ One process holds the whole model and the whole global batch. Loss: cross-entrop
 their number. Clip: torch's own. AdamW: torch's own for-loop form, decay on parameters of two and more dimensions; Muon: torch's
 own, for the matrices of the blocks. Groups by name set requires_grad, rate and decay of single parameters.
 
-transformers computes norms, rotary angles and the loss in float32 even when the weights are float64, which costs 2.7e-7. For
-float64 proofs those modules are replaced by the same formula without the detour; for float32 transformers runs as it is.
-Formulas that name float32 themselves, and torch's Muon, which casts to bfloat16, run under `_Computing`, torch's own mode that
-sees each call: nothing of torch or transformers is patched.
+transformers computes norms, rotary angles, routers and some softmaxes in float32 even when the weights are float64, which
+costs 2.7e-7. For float64 proofs its code, which names float32 itself, and torch's Muon, which casts to bfloat16, run under
+`_Computing`, torch's own mode that sees each call: nothing of torch or transformers is patched. For float32 transformers runs as
+it is.
 """
 
 import contextlib
@@ -83,45 +83,35 @@ class _Computing(TorchFunctionMode):
         return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
-class _RMSNorm(nn.Module):
-    def __init__(self, weight: nn.Parameter, epsilon: float):
-        super().__init__()
-        self.weight, self.epsilon = weight, epsilon
+class _Exact:
+    """A model's forward, computed in float64 where it names another floating dtype."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon)
+    def __init__(self, forward: Any):
+        self.forward = forward
 
-
-class _Rotary(nn.Module):
-    """The family's own frequencies, scaled ropes included, by transformers' own formula in float64."""
-
-    def __init__(self, original: Any):
-        super().__init__()
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        kind = original.rope_type
-        formula = original.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-        with _Computing(torch.float64):  # the formulas name float32 themselves
-            frequencies: tuple[torch.Tensor, float] = formula(original.config)
-        self.inverse, self.magnitude = frequencies
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, *_args: Any, **_kwargs: Any) -> Any:
-        angle = position_ids[..., None].double() * self.inverse
-        angle = torch.cat((angle, angle), -1)
-        return angle.cos() * self.magnitude, angle.sin() * self.magnitude
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _Computing(torch.float64):
+            return self.forward(*args, **kwargs)
 
 
-class _Route:
-    """transformers' top-k router, its softmax in the dtype it is given."""
+def compute_in_float64(model: nn.Module) -> None:
+    """transformers' model in float64, from here on without its float32 detours: its own code under `_Computing`, and constants
+    that it rounded while it was built computed again."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    def __init__(self, router: Any):
-        self.router = router
-
-    def __call__(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        router = self.router
-        logits = functional.linear(hidden.reshape(-1, router.hidden_dim), router.weight)
-        values, chosen = torch.topk(logits.softmax(-1), router.top_k, dim=-1)
-        return logits, values / values.sum(-1, keepdim=True) if router.norm_topk_prob else values, chosen
+    for module in cast(list[Any], list(model.modules())):
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            is_nested = isinstance(module.rope_type, dict)  # a rope for each kind of layer
+            for layer_type, kind in (module.rope_type if is_nested else {None: module.rope_type}).items():
+                formula = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+                with _Computing(torch.float64):
+                    inverse, _ = formula(module.config, layer_type=layer_type)
+                before = f"{layer_type}_" if is_nested else ""
+                setattr(module, f"{before}inv_freq", inverse)
+                setattr(module, f"{before}original_inv_freq", inverse.clone())
+        elif type(module).__name__.endswith("ScaledWordEmbedding"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+    cast(Any, model).forward = _Exact(model.forward)
 
 
 def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
@@ -130,19 +120,9 @@ def load_model(directory: Path, dtype: torch.dtype) -> nn.Module:
 
     has_experts = "num_experts_per_tok" in AutoConfig.from_pretrained(directory).to_dict()
     plain = {"experts_implementation": "eager"} if has_experts else {}
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="sdpa", **plain)
-    if dtype != torch.float64:
-        return model
-    for name, module in list(model.named_modules()):
-        parent = model.get_submodule(name.rpartition(".")[0])
-        leaf = name.rpartition(".")[2]
-        if type(module).__name__.endswith("RMSNorm"):
-            setattr(parent, leaf, _RMSNorm(module.weight, module.variance_epsilon))
-        elif type(module).__name__.endswith("RotaryEmbedding"):
-            setattr(parent, leaf, _Rotary(module))
-        elif type(module).__name__.endswith("TopKRouter"):
-            # on this instance: transformers finds the routers' logits by the module's class
-            module.forward = _Route(module)
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **plain)
+    if dtype == torch.float64:
+        compute_in_float64(model)
     return model
 
 
@@ -159,6 +139,7 @@ def train_reference(
     model = load_model(directory, dtype).train()
     config: Any = model.config
     named = adapted(model, settings.adapter, dtype) if settings.adapter else dict(model.named_parameters())
+    named = {_in_files(name, config.model_type): parameter for name, parameter in named.items()}
     optimizers, losses, norms, figures = _optimizers(named, settings), [], [], []
     gradients: dict[str, torch.Tensor] = {}
     first_weights: dict[str, torch.Tensor] = {}
@@ -292,9 +273,16 @@ def by_matrix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         experts, _, own = name.rpartition(".")
-        if own == "gate_up_proj":
-            gate, up = tensor.chunk(2, dim=1)
-            found |= {f"{experts}.*.gate_proj.weight": gate, f"{experts}.*.up_proj.weight": up}
-        else:
-            found[f"{experts}.*.{own}.weight" if experts.endswith(".experts") else name] = tensor
+        if not experts.endswith(".experts"):
+            found[name] = tensor
+            continue
+        kinds = ("w1", "w3", "w2") if ".block_sparse_moe." in name else ("gate_proj", "up_proj", "down_proj")
+        parts = tensor.chunk(2, dim=1) if own == "gate_up_proj" else (tensor,)
+        for kind, part in zip(kinds if own == "gate_up_proj" else kinds[2:], parts, strict=False):
+            found[f"{experts}.*.{kind}.weight"] = part
     return found
+
+
+def _in_files(name: str, model_type: str) -> str:
+    """mixtral's files call the MLP of a sparse layer otherwise than transformers does in memory."""
+    return name.replace(".mlp.", ".block_sparse_moe.") if model_type == "mixtral" else name

@@ -186,11 +186,11 @@ def _batch(row: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def by_our_names(tensors: dict[str, torch.Tensor], architecture: Architecture) -> dict[str, torch.Tensor]:
     """Hugging Face's tensors, cut and turned as ours are. Those that are not there (frozen ones) are left out."""
     tensors, ours = by_matrix(tensors), {}
-    for name in parameter_shapes(architecture):
+    for name, (rows, *_) in parameter_shapes(architecture).items():
         where = stored_as(name, architecture)
         if where.name in tensors:
             tensor = tensors[where.name].T if where.transposed else tensors[where.name]
-            ours[name] = tensor.chunk(where.parts)[where.part]
+            ours[name] = tensor[where.first : where.first + rows]
     return ours | {name: tensor for name, tensor in tensors.items() if is_factor(name)}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from windlass.config import RunConfig, to_yaml
 from windlass.data.stream.mixture import shares_of
 from windlass.model.architecture import Architecture, describe_dropout
+from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
 from windlass.optim.rules import Rules
@@ -43,6 +44,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         **({"activations": str(recompute)} if config.parallel.recompute != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
+        **({"left out": nulls} if (nulls := describe_nulls(config.model, architecture.family)) else {}),
         "starts": source,
     }
     width = max(map(len, derived))
@@ -60,6 +62,12 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         **({"drift": list(drift)} if drift else {}),
         data={"stream": run.prepared.stream, **run.source.entry()},
     )
+
+
+def describe_nulls(model: ModelConfig, family: str) -> str:
+    """Keys of the recipe that set nothing; empty where there are none."""
+    keys = ", ".join(f"model.{key}: null" for key in model.nulls_left_out(family))
+    return keys and f"{keys} ({family} has no such field known here)"
 
 
 def _num_samples(run: Run) -> int:

@@ -64,8 +64,10 @@ def test_packed_rows_equal_their_documents_alone_in_fp64(family, changes):
         check_packed(model, 1e-12, 1e-12)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [(family, kind) for family in FAMILIES for kind in ("sdpa", "eager") if (family, kind) != ("gemma2", "sdpa")],
+)
 def test_packed_rows_equal_transformers_own(family, attention):
     """It finds the documents by positions that restart, and masks the rest."""
 
@@ -85,7 +87,7 @@ def test_one_token_changes_its_own_document_and_nothing_else_bit_for_bit(family,
     before = decoder(ids, documents=starts)
     ids[1, 5] = (ids[1, 5] + 1) % decoder.arch.vocab_size
     # a token that goes to another expert moves the rows of all that go there, and some CPUs round a row by where it lies
-    rounding = 1e-5 if family == "qwen3_moe" else 0.0
+    rounding = 1e-5 if family in ("qwen3_moe", "mixtral") else 0.0
     changed = ((decoder(ids, documents=starts) - before).abs() > rounding).any(-1)
     reach = 6 if decoder.arch.window != 2 else 4  # three layers of a window of two
     assert changed[1, 5 : 5 + reach].all() and changed.sum() == reach
@@ -117,7 +119,8 @@ def running_on(starts, length):
 def without_borders(starts, length):
     """A mistake: attention over the whole row."""
     found = find_documents(starts, length)
-    return dataclasses.replace(found, starts_BM=torch.zeros_like(starts[:, :1]))
+    nowhere = torch.zeros_like(found.first_BT)
+    return dataclasses.replace(found, starts_BM=torch.zeros_like(starts[:, :1]), first_BT=nowhere)
 
 
 @pytest.mark.parametrize(("family", "mistake"), [*((f, without_borders) for f in FAMILIES), ("gpt2", running_on)])

@@ -72,6 +72,23 @@ PUBLISHED = [
     ("qwen2", {"rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}}),
     ("smollm3", {"max_window_layers": 28, "pretraining_tp": 2, "no_rope_layers": [1, 1, 0], "rope_theta": 5000000.0}),
     ("mistral", {"sliding_window": None, "rope_theta": 1000000.0, "torch_dtype": "bfloat16"}),
+    ("mixtral", {"router_jitter_noise": 0.0, "output_router_logits": False, "sliding_window": None, "rope_theta": 1e6}),
+    ("olmo2", {"attention_bias": False, "rope_scaling": None, "rope_theta": 500000}),
+    ("granite", {"attention_multiplier": 0.015625, "logits_scaling": 8.0, "residual_multiplier": 0.22}),
+    (
+        "phi3",
+        {"embd_pdrop": 0.0, "resid_pdrop": 0.0, "attention_bias": False, "original_max_position_embeddings": 4096},
+    ),
+    ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False}),
+    ("gemma3_text", {"rope_local_base_freq": 10000.0, "rope_theta": 1000000, "cache_implementation": "hybrid"}),
+    ("gemma3_text", {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 6}),
+    ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}),
+    ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True}),
+    ("starcoder2", {"activation_function": "gelu", "attention_softmax_in_fp32": True}),
+    ("glm4", {"partial_rotary_factor": 0.5, "attention_bias": True, "eos_token_id": [1, 2]}),
+    ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": ["full_attention"] * 3, "sliding_window": 4096}),
+    ("exaone4", {"sliding_window_pattern": None, "layer_types": ["full_attention"] * 3, "sliding_window": None}),
+    ("cohere2", {"use_parallel_block": True, "rotary_pct": 1.0, "position_embedding_type": "rope_gptj"}),
     ("gpt2", {"n_ctx": 1024, "summary_type": "cls_index", "task_specific_params": {"text-generation": {}}}),
 ]
 

@@ -5,7 +5,8 @@ attend(q, k, v, layout): softmax(q k^T / sqrt(K)) v, causal, with H / G query he
 (a window), where documents begin, and which ranks share a row. No [T, S] mask is built in training.
 
 A row with one document runs causal scaled_dot_product_attention (causal.py). Rows with several documents or padding run
-documents.py, or unfused.py where no kernel takes them and where weights are dropped. A row that ranks share first collects its
+documents.py, or unfused.py where no kernel takes them, where weights are dropped and where scores are capped.
+A row that ranks share first collects its
 keys in context.py and then takes the same paths. A batch without document borders makes no extra call.
 
 Legend: B sequences, T query positions, S key positions, H query heads, G key/value heads, K channels per head.
@@ -37,7 +38,7 @@ def attend(
     if context.kind == "ulysses":
         heads_H = None if keys_B is None else context.heads(layout.heads_H, q_BHTK)
         shares = to_heads(q_BHTK, k_BGSK, v_BGSK, context)
-        whole = AttentionLayout(0, window, layout.documents, heads_H, chunks=layout.chunks)
+        whole = AttentionLayout(0, window, layout.documents, heads_H, chunks=layout.chunks, cap=layout.cap)
         out_BHTK = _attend(*shares, whole, probability, keys_B)
         return to_positions(out_BHTK, context)
     k_BGSK, v_BGSK = gather_keys(k_BGSK, v_BGSK, context)
@@ -45,7 +46,7 @@ def attend(
     outs = []
     for q_BHCK, place, documents in zip(q_BHTK.chunk(2, 2), places, layout.parts, strict=True):
         k_BGCK, v_BGCK = k_BGSK[:, :, : place.stop], v_BGSK[:, :, : place.stop]
-        part = AttentionLayout(place.start, window, documents, layout.heads_H, chunks=layout.chunks)
+        part = AttentionLayout(place.start, window, documents, layout.heads_H, chunks=layout.chunks, cap=layout.cap)
         outs.append(_attend(q_BHCK, k_BGCK, v_BGCK, part, probability, keys_B))
     return torch.cat(outs, 2)
 
@@ -56,9 +57,10 @@ def _attend(
     """Attention whose keys are all on this rank."""
     if keys_B is not None and probability:
         return attend_unfused(q_BHTK, k_BGSK, v_BGSK, layout, probability, keys_B)
-    if layout.documents is None:
+    is_capped = layout.cap is not None  # which no fused kernel of torch knows
+    if layout.documents is None and not is_capped:
         return attend_causal(q_BHTK, k_BGSK, v_BGSK, layout.query_offset, layout.window)
-    if has_kernel(v_BGSK):
+    if layout.documents is not None and not is_capped and has_kernel(v_BGSK):
         return attend_documents(q_BHTK, k_BGSK, v_BGSK, layout.documents, layout.window)
     nothing_B = torch.zeros(q_BHTK.shape[0], dtype=torch.int64, device=q_BHTK.device)
     return attend_unfused(q_BHTK, k_BGSK, v_BGSK, layout, 0.0, nothing_B)

@@ -15,7 +15,7 @@ class AttentionLayout:
     keys up to itself. Without documents a row is one. Of ranks that share heads or positions, for the masks of dropout: which
     heads these are, and which positions the residual stream has here. `context`: the ranks that share the row; `parts`: the
     documents that this rank's slices of it meet, where it computes slices. `chunks`: how many weights
-    exist at a time where they are materialised."""
+    exist at a time where they are materialised. `cap`: scores s become cap tanh(s / cap)."""
 
     query_offset: int = 0
     window: int | None = None
@@ -25,3 +25,4 @@ class AttentionLayout:
     context: Context | None = None
     parts: tuple[Documents, ...] = ()
     chunks: Chunks = USUAL
+    cap: float | None = None

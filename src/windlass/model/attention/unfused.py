@@ -1,4 +1,5 @@
-"""Attention with dropout inside: an explicit softmax over pieces of queries. Named unfused: no fused kernel knows our masks.
+"""Attention with dropout or capped scores: an explicit softmax over pieces of queries. Named unfused: no fused kernel knows our
+masks, nor caps.
 
     O = (M * softmax(q k^T / sqrt(K))) v,   M = 0 with probability p, else 1 / (1 - p)
 
@@ -10,6 +11,8 @@ log of each row's softmax sum, and backward computes each piece's weights and ma
 FlashAttention, arXiv 2205.14135, without its kernel). With P the softmax, dO the incoming gradient:
 
     dv = (M P)^T dO      dP = M * (dO v^T)      dS = P * (dP - rowsum(dO * O))      dq = dS k / sqrt(K)      dk = dS^T q / sqrt(K)
+
+Capped scores (Gemma 2, arXiv 2408.00118) are c tanh(s / c), s = q k^T / sqrt(K), and dS is multiplied by 1 - tanh^2(s / c).
 
 A piece reads only keys that one of its queries sees: none after it, none before its window, and of those each query sees its
 own document. Grouped heads share their key/value head without copies. Softmax and its gradient run in promote_types(dtype,
@@ -50,7 +53,8 @@ def attend_unfused(
     probability: float,
     keys_B: Tensor,
 ) -> Tensor:
-    """Causal attention with dropout on its weights -> [B, H, T, K]. Queries are the last T of the row's S positions.
+    """Causal attention with dropout on its weights, its scores capped where the layout says so -> [B, H, T, K]. Queries are the
+    last T of the row's S positions.
 
     keys_B: of this layer. On a rank that holds some of the heads, `layout` has their numbers in the whole model.
     """
@@ -65,7 +69,9 @@ def attend_unfused(
     first_BT = None if layout.documents is None else layout.documents.first_BT
     chunks = layout.chunks
     most = chunks.attention_weights if device.type == "cpu" else chunks.attention_weights_gpu
-    return _Unfused.apply(q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, layout.window, probability, most)
+    return _Unfused.apply(
+        q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, layout.window, layout.cap, probability, most
+    )
 
 
 def _pieces(q_BHTK: Tensor, offset: int, window: int | None, most: int) -> Iterator[tuple[slice, slice]]:
@@ -110,14 +116,18 @@ def _scores(
     offset: int,
     window: int | None,
     first_BT: Tensor | None,
+    cap: float | None,
 ) -> Tensor:
-    """q k^T / sqrt(K), -inf where a query does not see a key -> [B, H, C, S], at least fp32."""
+    """q k^T / sqrt(K), capped, -inf where a query does not see a key -> [B, H, C, S], at least fp32."""
     seen = sees(queries, keys, offset, window, q_BHCK.device)
     if first_BT is not None:
         keys_S = torch.arange(keys.start, keys.stop, device=q_BHCK.device)
         seen = seen & (keys_S >= first_BT[:, None, queries, None])
     scores_BHCS = _against(q_BHCK, k_BGSK, q_BHCK.shape[-1] ** -0.5)
-    return scores_BHCS.to(torch.promote_types(scores_BHCS.dtype, torch.float32)).masked_fill(~seen, -torch.inf)
+    scores_BHCS = scores_BHCS.to(torch.promote_types(scores_BHCS.dtype, torch.float32))
+    if cap is not None:
+        scores_BHCS = cap * (scores_BHCS / cap).tanh()
+    return scores_BHCS.masked_fill(~seen, -torch.inf)
 
 
 class _Unfused(torch.autograd.Function):
@@ -131,19 +141,21 @@ class _Unfused(torch.autograd.Function):
         positions_S: Tensor,
         first_BT: Tensor | None,
         window: int | None,
+        cap: float | None,
         probability: float,
         most: int,
     ) -> Tensor:
         outs, sums, offset = [], [], k_BGTK.shape[2] - q_BHTK.shape[2]
         for queries, keys in _pieces(q_BHTK, offset, window, most):
-            scores_BHCS = _scores(q_BHTK[:, :, queries], k_BGTK[:, :, keys], queries, keys, offset, window, first_BT)
+            masks = (queries, keys, offset, window, first_BT)
+            scores_BHCS = _scores(q_BHTK[:, :, queries], k_BGTK[:, :, keys], *masks, cap)
             sums.append(scores_BHCS.logsumexp(-1))
             kept_BHCS = keep_mask(rows_BHT[:, :, queries], positions_S[keys], probability)
             weights_BHCS = (scores_BHCS - sums[-1][..., None]).exp() * (1 / (1 - probability))
             outs.append(_mix(torch.where(kept_BHCS, weights_BHCS, 0), v_BGTK[:, :, keys]))
         out_BHTK = torch.cat(outs, 2)
         ctx.save_for_backward(q_BHTK, k_BGTK, v_BGTK, rows_BHT, positions_S, first_BT, out_BHTK, torch.cat(sums, 2))
-        ctx.window, ctx.probability, ctx.most = window, probability, most
+        ctx.window, ctx.cap, ctx.probability, ctx.most = window, cap, probability, most
         return out_BHTK
 
     @staticmethod
@@ -160,7 +172,7 @@ class _Unfused(torch.autograd.Function):
         through_BHT = (grad_BHTK.to(wide) * out_BHTK.to(wide)).sum(-1)
         for queries, keys in _pieces(q_BHTK, offset, ctx.window, ctx.most):
             q_BHCK, grad_BHCK, k_BGSK = q_BHTK[:, :, queries], grad_BHTK[:, :, queries], k_BGTK[:, :, keys]
-            scores_BHCS = _scores(q_BHCK, k_BGSK, queries, keys, offset, ctx.window, first_BT)
+            scores_BHCS = _scores(q_BHCK, k_BGSK, queries, keys, offset, ctx.window, first_BT, ctx.cap)
             weights_BHCS = (scores_BHCS - sums_BHT[:, :, queries, None]).exp()
             kept_BHCS = keep_mask(rows_BHT[:, :, queries], positions_S[keys], ctx.probability)
             dropped_BHCS = torch.where(kept_BHCS, weights_BHCS * factor, 0)
@@ -168,7 +180,9 @@ class _Unfused(torch.autograd.Function):
             grad_dropped_BHCS = _against(grad_BHCK, v_BGTK[:, :, keys]).to(wide)
             grad_weights_BHCS = torch.where(kept_BHCS, grad_dropped_BHCS * factor, 0)
             grad_scores_BHCS = weights_BHCS * (grad_weights_BHCS - through_BHT[:, :, queries, None]) * scale
+            if ctx.cap is not None:  # of keys that are not seen, at -inf, the weight is 0
+                grad_scores_BHCS = grad_scores_BHCS * (1 - (scores_BHCS / ctx.cap).clamp(min=-1).square())
             grads_q.append(_mix(grad_scores_BHCS, k_BGSK))
             grad_k_BGTK[:, :, keys] += _collect(grad_scores_BHCS, q_BHCK, num_groups)
         grad_k, grad_v = grad_k_BGTK.to(k_BGTK.dtype), grad_v_BGTK.to(v_BGTK.dtype)
-        return torch.cat(grads_q, 2), grad_k, grad_v, None, None, None, None, None, None
+        return torch.cat(grads_q, 2), grad_k, grad_v, None, None, None, None, None, None, None

@@ -29,7 +29,7 @@ pretraining_tp chunk_size_feed_forward is_decoder tie_last_hidden_states sep_tok
 forced_bos_token_id forced_eos_token_id max_length min_length max_new_tokens do_sample early_stopping num_beams
 num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty
 no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
-exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transformers.js_config
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transformers.js_config cache_implementation
 """
 INFERENCE: Final = frozenset(_INFERENCE.split())
 _STORED: Final = "set precision.policy (fp32, bf16, fp16, bf16-pure), which says what stores and what computes"
@@ -63,6 +63,10 @@ class Family(Settings):
     aliases: ClassVar[dict[str, str]] = {}  # transformers accepts both names
     harmless: ClassVar[frozenset[str]] = INFERENCE
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = NEVER
+    stored_names: ClassVar[dict[str, str]] = {}
+    """Module of a block -> its name in the family's files, where that is another; `*` stands for the number of an expert."""
+    fused: ClassVar[dict[str, tuple[str, ...]]] = {}
+    """Module in the family's files -> the modules here that are its rows, one after the other."""
 
     vocab_size: Size | None = None
     """Entries of the vocabulary; the tokenizer's size when left out."""

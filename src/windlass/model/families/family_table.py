@@ -1,4 +1,4 @@
-"""The families by name, each with what it has beyond the shared fields of rotary.py; gpt2 and qwen3_moe have files. No torch.
+"""The families by name. Those that are nearly Llama stand here, the others have files of their own. No torch.
 
 How to add one: docs/howto/add-a-family.md.
 """
@@ -8,10 +8,20 @@ from typing import Any, ClassVar, Final, Literal
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
+from windlass.model.families.cohere2 import Cohere2Fields
+from windlass.model.families.ernie import ErnieFields
+from windlass.model.families.exaone4 import Exaone4Fields
 from windlass.model.families.family import INFERENCE, Family, Size
+from windlass.model.families.gemma import Gemma2Fields, Gemma3Fields
+from windlass.model.families.glm4 import Glm4Fields
 from windlass.model.families.gpt2 import GPT2Fields
+from windlass.model.families.granite import GraniteFields
 from windlass.model.families.llama_like import RotaryFields, WindowedFields, Windows
+from windlass.model.families.mixtral import MixtralFields
+from windlass.model.families.olmo import Olmo2Fields, Olmo3Fields
+from windlass.model.families.phi3 import Phi3Fields
 from windlass.model.families.qwen3_moe import Qwen3MoeFields
+from windlass.model.families.starcoder2 import Starcoder2Fields
 
 
 class LlamaFields(RotaryFields):
@@ -19,6 +29,7 @@ class LlamaFields(RotaryFields):
 
     family: ClassVar[str] = "llama"
     architecture_class: ClassVar[str] = "LlamaForCausalLM"
+    needs_even_heads: ClassVar[bool] = True
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
         **RotaryFields.fixed,
         "sliding_window": (None,),
@@ -172,21 +183,36 @@ FAMILIES: Final[dict[str, type[Family]]] = {
     "qwen2": Qwen2Fields,
     "smollm3": SmolLM3Fields,
     "qwen3_moe": Qwen3MoeFields,
+    "mixtral": MixtralFields,
+    "olmo2": Olmo2Fields,
+    "granite": GraniteFields,
+    "phi3": Phi3Fields,
+    "gemma3_text": Gemma3Fields,
+    "gemma2": Gemma2Fields,
+    "olmo3": Olmo3Fields,
+    "starcoder2": Starcoder2Fields,
+    "glm4": Glm4Fields,
+    "exaone4": Exaone4Fields,
+    "ernie4_5": ErnieFields,
+    "cohere2": Cohere2Fields,
 }
 # the first letters of a model_type that is not here -> the nearest one that is, and what it lacks
 NEAREST: Final[dict[str, tuple[str, str]]] = {
-    "gemma": ("llama", "norms scale by 1 + weight, and the embedding by sqrt(hidden_size)"),
+    "gemma": ("gemma2", "no norms after attention and MLP"),
+    "gemma3": ("gemma3_text", "images: its text model is a family of its own"),
+    "gemma3n": ("gemma3_text", "embeddings for each layer, and several residual streams"),
     "phi": ("gpt2", "attention and MLP run side by side, with partly rotated heads"),
-    "phi3": ("llama", "fused projections, and a rope of its own"),
-    "phimoe": ("llama", "mixtures of experts"),
-    "mixtral": ("mistral", "the MLPs are mixtures of experts"),
+    "phi4_multimodal": ("phi3", "images and sound"),
+    "phimoe": ("mixtral", "a router of its own kind"),
     "ministral": ("mistral", "windows that differ by layer"),
     "qwen2_moe": ("qwen3_moe", "a shared expert beside the others, and no norms in attention"),
-    "qwen3_next": ("qwen3", "gated linear attention and experts"),
+    "qwen3_next": ("qwen3_moe", "gated delta networks, a state in place of attention, in three of four layers"),
     "qwen2_vl": ("qwen2", "images, and rotary positions in three directions"),
     "deepseek": ("llama", "latent attention and mixtures of experts"),
-    "llama4": ("llama", "mixtures of experts, and attention in pieces"),
-    "gpt_oss": ("qwen3", "mixtures of experts, and attention sinks"),
+    "deepseek_v2": ("qwen3_moe", "latent attention (keys and values from one small vector), and shared experts"),
+    "deepseek_v3": ("qwen3_moe", "latent attention, and experts chosen in groups by biased scores, with shared ones"),
+    "llama4": ("mixtral", "attention in pieces of the row, with a temperature by position, and shared experts"),
+    "gpt_oss": ("qwen3_moe", "attention sinks, biased and clamped experts, and weights of 4 bits"),
     "gpt_neox": ("gpt2", "attention and MLP run side by side, with rotary positions"),
     "gptj": ("gpt2", "attention and MLP run side by side, with rotary positions"),
     "gpt_neo": ("gpt2", "local attention, unscaled"),
@@ -194,13 +220,15 @@ NEAREST: Final[dict[str, tuple[str, str]]] = {
     "opt": ("gpt2", "positions that begin at 2"),
     "bloom": ("gpt2", "distances in the scores in place of positions"),
     "falcon": ("llama", "attention and MLP run side by side"),
-    "olmo": ("llama", "norms of another kind or place"),
-    "olmoe": ("llama", "mixtures of experts"),
-    "granite": ("llama", "multipliers on embedding, residual stream, scores and logits"),
-    "cohere": ("llama", "LayerNorm, and attention and MLP side by side"),
-    "starcoder2": ("gpt2", "rotary positions and grouped heads"),
+    "olmo": ("llama", "norms without weights"),
+    "olmoe": ("olmo2", "mixtures of experts"),
+    "granitemoe": ("granite", "mixtures of experts"),
+    "cohere": ("cohere2", "no windows, and norms on queries and keys"),
+    "exaone": ("exaone4", "norms and names of another kind"),
+    "ernie4_5_moe": ("ernie4_5", "mixtures of experts"),
     "stablelm": ("llama", "LayerNorm, and partly rotated heads"),
-    "glm": ("llama", "partly rotated heads"),
+    "glm": ("glm4", "no norms after attention and MLP"),
+    "glm4_moe": ("glm4", "mixtures of experts"),
     "mamba": ("llama", "state spaces in place of attention"),
 }
 

@@ -14,6 +14,16 @@ from windlass.model.families.family import INFERENCE, Size
 from windlass.model.families.llama_like import RotaryFields, Windows, check_window
 
 
+def check_router_loss(own: dict[str, Any], merged: dict[str, Any]) -> None:
+    """Raises UserError where a recipe gives a factor of the routers' loss, which is not trained on."""
+    if own.get("router_aux_loss_coef") is not None and not merged.get("output_router_logits"):
+        raise UserError(
+            f"model: router_aux_loss_coef: {own['router_aux_loss_coef']} without output_router_logits",
+            "the routers' loss is trained on only where output_router_logits is true, as in transformers",
+            "add model.output_router_logits=true, or remove router_aux_loss_coef",
+        )
+
+
 class Qwen3MoeFields(RotaryFields):
     """`model_type: qwen3_moe`: Qwen3's attention, and experts in place of MLPs. Source: arXiv 2505.09388."""
 
@@ -83,12 +93,7 @@ class Qwen3MoeFields(RotaryFields):
     @classmethod
     def check_own(cls, own: dict[str, Any], merged: dict[str, Any]) -> None:
         check_window(cls, own, merged)
-        if own.get("router_aux_loss_coef") is not None and not merged.get("output_router_logits"):
-            raise UserError(
-                f"model: router_aux_loss_coef: {own['router_aux_loss_coef']} without output_router_logits",
-                "the routers' loss is trained on only where output_router_logits is true, as in transformers",
-                "add model.output_router_logits=true, or remove router_aux_loss_coef",
-            )
+        check_router_loss(own, merged)
 
     @classmethod
     def from_architecture(cls, arch: Architecture) -> dict[str, object]:

@@ -10,6 +10,7 @@ transformers 5 writes `rope_parameters` (with rope_type and rope_theta inside), 
 `dynamic` makes the frequencies a function of the sequence's length: refused, as are the others, by name.
 """
 
+import copy
 import json
 import math
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class RopeScaling:
         return {**own, **{name: value for name, value in values.items() if value is not None}}
 
 
+Rope = tuple[float, RopeScaling | None]
+"""Base and scaling."""
+
+
 def _growth(factor: float, scale: float) -> float:
     return 0.1 * scale * math.log(factor) + 1.0
 
@@ -91,16 +96,61 @@ def merge_rope(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """
     base = dict(base)
     spellings = [name for name in ("rope_scaling", "rope_parameters") if isinstance(base.get(name), dict)]
-    inside = [base[name]["rope_theta"] for name in spellings if "rope_theta" in base[name]]
     if "rope_scaling" in own or "rope_parameters" in own:
+        for name in reversed(spellings):  # transformers reads rope_scaling first
+            spelling = base.pop(name)
+            base |= {beside: value for rope, _, beside, value in _inside(spelling) if rope is spelling}
+            if "sliding_attention" in spelling and "rope_parameters" not in own:  # which rope_scaling says nothing of
+                theta = (spelling.get("full_attention") or {}).get("rope_theta")
+                full = {} if theta is None else {"rope_theta": theta}
+                base[name] = {"full_attention": full, "sliding_attention": spelling["sliding_attention"]}
+    else:
         for name in spellings:
-            del base[name]
-        if inside:
-            base["rope_theta"] = inside[0]
-    elif "rope_theta" in own:
-        for name in spellings:
-            base[name] = {key: value for key, value in base[name].items() if key != "rope_theta"}
+            base[name] = copy.deepcopy(base[name])
+            for rope, key, beside, _value in _inside(base[name]):
+                if beside in own:
+                    del rope[key]
     return {**base, **own}
+
+
+def _inside(spelling: dict[str, Any]) -> list[tuple[dict[str, Any], str, str, Any]]:
+    """Values inside a spelling that may stand beside it: the mapping that holds each, its key there, the field, the value."""
+    found = []
+    for rope, names in (
+        (spelling, {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}),
+        (spelling.get("full_attention"), {"rope_theta": "rope_theta"}),
+        (spelling.get("sliding_attention"), {"rope_theta": "rope_local_base_freq"}),  # gemma3's
+    ):
+        if isinstance(rope, dict):
+            found += [(rope, key, beside, rope[key]) for key, beside in names.items() if key in rope]
+    return found
+
+
+def read_layer_ropes(
+    rope_scaling: dict[str, Any] | None,
+    rope_parameters: dict[str, Any] | None,
+    full_theta: float,
+    window_theta: float,
+    max_positions: int,
+) -> tuple[Rope, Rope]:
+    """Of the layers without and with a window, as transformers 5 reads them: `rope_scaling` is about the first alone."""
+    given = rope_parameters or {}
+    others = [name for name in given if name not in ("full_attention", "sliding_attention")]
+    if others:
+        raise UserError(
+            f"model: rope_parameters has {', '.join(map(str, others))}",
+            "this family has two ropes: rope_parameters holds full_attention and sliding_attention, a mapping each",
+            "write it so, or give rope_theta and rope_scaling beside it",
+        )
+    if rope_scaling and "rope_type" not in rope_scaling:
+        raise UserError(
+            f"model: rope_scaling {json.dumps(rope_scaling)} without rope_type",
+            "transformers 5 would pass over it",
+            "give rope_scaling.rope_type: linear, llama3 or yarn",
+        )
+    full, windowed = ({**(given.get(name) or {})} for name in ("full_attention", "sliding_attention"))
+    full = {**full, **(rope_scaling or {})}
+    return read_rope(None, full, full_theta, max_positions), read_rope(None, windowed, window_theta, max_positions)
 
 
 def read_rope(
@@ -108,7 +158,7 @@ def read_rope(
     rope_parameters: dict[str, Any] | None,
     rope_theta: float,
     max_positions: int,
-) -> tuple[float, RopeScaling | None]:
+) -> Rope:
     """(base, scaling) of both spellings as transformers 5 reads them: rope_scaling before rope_parameters, and a
     rope_theta inside before the one beside. Raises UserError for what would be another model here."""
     field = "rope_scaling" if rope_scaling else "rope_parameters"
