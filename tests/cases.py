@@ -94,6 +94,7 @@ class Layout:
     optim: OptimConfig = OPTIM
     precision: tuple[tuple[str, str], ...] = ()
     """More of PrecisionConfig's settings."""
+    steps: int = STEPS
 
 
 def write_model(directory: Path, family: str, tied: bool, **changes: float) -> Path:
@@ -151,7 +152,7 @@ def keys_of(step: int, mine: slice) -> torch.Tensor:
 
 
 def train_layout(directory: str, case: Layout) -> dict:
-    """On one of `case.world` ranks: the same three steps through build_program, clip and AdamW."""
+    """On one of `case.world` ranks: the same steps through build_program, clip and AdamW. fp64 gathers no moments."""
     parallel = ParallelConfig(
         zero=case.zero,
         replicate=case.replicate,
@@ -179,7 +180,7 @@ def train_layout(directory: str, case: Layout) -> dict:
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
     losses, norms, evaluations, figures, gradients = [], [], [], [], {}
     per_rank = SEQUENCES // mesh.layout.batch_ranks
-    for step, (ids, targets) in enumerate(global_batches(case.length)):
+    for step, (ids, targets) in enumerate(global_batches(case.length)[: case.steps]):
         mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
         micro = case.micro_batch
         batches = [{"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))]
@@ -212,7 +213,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         "figures": figures,
         "gradients": gradients,
         "weights": weights,
-        "moments": {name: full(value) for name, value in moments.items()},
+        "moments": {name: full(value) for name, value in moments.items() if case.policy != "fp64"},
         "dtypes": dtypes,
     }
 

@@ -18,13 +18,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Bug:
-    """`origin`: who has made it, or what it does. `cells` of test_same_loss (check: model: layout) turn red, the first of them in
-    `make test`, each with `said` in its message. `verify`: what the command says. `mistake`: the function of test_known_mistakes
-    that sees it."""
+    """`origin`: who has made it, or what it does. `cells` of test_same_loss (check: model: layout) turn red, each with `said` in
+    its message; the first does so within `steps`, in `make test`. `verify`: what the command says. `mistake`: the function of
+    test_known_mistakes that sees it."""
 
     origin: str
     patches: tuple[Patch, ...]
     cells: tuple[str, ...] = ()
     verify: Seen | None = None
     said: str = ""
+    steps: int = 1
     mistake: str = ""
