@@ -8,7 +8,7 @@ from tests.proof.planting import Patch
 @dataclass(frozen=True)
 class Seen:
     """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: told of its first
-    difference."""
+    difference. Replicas that drift apart end the ranks before a row is compared: then `what` is OutOfSync."""
 
     layout: tuple[str, ...]
     what: str
