@@ -1,6 +1,7 @@
 """Clipping by the global norm: torch's own on one process, whatever the layout."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from tests.parallel.tiny import Operators, batch, full, make_program
+from tests.parallel.tiny import Operators, batch, each, full, make_program
 from windlass.optim.clip import clip_gradients
 
 LAYOUTS = {
@@ -48,14 +49,14 @@ def clip_beside_torch(layout, max_norm):
     return norm.item(), expected.item(), worst
 
 
-@pytest.mark.parametrize("max_norm", [0.3, 1e6])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norm_and_gradients_are_torchs_of_one_process(ranks, layout, max_norm):
-    results = ranks.run(LAYOUTS[layout][0], clip_beside_torch, LAYOUTS[layout], max_norm)
-    for norm, expected, worst in results:
-        assert norm == pytest.approx(expected, rel=1e-12) and norm > 0.3
-        assert worst <= 1e-14
-        assert norm == results[0][0], "the same number on every rank"
+def test_norm_and_gradients_are_torchs_of_one_process(ranks, layout):
+    calls = [partial(clip_beside_torch, LAYOUTS[layout], max_norm) for max_norm in (0.3, 1e6)]
+    for results in zip(*ranks.run(LAYOUTS[layout][0], each, *calls), strict=True):
+        for norm, expected, worst in results:
+            assert norm == pytest.approx(expected, rel=1e-12) and norm > 0.3
+            assert worst <= 1e-14
+            assert norm == results[0][0], "the same number on every rank"
 
 
 def narrow_norm(layout):

@@ -120,7 +120,6 @@ EXPERTS_STAGED = split("""
     pp2 context2, pp2 full, pp2 expert2 shard2, pp2 zbv expert2 shard2, pp2 interleaved-zero-bubble expert2 shard2,
     pp2 expert2 shard4, pp2 expert2 shard2 tp2, pp2 expert2 context2 full
 """)
-EXPERTS_NARROW = split("shard2, expert2 shard2, zero0 replicate2")
 EXPERTS_EVEN = split("one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2")
 
 
