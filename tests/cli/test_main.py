@@ -306,15 +306,6 @@ def test_what_was_given_back_as_resolved_trains_again(base, one, monkeypatch):
     assert resolved.model_dump() == load_recipe(base / "tiny.yaml", "run.directory=one").model_dump()
 
 
-@pytest.mark.long
-def test_a_mistake_that_only_workers_see_is_told_once(base, two):
-    done = windlass(base, "train", "tiny.yaml", "run.directory=two", "optim.beta1=0.8", "--nproc", "2")
-    assert done.returncode == EXIT_USER_ERROR
-    assert three_lines(done.stderr) == ["windlass", "rule", "change"]
-    assert "optim.beta1: 0.9 in the checkpoint, 0.8 now" in done.stderr
-    assert "run.accept_drift=[optim.beta1]" in done.stderr
-
-
 @pytest.fixture
 def call(monkeypatch, capsys):
     """call(*arguments): what a command prints that ends with `code`."""
@@ -404,11 +395,11 @@ def stop_and_finish(base, name, number, *arguments):
     assert_finished(directory, LONG_STEPS)
 
 
-@pytest.mark.long
 def test_ctrl_c_to_one_process_saves_and_the_same_command_goes_on(base):
     stop_and_finish(base, "interrupted", signal.SIGINT)
 
 
+@pytest.mark.long
 def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(base):
     stop_and_finish(base, "terminated", signal.SIGTERM, "--nproc", "2")
 
@@ -418,6 +409,7 @@ def test_ctrl_c_to_the_launcher_saves_and_the_same_command_goes_on(base):
     stop_and_finish(base, "interrupted-2", signal.SIGINT, "--nproc", "2")
 
 
+@pytest.mark.long
 def test_workers_die_with_their_launcher(base):
     directory = base / "killed"
     process = start(base, *long_run("killed", "--nproc", "2"))

@@ -43,7 +43,9 @@ def expected(zero, replicate, micro_batches, units):
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(one, marks=pytest.mark.long) if one.startswith("hsdp-") else one for one in LAYOUTS]
+)
 def test_fsdp_sends_what_its_docstring_says(ranks, layout):
     world, zero, replicate, _ = LAYOUTS[layout]
     for counts in ranks.run(world, each, *(partial(count_step, LAYOUTS[layout], micro) for micro in (1, 3))):
@@ -100,7 +102,7 @@ def sizes_of_step(world, micro_batches, settings):
         (4, {"zero": 3, "shard": 2, "replicate": 2}),
         (2, {"zero": 3, "shard": 2, "policy": "bf16"}),
         pytest.param(4, {"zero": 3, "shard": 2, "tp": 2}, marks=pytest.mark.long),
-        (4, {"zero": 1, "shard": 2, "tp": 2}),
+        pytest.param(4, {"zero": 1, "shard": 2, "tp": 2}, marks=pytest.mark.long),
         (4, {"zero": 1, "shard": 2, "pp": 2, "schedule": "gpipe"}),
     ],
     ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),

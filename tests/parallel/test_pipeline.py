@@ -155,8 +155,7 @@ POLICIES = [("bf16", {}), ("fp16", {}), ("bf16", {"output": "bf16"}), ("bf16", {
     ("zero", "schedule"),
     [
         (0, "1f1b"),
-        (1, "interleaved-1f1b"),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, "1f1b"), (0, "zbv")]),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, "interleaved-1f1b"), (1, "1f1b"), (0, "zbv")]),
     ],
 )
 def test_a_policy_is_that_of_one_process(ranks, zero, schedule):

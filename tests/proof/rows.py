@@ -250,7 +250,7 @@ THREE_STEPS = {
 }
 FIRST_STEP_LAYOUTS = {
     "exact: qwen3 tied": """
-        one, zero1 shard2 micro1 offload, shard4 micro1, shard2 units2 prefetch1, shard2 micro1 selective packed,
+        one, zero1 shard2 micro1 offload, shard2 units2 prefetch1, shard2 micro1 selective packed,
         zero0 replicate2 fp32, zero0 replicate2 frozen-middle, tp2 micro8 muon, context2 packed ulysses
     """,
     "exact: qwen3": "shard2, context3 allgather",
@@ -271,7 +271,7 @@ FIRST_STEP_LAYOUTS = {
     "masks: qwen3 tied drops": "zero0 replicate2 micro4",
     "masks: gpt2 tied heads4 drops": "context2 allgather",
     "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
-    "near: qwen3 tied": "tp2 shard2 bf16, shard2 packed bf16, context2 zero0 packed bf16 allgather",
+    "near: qwen3 tied": "shard2 packed bf16, context2 zero0 packed bf16 allgather",
     "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure",
     "policy: qwen3 tied": """
         zero0 replicate2 fp16 states-bf16, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32, shard2 bf16 reduce-bf16,
