@@ -142,6 +142,7 @@ class Layout:
     """More of PrecisionConfig's settings."""
     adapter: tuple[tuple[str, Any], ...] = ()
     """AdapterConfig's settings but for its kind; none: all parameters are trained."""
+    steps: int = STEPS
 
 
 def write_model(directory: Path, family: str, tied: bool, **changes: float) -> Path:
@@ -228,7 +229,7 @@ def low_rank(directory: str, settings: dict[str, Any]) -> LowRank:
 
 
 def train_layout(directory: str, case: Layout) -> dict:
-    """On one of `case.world` ranks: the same three steps through build_program, clip and AdamW."""
+    """On one of `case.world` ranks: the same steps through build_program, clip and AdamW. fp64 gathers no moments."""
     parallel = ParallelConfig(
         zero=case.zero,
         replicate=case.replicate,
@@ -258,7 +259,7 @@ def train_layout(directory: str, case: Layout) -> dict:
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
     losses, norms, evaluations, figures, gradients = [], [], [], [], {}
     per_rank = SEQUENCES // mesh.layout.batch_ranks
-    for step, (ids, targets) in enumerate(global_batches(case.length)):
+    for step, (ids, targets) in enumerate(global_batches(case.length)[: case.steps]):
         mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
         micro = case.micro_batch
         batches = [{"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))]
@@ -292,7 +293,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         "figures": figures,
         "gradients": gradients,
         "weights": weights,
-        "moments": {name: full(value) for name, value in moments.items()},
+        "moments": {name: full(value) for name, value in moments.items() if case.policy != "fp64"},
         "dtypes": dtypes,
         "base": base,
     }

@@ -61,7 +61,7 @@ def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
     if not (base / "corpus").exists():
         write_corpus(base / "corpus")
     tree = {
-        "run": {"directory": str(base / name), "steps": STEPS, "tokens_per_step": 128, "micro_batch": 1, "seed": 4},
+        "run": {"directory": str(base / name), "steps": STEPS, "tokens_per_step": 128, "micro_batch": 2, "seed": 4},
         "model": MODEL,
         "data": {
             "sources": [{"path": str(base / "corpus")}],

@@ -19,7 +19,8 @@ def base(tmp_path_factory):
     return base
 
 
-@pytest.mark.parametrize("nproc", ["1", pytest.param("2", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("nproc", ["1", "2"])
 def test_a_sound_recipe_passes_and_leaves_nothing(base, capfd, nproc):
     assert rehearse(str(base / "tiny.yaml"), ["optim.schedule=wsd"], nproc, base / "run") == 0
     out = capfd.readouterr().out

@@ -144,7 +144,7 @@ def comparable(page, row):
     return row["layout"], ranks, exchanged
 
 
-QUICK = ("memory: one process", "ddp: DDP")
+QUICK = ("memory: one process",)
 ROWS = [
     pytest.param(page, row, id=f"{page}: {row}", marks=() if f"{page}: {row}" in QUICK else pytest.mark.long)
     for page, rows in techniques.ROWS.items()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_what_an_error_quotes_from_a_file_cannot_drive_the_terminal(monkeypatch,
 
 @pytest.fixture
 def launched(tmp_path):
-    """launched(case): two workers that do what `case` says, under `launch`, in a process of its own."""
+    """launch(*cases): the end of each, one after the other in a process of their own. A case says what the two workers do."""
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
@@ -152,76 +153,82 @@ def launched(tmp_path):
     os.utime(run / "logs" / "rank-1.log", (older, older))
     (run / "status.json").write_text(json.dumps({"state": "stopped", "step": 2, "exit_code": 75, "time": older}))
 
-    def launch(case, trains=True):
-        call = f"launch(['{case}'], 2, pathlib.Path({str(run)!r}), trains={trains})"
-        code = f"import sys, pathlib; from windlass.launch.local import launch; sys.exit({call})"
+    def launch(*cases, trains=True):
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", LAUNCHES, json.dumps(cases), json.dumps(trains)],
             env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), "RUN": str(run), "TMPDIR": str(temporary)},
             capture_output=True,
             text=True,
             timeout=240,
         )
         assert not any(temporary.iterdir()), "a launch leaves nothing behind"
-        return done
+        ends = [End(code, step, said) for (code, step), said in zip(json.loads(done.stdout), done.stderr.split("\0"))]
+        assert len(ends) == len(cases)
+        return ends
 
-    return run, launch
+    return launch
+
+
+LAUNCHES = """
+import json, os, pathlib, sys
+from windlass.launch.local import launch
+from windlass.status import read_status
+run, ends = pathlib.Path(os.environ["RUN"]), []
+for case in json.loads(sys.argv[1]):
+    code = launch([case], 2, run, trains=json.loads(sys.argv[2]))
+    ends.append((code, read_status(run).step))
+    print("\\0", end="", file=sys.stderr, flush=True)
+print(json.dumps(ends))
+"""
+
+
+class End(NamedTuple):
+    code: int
+    step: int
+    """Of the run's status, afterwards."""
+    said: str
 
 
 STATED = "windlass: given\n  rule:   a rule\n  change: a change\n"
 
 
-@pytest.mark.parametrize(
-    ("case", "code"),
-    [("UserError", 2), ("UserError-1", 2), ("Diverged", 4), ("OutOfSync", 5), ("Unavailable-1", 74)],
-)
-def test_an_error_is_printed_once_whichever_ranks_raise_it_and_its_code_is_the_launchers(launched, case, code):
-    _, launch = launched
-    done = launch(case)
-    assert (done.returncode, done.stderr) == (code, STATED)
+def test_an_error_is_printed_once_whichever_ranks_raise_it_and_its_code_is_the_launchers(launched):
+    codes = {"UserError": 2, "UserError-1": 2, "Diverged": 4, "OutOfSync": 5, "Unavailable-1": 74}
+    assert [(end.code, end.said) for end in launched(*codes)] == [(code, STATED) for code in codes.values()]
 
 
-def test_a_failure_names_the_rank_and_shows_its_log(launched):
-    run, launch = launched
-    done = launch("crash")
-    assert done.returncode == 7
-    assert done.stderr.startswith("windlass: rank 1 failed first, with exit code 7\nfirst line\nthe cause")
-    assert f"(the end of {run}/logs/rank-1.log)" in done.stderr
-    done = launch("kill")
-    assert done.returncode == 128 + 9 and "rank 1 failed first, with signal SIGKILL" in done.stderr
-    status = read_status(run)
+def test_a_failure_names_the_rank_and_shows_its_log_but_none_of_an_earlier_command(launched, tmp_path):
+    unlogged, crash, killed = launched("crash-unlogged", "crash", "kill")
+    assert unlogged.code == 7 and unlogged.said == "windlass: rank 1 failed first, with exit code 7\n"
+    assert crash.code == 7
+    assert crash.said.startswith("windlass: rank 1 failed first, with exit code 7\nfirst line\nthe cause")
+    assert f"(the end of {tmp_path}/run/logs/rank-1.log)" in crash.said
+    assert killed.code == 128 + 9 and "rank 1 failed first, with signal SIGKILL" in killed.said
+    status = read_status(tmp_path / "run")
     assert (status.state, status.step, status.exit_code) == ("failed", 3, 137), "the ranks could not write it"
 
 
-def test_a_log_of_an_earlier_command_is_not_shown_for_this_ones_failure(launched):
-    _, launch = launched
-    done = launch("crash-unlogged")
-    assert done.returncode == 7 and done.stderr == "windlass: rank 1 failed first, with exit code 7\n"
-
-
 def test_a_stop_is_one_that_this_launch_wrote(launched):
-    run, launch = launched
-    assert launch("good").returncode == 0 and read_status(run).step == 2, "an older stop is not this command's"
-    assert launch("stopped").returncode == EXIT_STOPPED
-    stopped = launch("stopped-for-another")
-    assert (stopped.returncode, stopped.stderr) == (EXIT_STOPPED, ""), "no failure"
-    assert launch("stopped", trains=False).returncode == 0, "evaluate beside a run that is stopped meanwhile"
+    good, stopped, for_another = launched("good", "stopped", "stopped-for-another")
+    assert (good.code, good.step) == (0, 2), "an older stop is not this command's"
+    assert (stopped.code, for_another.code, for_another.said) == (EXIT_STOPPED, EXIT_STOPPED, ""), "no failure"
+    assert launched("stopped", trains=False)[0].code == 0, "evaluate beside a run that is stopped meanwhile"
 
 
 @pytest.mark.parametrize(
     ("case", "code"),
     [
         ("signalled-2", 130),
-        ("signalled-1", 129),
-        ("signalled-10", 138),
-        ("signalled", 143),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("signalled-1", 129), ("signalled-10", 138), ("signalled", 143))
+        ),
         ("signalled-saved", EXIT_STOPPED),
         ("signalled-finished", 0),
     ],
 )
 def test_a_signal_is_the_exit_code_unless_the_run_was_saved_for_it(launched, monkeypatch, case, code):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
-    _, launch = launched
-    assert launch(case).returncode == code
+    assert launched(case)[0].code == code

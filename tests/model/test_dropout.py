@@ -188,7 +188,8 @@ def test_no_generator_is_touched():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # met by the compiler's own imports
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled_is_the_same_mask_with_one_graph_for_all_steps(dtype):
     """By the compiler's own kernels, so a compiler is needed. Columns that fill no vector; both widths of numbers."""
     graphs = []

@@ -108,7 +108,7 @@ def stepped(layout, storage, kernel="fused"):
     return found | {name: full(value) for name, value in optimizer.state_tensors().items()}
 
 
-@pytest.mark.parametrize("layout", [(2, 0, 2, 1), (2, 3, 1, 2), (4, 3, 2, 2)])
+@pytest.mark.parametrize("layout", [(2, 0, 2, 1), (2, 3, 1, 2), pytest.param((4, 3, 2, 2), marks=pytest.mark.long)])
 def test_every_layout_rounds_every_element_alike(ranks, layout):
     (whole,) = ranks.run(1, stepped, (1, 3, 1, 1), STOCHASTIC)
     for found in ranks.run(layout[0], stepped, layout, STOCHASTIC):
@@ -155,7 +155,7 @@ def lost_in_shards(layout):
     return optimizer.lost_shares()
 
 
-@pytest.mark.parametrize("layout", [(2, 3, 1, 2), (2, 0, 2, 1), (4, 3, 2, 2)])
+@pytest.mark.parametrize("layout", [(2, 3, 1, 2), (2, 0, 2, 1), pytest.param((4, 3, 2, 2), marks=pytest.mark.long)])
 def test_shares_are_of_the_whole_tensor_on_every_rank_and_replicas_count_once(ranks, layout):
     (whole,) = ranks.run(1, lost_in_shards, (1, 3, 1, 1))
     assert len(whole) > 10 and all(0.6 < share < 0.7 for share in whole.values())

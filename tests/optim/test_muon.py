@@ -18,6 +18,7 @@ from windlass.parallel.records import Record
 
 LAYOUTS = {"one": (1, 3, 1, 1), "ddp2": (2, 0, 2, 1), "zero2-2": (2, 2, 1, 2), "zero3-2": (2, 3, 1, 2)}
 LAYOUTS |= {"zero3-4": (4, 3, 1, 4), "hsdp2x2": (4, 3, 2, 2)}
+HSDP = pytest.param("hsdp2x2", marks=pytest.mark.long)
 MUON = OptimConfig(kind="muon", learning_rate=1e-2, weight_decay=0.1)
 
 
@@ -104,14 +105,6 @@ def state_of(program, optimizer):
     }
 
 
-def trained(layout, policy):
-    program = make_program(*layout, policy)
-    dtype = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[policy]
-    optimizer = make_optimizer(program.records(), MUON, NO_RULES, dtype)
-    steps(program, optimizer, range(3))
-    return state_of(program, optimizer)
-
-
 def cut_unevenly(world):
     """Matrices whose rows do not divide, or are fewer than the ranks, stepped twice -> name: whole weight."""
     mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("fsdp",))
@@ -135,16 +128,6 @@ def test_uneven_and_empty_shards(ranks, world):
     (alone,) = ranks.run(1, cut_unevenly, 1)
     for weights in ranks.run(world, cut_unevenly, world):
         assert all((weights[name] - value).abs().max() <= 1e-12 for name, value in alone.items())
-
-
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "one"])
-def test_every_layout_is_one_process(ranks, layout):
-    (alone,) = ranks.run(1, trained, LAYOUTS["one"], "fp64")
-    assert sum(name.endswith(".momentum") for name in alone) == 3 * 7
-    for state in ranks.run(LAYOUTS[layout][0], trained, LAYOUTS[layout], "fp64"):
-        assert state.keys() == alone.keys()
-        for name, value in alone.items():
-            assert (state[name] - value).abs().max() <= 1e-10, name
 
 
 def test_under_fp16_small_gradients_count():
@@ -184,7 +167,7 @@ def good_bad_good(layout):
     return changed, len(moved) == len(states[0])
 
 
-@pytest.mark.parametrize("layout", ["one", "ddp2", "zero3-2", "hsdp2x2"])
+@pytest.mark.parametrize("layout", ["one", "ddp2", "zero3-2", HSDP])
 def test_a_non_finite_norm_touches_nothing_on_any_rank(ranks, layout):
     for changed, moved in ranks.run(LAYOUTS[layout][0], good_bad_good, LAYOUTS[layout]):
         assert changed == [] and moved
@@ -203,7 +186,11 @@ def calls_of_a_step(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "sent"), [("one", {}), ("ddp2", {}), ("zero3-2", 22), ("zero3-4", 12), ("hsdp2x2", 22)]
+    ("layout", "sent"),
+    [
+        *(("one", {}), ("ddp2", {}), ("zero3-2", 22), ("zero3-4", 12)),
+        pytest.param("hsdp2x2", 22, marks=pytest.mark.long),
+    ],
 )
 def test_it_reads_nothing_on_the_host_and_sends_two_all_to_alls_per_round(ranks, layout, sent):
     for reads, collectives in ranks.run(LAYOUTS[layout][0], calls_of_a_step, LAYOUTS[layout]):
@@ -225,7 +212,10 @@ def calls_beside_tensor_ranks(world, **parallel):
 
 @pytest.mark.parametrize(
     ("world", "parallel", "sent"),
-    [(2, {}, 2 * 11), (4, {"shard": 2}, 4 * 6), (2, {"zero": 0}, 2 * 11), (4, {"replicate": 2}, 2 * 11)],
+    [
+        *((2, {}, 2 * 11), (4, {"shard": 2}, 4 * 6), (2, {"zero": 0}, 2 * 11)),
+        pytest.param(4, {"replicate": 2}, 2 * 11, marks=pytest.mark.long),
+    ],
 )
 def test_beside_tensor_ranks_as_many_matrices_are_dealt_as_ranks_share_them(ranks, world, parallel, sent):
     assert set(ranks.run(world, partial(calls_beside_tensor_ranks, world, **parallel))) == {sent}, "of 21 matrices"

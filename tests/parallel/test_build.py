@@ -3,28 +3,11 @@
 import pytest
 import torch
 
-from tests.parallel.tiny import MODEL, assert_equal, batch, gradients, make_program
+from tests.parallel.tiny import MODEL, batch, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
 from windlass.parallel.build import check_compiler
 from windlass.parallel.config import ParallelConfig
-
-
-def compiled_gradients(layout, recompute):
-    return gradients(*layout, "fp32", compile=True, recompute=recompute)
-
-
-@pytest.mark.parametrize(
-    ("layout", "recompute"),
-    [
-        ((1, 3, 1, 1), "selective"),
-        *(pytest.param((2, 3, 1, 2), kind, marks=pytest.mark.long) for kind in ("none", "selective", "full")),
-    ],
-)
-def test_compiled_blocks_give_the_same_gradients_and_names(ranks, layout, recompute):
-    plain = ranks.run(layout[0], gradients, *layout, "fp32")[0]
-    compiled = ranks.run(layout[0], compiled_gradients, layout, recompute, timeout_s=300)[0]
-    assert_equal(plain, compiled, 2e-5)
 
 
 def names_and_bytes(world, zero, replicate, shard, tied):
@@ -40,7 +23,7 @@ def test_names_and_shapes_are_those_of_one_process_and_shards_a_share(ranks, tie
     (names, whole) = ranks.run(1, names_and_bytes, 1, 3, 1, 1, tied)[0]
     assert ("lm_head.weight" in dict(names)) == (not tied)
     assert dict(names)["model.embed_tokens.weight"] == (256, 24), "padded to a multiple of 128"
-    for layout in ((2, 0, 2, 1), (2, 3, 1, 2), (4, 3, 2, 2)):
+    for layout in ((2, 0, 2, 1), (2, 3, 1, 2), *([(4, 3, 2, 2)] * tied)):
         results = ranks.run(layout[0], names_and_bytes, *layout, tied)
         assert all(result[0] == names for result in results)
         share = sum(result[1] for result in results) / layout[0]
@@ -86,12 +69,8 @@ RUNS = {
 }
 
 
-QUICK_RUNS = ("one-fp32",)
-
-
-@pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=() if run in QUICK_RUNS else pytest.mark.long) for run in RUNS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("run", RUNS)
 def test_a_hundred_steps_and_ten_evaluations_compile_nothing_again(ranks, run):
     layout, *_, expected = RUNS[run]
     names = ranks.run(layout[0], names_and_bytes, *layout, True)[0][0]

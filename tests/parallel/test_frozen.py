@@ -1,12 +1,13 @@
 """Frozen parameters: what is not computed, not kept and not sent, counted; and what stays as it was."""
 
 from fnmatch import fnmatchcase
+from functools import partial
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from tests.parallel.tiny import BLOCKS, MODEL, Operators, batch, full
+from tests.parallel.tiny import BLOCKS, MODEL, Operators, batch, each, full
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
@@ -60,20 +61,21 @@ def counted(layout, patterns, micro_batches=1):
     return mode.collectives(), sum(buckets) - 1, trained, gathered
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize(("patterns", "units"), [((), BLOCKS + 1), (MIDDLE, BLOCKS), (BOTTOM, BLOCKS - 1)])
-@pytest.mark.parametrize("layout", ["zero2", "zero3", "hsdp"])
-def test_a_frozen_block_is_not_reduced(ranks, layout, patterns, units, micro_batches):
-    for calls, _, _, gathered in ranks.run(LAYOUTS[layout][0], counted, LAYOUTS[layout], patterns, micro_batches):
-        assert calls["reduce_scatter_base"] == micro_batches * units
-        assert calls["allreduce"] == (units if layout == "hsdp" else 0) + 1, "and the loss"
-        assert gathered == 0, "frozen units are freed too"
-        if layout == "zero2":
-            assert calls["allgather_base"] == BLOCKS + 1, "gathered once, kept over the micro-batches"
-        elif patterns != BOTTOM:
-            assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + BLOCKS)
-        else:  # backward stops above block 1, which torch has prefetched by then; the next micro-batch's forward uses that
-            assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + 1) + 1
+@pytest.mark.parametrize("layout", ["zero2", "zero3", pytest.param("hsdp", marks=pytest.mark.long)])
+def test_a_frozen_block_is_not_reduced(ranks, layout):
+    units_of = {(): BLOCKS + 1, MIDDLE: BLOCKS, BOTTOM: BLOCKS - 1}
+    cases = [(patterns, micro_batches) for patterns in units_of for micro_batches in (1, 2)]
+    for found in ranks.run(LAYOUTS[layout][0], each, *(partial(counted, LAYOUTS[layout], *case) for case in cases)):
+        for (patterns, micro_batches), (calls, _, _, gathered) in zip(cases, found, strict=True):
+            assert calls["reduce_scatter_base"] == micro_batches * units_of[patterns]
+            assert calls["allreduce"] == (units_of[patterns] if layout == "hsdp" else 0) + 1, "and the loss"
+            assert gathered == 0, "frozen units are freed too"
+            if layout == "zero2":
+                assert calls["allgather_base"] == BLOCKS + 1, "gathered once, kept over the micro-batches"
+            elif patterns != BOTTOM:
+                assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + BLOCKS)
+            else:  # backward stops above block 1, which torch has prefetched by then; the next micro-batch's forward uses that
+                assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + 1) + 1
 
 
 def test_ddps_buckets_hold_only_what_is_trained(ranks):
@@ -107,18 +109,18 @@ def frozen_step(layout, patterns, parallel):
         ("ddp", {"recompute": "full"}),
         ("zero2", {"recompute": "selective"}),
         ("zero3", {"recompute": "full"}),
-        ("hsdp", {}),
+        pytest.param("hsdp", {}, marks=pytest.mark.long),
         pytest.param("zero3", {"compile": True}, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("patterns", [BOTTOM, MIDDLE], ids=["bottom", "middle"])
-def test_what_is_frozen_has_neither_gradient_nor_state_and_does_not_move(ranks, layout, parallel, patterns):
-    results = ranks.run(LAYOUTS[layout][0], frozen_step, LAYOUTS[layout], patterns, parallel, timeout_s=240)
-    for frozen, with_gradient, same, states, losses in results:
-        assert len(frozen) == (1 + 2 * 11 if patterns == BOTTOM else 11)
-        assert same == frozen, "not even decay moves it"
-        assert with_gradient == states and not with_gradient & frozen and len(with_gradient | frozen) == 3 + 3 * 11
-        assert losses[2] < losses[0]
+def test_what_is_frozen_has_neither_gradient_nor_state_and_does_not_move(ranks, layout, parallel):
+    calls = [partial(frozen_step, LAYOUTS[layout], patterns, parallel) for patterns in (BOTTOM, MIDDLE)]
+    for results in ranks.run(LAYOUTS[layout][0], each, *calls, timeout_s=480):
+        for (frozen, with_gradient, same, states, losses), count in zip(results, (1 + 2 * 11, 11), strict=True):
+            assert len(frozen) == count
+            assert same == frozen, "not even decay moves it"
+            assert with_gradient == states and not with_gradient & frozen and len(with_gradient | frozen) == 3 + 3 * 11
+            assert losses[2] < losses[0]
 
 
 def test_a_tied_embedding_is_frozen_with_its_head(ranks):
@@ -141,6 +143,7 @@ def products_of_backward(patterns):
 
 def test_backward_does_not_run_through_a_frozen_bottom(ranks):
     """A block has 7 products forward and 14 backward; below block 2, whose first norm is trained too, there are none backward."""
-    everything, bottom, middle = (ranks.run(1, products_of_backward, patterns)[0] for patterns in ((), BOTTOM, MIDDLE))
+    calls = (partial(products_of_backward, patterns) for patterns in ((), BOTTOM, MIDDLE))
+    ((everything, bottom, middle),) = ranks.run(1, each, *calls)
     assert everything - middle == 7, "through a frozen block in the middle: its inputs' gradients, not its weights'"
     assert everything - bottom == 2 * 14

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.parallel.tiny import BLOCKS, MODEL, Operators, assert_equal, batch, gradients, make_program
+from tests.parallel.tiny import BLOCKS, MODEL, Operators, assert_equal, batch, each, gradients, make_program
 from windlass.parallel.fsdp import fsdp_units
 
 UNITS = BLOCKS + 1
@@ -42,12 +43,13 @@ def expected(zero, replicate, micro_batches, units):
     }
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_fsdp_sends_what_its_docstring_says(ranks, layout, micro_batches):
+@pytest.mark.parametrize(
+    "layout", [pytest.param(one, marks=pytest.mark.long) if one.startswith("hsdp-") else one for one in LAYOUTS]
+)
+def test_fsdp_sends_what_its_docstring_says(ranks, layout):
     world, zero, replicate, _ = LAYOUTS[layout]
-    for counts in ranks.run(world, count_step, LAYOUTS[layout], micro_batches):
-        assert counts == expected(zero, replicate, micro_batches, UNITS)
+    for counts in ranks.run(world, each, *(partial(count_step, LAYOUTS[layout], micro) for micro in (1, 3))):
+        assert counts == [expected(zero, replicate, micro, UNITS) for micro in (1, 3)]
 
 
 class Sizes(TorchDispatchMode):
@@ -91,7 +93,6 @@ def sizes_of_step(world, micro_batches, settings):
     return dict(sizes.bytes), dict(sizes.calls), shapes
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize(
     ("world", "settings"),
     [
@@ -100,63 +101,61 @@ def sizes_of_step(world, micro_batches, settings):
         (2, {"zero": 1, "shard": 2}),
         (4, {"zero": 3, "shard": 2, "replicate": 2}),
         (2, {"zero": 3, "shard": 2, "policy": "bf16"}),
-        (4, {"zero": 3, "shard": 2, "tp": 2}),
-        (4, {"zero": 1, "shard": 2, "tp": 2}),
+        pytest.param(4, {"zero": 3, "shard": 2, "tp": 2}, marks=pytest.mark.long),
+        pytest.param(4, {"zero": 1, "shard": 2, "tp": 2}, marks=pytest.mark.long),
         (4, {"zero": 1, "shard": 2, "pp": 2, "schedule": "gpipe"}),
     ],
     ids=lambda value: "-".join(f"{k}{v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
 )
-def test_the_bytes_are_those_of_the_docstring(ranks, world, settings, micro_batches):
+def test_the_bytes_are_those_of_the_docstring(ranks, world, settings):
     """n elements of a unit, padded to S equal shards of rows: an all-gather gives n b bytes, a reduce-scatter takes n r, an
     all-reduce a shard, n r / S. Beside tp a unit is of parts; in a pipeline each stage has units of its own."""
     shards, gathered = settings["shard"], 2 if settings.get("policy") == "bf16" else 4
     is_zero3, is_zero1 = settings["zero"] == 3, settings["zero"] == 1
-    for sizes, calls, shapes in ranks.run(world, sizes_of_step, world, micro_batches, settings):
-        elements = [(root, -(-shape[0] // shards) * shards * math.prod(shape[1:])) for root, shape in shapes]
-        root, whole = sum(n for is_root, n in elements if is_root), sum(n for _, n in elements)
-        expected = {
-            "allgather_base": gathered * (micro_batches * (2 * whole - root) if is_zero3 else whole),
-            "reduce_scatter_base": 4 * whole * (1 if is_zero1 else micro_batches),
-        }
-        if settings.get("replicate", 1) > 1:
-            expected["allreduce"] = 4 * whole // shards
-        if "tp" in settings:  # the head's, of the tensor ranks: test_tensor counts them
-            sizes.pop("allreduce"), calls.pop("allreduce")
-        assert sizes == expected
-        if "pp" not in settings:
-            assert calls["reduce_scatter_base"] == UNITS * (1 if is_zero1 else micro_batches)
+    counts = 1, 3
+    for found in ranks.run(world, each, *(partial(sizes_of_step, world, count, settings) for count in counts)):
+        for micro_batches, (sizes, calls, shapes) in zip(counts, found, strict=True):
+            elements = [(root, -(-shape[0] // shards) * shards * math.prod(shape[1:])) for root, shape in shapes]
+            root, whole = sum(n for is_root, n in elements if is_root), sum(n for _, n in elements)
+            expected = {
+                "allgather_base": gathered * (micro_batches * (2 * whole - root) if is_zero3 else whole),
+                "reduce_scatter_base": 4 * whole * (1 if is_zero1 else micro_batches),
+            }
+            if settings.get("replicate", 1) > 1:
+                expected["allreduce"] = 4 * whole // shards
+            if "tp" in settings:  # the head's, of the tensor ranks: test_tensor counts them
+                sizes.pop("allreduce"), calls.pop("allreduce")
+            assert sizes == expected
+            if "pp" not in settings:
+                assert calls["reduce_scatter_base"] == UNITS * (1 if is_zero1 else micro_batches)
 
 
-@pytest.mark.parametrize("layout", ["zero3", "zero2", "zero1", "hsdp"])
-@pytest.mark.parametrize(("blocks_per_unit", "units"), [(2, 3), (3, 2)])  # of 3 blocks: 2 + 1, and all
-def test_larger_units_send_fewer_messages(ranks, layout, blocks_per_unit, units):
+@pytest.mark.parametrize("layout", ["zero3", "zero2", "zero1", pytest.param("hsdp", marks=pytest.mark.long)])
+def test_larger_units_send_fewer_messages(ranks, layout):
     world, zero, replicate, _ = LAYOUTS[layout]
-    for counts in ranks.run(world, count_step, LAYOUTS[layout], 2, {"blocks_per_unit": blocks_per_unit}):
-        assert counts == expected(zero, replicate, 2, units)
+    sizes = [{"blocks_per_unit": blocks} for blocks in (2, 3)]  # of 3 blocks: 2 + 1, and all
+    for counts in ranks.run(world, each, *(partial(count_step, LAYOUTS[layout], 2, size) for size in sizes)):
+        assert counts == [expected(zero, replicate, 2, units) for units in (3, 2)]
 
 
-SETTINGS = {
-    "units of 2": {"blocks_per_unit": 2},
-    "prefetch 1": {"prefetch": 1},
-    "prefetch 3": {"prefetch": 3},
-    "units of 2, prefetch 2, recomputed": {"blocks_per_unit": 2, "prefetch": 2, "recompute": "full"},
-    "offload": {"offload": True},
-    "offload, prefetch 2": {"offload": True, "prefetch": 2},
-}
-
-
-def gradients_with(layout, settings):
-    return gradients(*layout, **settings)
+SETTINGS = [
+    {"blocks_per_unit": 2},
+    {"prefetch": 1},
+    {"prefetch": 3},
+    {"blocks_per_unit": 2, "prefetch": 2, "recompute": "full"},
+    {"offload": True},
+    {"offload": True, "prefetch": 2},
+]
 
 
 @pytest.mark.parametrize(
-    "layout", ["zero3", "hsdp", *(pytest.param(one, marks=pytest.mark.long) for one in ("zero2", "zero1"))]
+    "layout", ["zero3", *(pytest.param(one, marks=pytest.mark.long) for one in ("hsdp", "zero2", "zero1"))]
 )
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_no_setting_changes_a_gradient(ranks, layout, settings):
-    world = LAYOUTS[layout][0]
-    plain = ranks.run(world, gradients_with, LAYOUTS[layout], {})[0]
-    assert_equal(plain, ranks.run(world, gradients_with, LAYOUTS[layout], SETTINGS[settings])[0], 1e-13)
+def test_no_setting_changes_a_gradient(ranks, layout):
+    calls = [partial(gradients, *LAYOUTS[layout], **settings) for settings in ({}, *SETTINGS)]
+    plain, *found = ranks.run(LAYOUTS[layout][0], each, *calls)[0]
+    for one in found:
+        assert_equal(plain, one, 1e-13)
 
 
 def order_of_gathers(prefetch):
@@ -186,16 +185,15 @@ def order_of_gathers(prefetch):
     return " ".join(happened)
 
 
-@pytest.mark.parametrize(
-    ("prefetch", "order"),
-    [
-        (0, "g g 0 g 1 g 2 g g b2 g b1 b0"),  # torch's own: when the host reaches a block; in backward one ahead
-        (1, "g g g 0 g 1 2 g g b2 g b1 b0"),  # root and two: block 0 computes while block 1 arrives
-        (2, "g g g g 0 1 2 g g g b2 b1 b0"),
-    ],
-)
-def test_prefetch_gathers_so_many_units_ahead(ranks, prefetch, order):
-    assert ranks.run(2, order_of_gathers, prefetch) == [order, order]
+ORDERS = {
+    0: "g g 0 g 1 g 2 g g b2 g b1 b0",  # torch's own: when the host reaches a block; in backward one ahead
+    1: "g g g 0 g 1 2 g g b2 g b1 b0",  # root and two: block 0 computes while block 1 arrives
+    2: "g g g g 0 1 2 g g g b2 b1 b0",
+}
+
+
+def test_prefetch_gathers_so_many_units_ahead(ranks):
+    assert ranks.run(2, each, *(partial(order_of_gathers, ahead) for ahead in ORDERS)) == [list(ORDERS.values())] * 2
 
 
 def offloaded(offload):
@@ -228,13 +226,10 @@ def offloaded(offload):
     return lie, [(type(policy).__name__, getattr(policy, "pin_memory", None)) for policy in policies]
 
 
-@pytest.mark.parametrize(
-    ("offload", "place", "policy"),
-    [(True, "cpu", ("CPUOffloadPolicy", False)), (False, "meta", ("OffloadPolicy", None))],
-)
-def test_offload_puts_every_unit_into_the_hosts_memory(ranks, offload, place, policy):
+def test_offload_puts_every_unit_into_the_hosts_memory(ranks):
     # pinned memory needs a GPU, and there is none here
-    assert ranks.run(2, offloaded, offload) == [({place}, [policy] * UNITS)] * 2
+    found = [({"cpu"}, [("CPUOffloadPolicy", False)] * UNITS), ({"meta"}, [("OffloadPolicy", None)] * UNITS)]
+    assert ranks.run(2, each, partial(offloaded, True), partial(offloaded, False)) == [found] * 2
 
 
 def census_of(blocks_per_unit):
@@ -242,15 +237,7 @@ def census_of(blocks_per_unit):
 
 
 def test_units_are_counted_as_units_and_not_as_modules(ranks):
-    assert [ranks.run(2, census_of, k) for k in (1, 2, 3)] == [[4, 4], [3, 3], [2, 2]]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_sharding_gives_the_gradient_of_ddp(ranks, layout):
-    world = LAYOUTS[layout][0]
-    assert_equal(
-        ranks.run(world, gradients, world, 0, world, 1)[0], ranks.run(world, gradients, *LAYOUTS[layout])[0], 1e-12
-    )
+    assert ranks.run(2, each, *(partial(census_of, blocks) for blocks in (1, 2, 3))) == [[4, 3, 2]] * 2
 
 
 def gathered_after(layout):

@@ -67,9 +67,13 @@ def total(results, which, kind):
 
 
 @pytest.mark.parametrize("schedule", KINDS)
-@pytest.mark.parametrize("tied", [True, False])
-def test_messages_are_those_of_the_docstring(ranks, schedule, tied):
-    results = ranks.run(2, partial(sent, 2, tied, zero=0, pp=2, schedule=schedule))
+def test_messages_are_those_of_the_docstring(ranks, schedule):
+    both = ranks.run(2, tiny.each, *(partial(sent, 2, tied, zero=0, pp=2, schedule=schedule) for tied in (True, False)))
+    for tied, results in zip((True, False), zip(*both, strict=True), strict=True):
+        assert_messages(schedule, tied, results)
+
+
+def assert_messages(schedule, tied, results):
     stages = 2 * KINDS[schedule].stages_per_rank
     borders = stages - (2 if schedule == "zbv" else 1)
     hidden = LENGTH * HIDDEN
@@ -82,9 +86,9 @@ def test_messages_are_those_of_the_docstring(ranks, schedule, tied):
 
 
 def test_under_fsdp_the_ends_send_their_shards_and_replicas_one_message_per_bucket(ranks):
-    sharded = ranks.run(4, partial(sent, 4, True, zero=1, shard=2, pp=2))
+    layouts = {"zero": 1, "shard": 2}, {"zero": 0, "replicate": 2}
+    sharded, copies = zip(*ranks.run(4, tiny.each, *(partial(sent, 4, True, pp=2, **layout) for layout in layouts)))
     assert total(sharded, 0, "tie") == [2 * ROWS * HIDDEN, 4]
-    copies = ranks.run(4, partial(sent, 4, True, zero=0, replicate=2, pp=2))
     assert total(copies, 0, "tie") == [4 * ROWS * HIDDEN, 4]
     assert total(copies, 0, "all_reduce")[1] == 4 + 2 * 4, (
         "one bucket of gradients; the loss over replicas and over stages"
@@ -107,10 +111,10 @@ def summed(bucket_bytes):
     return [gradient.unique().tolist() for gradient in gradients], calls.call_count
 
 
-@pytest.mark.parametrize(("bucket_bytes", "calls"), [(1, 5), (32, 3), (1 << 20, 1)])
-def test_replicas_are_summed_bucket_by_bucket(ranks, bucket_bytes, calls):
-    for found, count in ranks.run(2, summed, bucket_bytes):
-        assert found == [[9.0], [15.0], [6.0], [24.0], [3.0]] and count == calls
+def test_replicas_are_summed_bucket_by_bucket(ranks):
+    sums = [[9.0], [15.0], [6.0], [24.0], [3.0]]
+    for found in ranks.run(2, tiny.each, *(partial(summed, bucket_bytes) for bucket_bytes in (1, 32, 1 << 20))):
+        assert found == [(sums, 5), (sums, 3), (sums, 1)]
 
 
 def shapes(world, **layout):
@@ -123,11 +127,11 @@ def shapes(world, **layout):
     return found
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_another_number_or_length_of_micro_batches_gets_another_schedule(ranks, schedule):
+def test_another_number_or_length_of_micro_batches_gets_another_schedule(ranks):
     expected = ranks.run(1, shapes, 1)[0]
-    for result in ranks.run(2, partial(shapes, 2, zero=1, pp=2, schedule=schedule)):
-        assert result == pytest.approx(expected, rel=1e-12)
+    calls = (partial(shapes, 2, zero=1, pp=2, schedule=schedule) for schedule in ("1f1b", "zbv"))
+    for results in ranks.run(2, tiny.each, *calls):
+        assert results == [pytest.approx(expected, rel=1e-12)] * 2
 
 
 def steps(world, policy, **layout):
@@ -144,39 +148,28 @@ def steps(world, policy, **layout):
     return found
 
 
-@pytest.mark.parametrize(
-    ("policy", "precision"),
-    [("bf16", {}), ("fp16", {}), ("bf16", {"output": "bf16"}), ("bf16", {"reduce": "bf16"}), ("bf16-pure", {})],
-)
+POLICIES = [("bf16", {}), ("fp16", {}), ("bf16", {"output": "bf16"}), ("bf16", {"reduce": "bf16"}), ("bf16-pure", {})]
+
+
 @pytest.mark.parametrize(
     ("zero", "schedule"),
     [
         (0, "1f1b"),
-        (1, "interleaved-1f1b"),
-        *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, "1f1b"), (0, "zbv")]),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [(1, "interleaved-1f1b"), (1, "1f1b"), (0, "zbv")]),
     ],
 )
-def test_a_policy_is_that_of_one_process(ranks, policy, precision, zero, schedule):
-    one = ranks.run(1, partial(steps, 1, policy, zero=zero, precision=precision))[0]
-    results = ranks.run(2, partial(steps, 2, policy, zero=zero, pp=2, schedule=schedule, precision=precision))
-    for step, (loss, gradients) in enumerate(one):
-        assert all(result[step][0] == pytest.approx(loss, rel=1e-5) for result in results)
-        found = {name: gradient for result in results for name, gradient in result[step][1].items()}
-        assert found.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+def test_a_policy_is_that_of_one_process(ranks, zero, schedule):
+    def trained(world, **layout):
+        calls = (partial(steps, world, one, zero=zero, precision=more, **layout) for one, more in POLICIES)
+        return zip(*ranks.run(world, tiny.each, *calls), strict=True)
 
-
-@pytest.mark.long
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b"])
-def test_compiled_blocks_train_what_others_train(ranks, schedule):
-    work = partial(steps, 2, "fp32", zero=1, pp=2, schedule=schedule)
-    plain, compiled = ranks.run(2, work), ranks.run(2, partial(work, compile=True), timeout_s=300)
-    for one, two in zip(plain, compiled, strict=True):
-        for (loss, gradients), (other, others) in zip(one, two, strict=True):
-            assert loss == pytest.approx(other, rel=1e-5)
+    for (one,), results in zip(trained(1), trained(2, pp=2, schedule=schedule), strict=True):
+        for step, (loss, gradients) in enumerate(one):
+            assert all(result[step][0] == pytest.approx(loss, rel=1e-5) for result in results)
+            found = {name: gradient for result in results for name, gradient in result[step][1].items()}
+            assert found.keys() == gradients.keys()
             for name, gradient in gradients.items():
-                assert (gradient - others[name]).abs().max() <= 1e-5 * gradient.abs().max(), name
+                assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
 
 
 def without_a_stage(lost):

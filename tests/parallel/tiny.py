@@ -49,6 +49,11 @@ def batch(seed=0):
     return {"input_ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
+def each(*calls):
+    """On a rank: the result of every call, in one process group: a case of the pool for each would cost more."""
+    return [call() for call in calls]
+
+
 def full(tensor):
     """The whole tensor of a sharded one, detached."""
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()

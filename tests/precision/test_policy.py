@@ -1,9 +1,11 @@
 """Which dtype stores, computes and reduces."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.parallel.tiny import batch, gradients, make_program
+from tests.parallel.tiny import batch, each, make_program
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 
@@ -59,22 +61,23 @@ def sums_and_loss(layout, settings):
     return sent, {str(record.tensor.grad.dtype) for record in program.records()}, str(loss.dtype)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sent", "gradients"),
-    [
-        ({"policy": "bf16"}, "float32", "float32"),
-        ({"policy": "bf16", "reduce": "bf16"}, "bfloat16", "float32"),
-        ({"policy": "fp32", "reduce": "bf16"}, "bfloat16", "float32"),
-        ({"policy": "fp16"}, "float32", "float32"),
-        ({"policy": "bf16-pure"}, "float32", "bfloat16"),
-        ({"policy": "bf16-pure", "reduce": "bf16"}, "bfloat16", "bfloat16"),
-    ],
-)
+SENT = [  # in which dtypes gradients are sent, and stored
+    ({"policy": "bf16"}, "float32", "float32"),
+    ({"policy": "bf16", "reduce": "bf16"}, "bfloat16", "float32"),
+    ({"policy": "fp32", "reduce": "bf16"}, "bfloat16", "float32"),
+    ({"policy": "fp16"}, "float32", "float32"),
+    ({"policy": "bf16-pure"}, "float32", "bfloat16"),
+    ({"policy": "bf16-pure", "reduce": "bf16"}, "bfloat16", "bfloat16"),
+]
+
+
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
-def test_gradients_are_sent_and_stored_as_the_policy_says(ranks, layout, settings, sent, gradients):
-    settings = {"policy": settings["policy"], "precision": {k: v for k, v in settings.items() if k != "policy"}}
-    for found in ranks.run(2, sums_and_loss, LAYOUTS[layout], settings):
-        assert found == ({f"torch.{sent}"}, {f"torch.{gradients}"}, "torch.float32")
+def test_gradients_are_sent_and_stored_as_the_policy_says(ranks, layout):
+    cases = [
+        {"policy": one["policy"], "precision": {k: v for k, v in one.items() if k != "policy"}} for one, *_ in SENT
+    ]
+    for found in ranks.run(2, each, *(partial(sums_and_loss, LAYOUTS[layout], case) for case in cases)):
+        assert found == [({f"torch.{sent}"}, {f"torch.{kept}"}, "torch.float32") for _, sent, kept in SENT]
 
 
 def losses_of(layout, output):
@@ -86,22 +89,10 @@ def losses_of(layout, output):
 
 @pytest.mark.parametrize("layout", ["ddp", "zero3"])
 def test_the_output_is_cast_and_nothing_else(ranks, layout):
-    for (narrow, kind), (wide, _) in zip(
-        ranks.run(2, losses_of, LAYOUTS[layout], "bf16"), ranks.run(2, losses_of, LAYOUTS[layout], "fp32"), strict=True
-    ):
+    outputs = (partial(losses_of, LAYOUTS[layout], output) for output in ("bf16", "fp32"))
+    for (narrow, kind), (wide, _) in ranks.run(2, each, *outputs):
         assert narrow == torch.tensor(wide).bfloat16().item() != wide
         assert kind == "torch.float32", "divided and summed over ranks in fp32"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bf16_keeps_fp32_masters_and_stays_near(ranks, layout):
-    exact = ranks.run(2, gradients, *LAYOUTS[layout], "fp32")[0]
-    mixed = ranks.run(2, gradients, *LAYOUTS[layout], "bf16")[0]
-    assert set(mixed[2].values()) == {"torch.float32"}
-    assert {gradient.dtype for gradient in mixed[1].values()} == {torch.float32}
-    assert 0 < abs(mixed[0] - exact[0]) <= 3e-3 * exact[0], "computed in bf16, and near"
-    norms = [sum(g.double().square().sum() for g in run[1].values()).sqrt() for run in (exact, mixed)]
-    assert abs(norms[1] - norms[0]) <= 3e-2 * norms[0]
 
 
 def product_dtypes(layout):
@@ -123,7 +114,6 @@ def product_dtypes(layout):
     return seen, str(loss.dtype)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bf16_products_and_an_fp32_loss(ranks, layout):
-    for products, loss in ranks.run(2, product_dtypes, LAYOUTS[layout]):
-        assert products == {"torch.bfloat16"} and loss == "torch.float32"
+def test_bf16_products_and_an_fp32_loss(ranks):
+    for found in ranks.run(2, each, *(partial(product_dtypes, layout) for layout in LAYOUTS.values())):
+        assert found == [({"torch.bfloat16"}, "torch.float32")] * len(LAYOUTS)

@@ -75,13 +75,13 @@ def assert_untouched(directory, case, base):
 
 
 def assert_exact(references, model, words, results):
-    policy, trace = layout_of(model, words).policy, references.of(model, words)
-    tolerance = TOLERANCE[policy]
+    case, trace = layout_of(model, words), references.of(model, words)
+    policy, tolerance = case.policy, TOLERANCE[case.policy]
     for result in results:
         for name in ("losses", "norms"):
             worst = apart(result[name], getattr(trace, name))
             assert worst <= tolerance, (name, worst, result[name], getattr(trace, name))
-        for figures, expected in zip(result["figures"], trace.figures or [{}] * cases.STEPS, strict=True):
+        for figures, expected in zip(result["figures"], trace.figures or [{}] * case.steps, strict=True):
             assert figures.keys() == expected.keys()
             for name, value in expected.items():
                 off = (torch.tensor(figures[name], dtype=torch.float64) - value).abs().max()
@@ -99,9 +99,8 @@ def masks(references: References, ranks, model: str, words: str) -> None:
     """Losses, norms and evaluations, and with fp64 gradients and weights. Nobody draws, and evaluation drops nothing."""
     case = layout_of(model, words)
     results, tolerance = run(references, ranks, model, case, train_and_look), TOLERANCE[case.policy]
-    expected = references.alone(
-        model, Layout(1, 3, 1, 1, 8, policy=case.policy, packed=case.packed, length=case.length)
-    )
+    alike = dict(policy=case.policy, packed=case.packed, length=case.length, steps=case.steps)
+    expected = references.alone(model, Layout(1, 3, 1, 1, 8, **alike))
     for result in results:
         for name in ("losses", "norms", "evaluations"):
             worst = apart(result[name], expected[name])
@@ -127,8 +126,8 @@ def clean_loss(directory, weights, case):
     decoder = Decoder(architecture_of(ModelConfig.model_validate({"from": str(directory)}))).double()
     decoder.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
     decoder.tie()
-    ids, targets = cases.global_batches(case.length)[-1]
-    borders = cases.documents(cases.STEPS - 1, case.length) if case.packed else None
+    ids, targets = cases.global_batches(case.length)[case.steps - 1]
+    borders = cases.documents(case.steps - 1, case.length) if case.packed else None
     with torch.no_grad():
         return (decoder(ids, targets, documents=borders) / (targets != -100).sum()).item()
 
@@ -136,7 +135,7 @@ def clean_loss(directory, weights, case):
 def padded(references: References, ranks, model: str, words: str, garbage: float = GARBAGE) -> None:
     """Padded rows get no probability and no gradient: they decay, and all else is as if they were not there."""
     case, trace = layout_of(model, words), references.of(model, words)
-    decay = math.prod(1 - rate * cases.OPTIM.weight_decay for rate in cases.RATES)
+    decay = math.prod(1 - rate * cases.OPTIM.weight_decay for rate in cases.RATES[: case.steps])
     for result in run(references, ranks, model, case, train_with_garbage, garbage):
         for name in ("losses", "norms"):
             assert apart(result[name], getattr(trace, name)) <= TOLERANCE[case.policy], name
@@ -163,7 +162,7 @@ def train_with_garbage(garbage, directory, case):
 def near(references: References, ranks, model: str, words: str) -> None:
     """With experts the first step only: later ones may route a token elsewhere, where two experts are near a tie."""
     case, trace = layout_of(model, words), references.of(model, words, "fp32")
-    steps = 1 if model.startswith(("qwen3_moe", "mixtral")) else cases.STEPS
+    steps = 1 if model.startswith(("qwen3_moe", "mixtral")) else case.steps
     for result in run(references, ranks, model, case):
         for ours, theirs in zip(result["losses"][:steps], trace.losses[:steps], strict=True):
             assert abs(ours - theirs) <= 3e-3 * max(1.0, theirs)

@@ -36,6 +36,7 @@ MODEL_WORDS: dict[str, dict[str, Any]] = {
 }
 LAYOUT_WORDS: dict[str, dict[str, Any]] = {
     "one": {},
+    **{f"steps{steps}": {"steps": steps} for steps in (1, 2)},  # of three
     "packed": {"packed": True},
     "compile": {"compile": True},
     **{word: {"recompute": word} for word in ("full", "selective")},
@@ -183,7 +184,16 @@ class References:
                 fields |= MODEL_WORDS[word]
         return cases.write_model(self._base / model.replace(" ", "-"), family, "tied" in words, **fields)
 
-    def _trace(self, model: str, policy: str, packed: bool, length: int, optim: str = "", adapter: str = "") -> Trace:
+    def _trace(
+        self,
+        model: str,
+        policy: str,
+        packed: bool,
+        length: int,
+        optim: str = "",
+        steps: int = cases.STEPS,
+        adapter: str = "",
+    ) -> Trace:
         """What torch and transformers train, with the rules of the words `optim`."""
         groups = groups_in(model, optim)
         if "tied" in model.split():  # transformers knows the pair by one name
@@ -195,14 +205,14 @@ class References:
             added = cases.low_rank(str(self.directory(model)), ADAPTER_WORDS[adapter])
             settings = replace(settings, adapter=added)
         batches = cases.packed_batches(length) if packed else cases.global_batches(length)
-        return train_reference(self.directory(model), batches, DTYPE[policy], settings)
+        return train_reference(self.directory(model), batches[:steps], DTYPE[policy], settings)
 
     def of(self, model: str, words: str, policy: str = "") -> Trace:
         """The reference of a cell, in `policy` or the layout's own."""
         case = layout_of(model, words)
         optim = " ".join(word for word in words.split() if word in OPTIM_WORDS)
         adapter = " ".join(word for word in words.split() if word in ADAPTER_WORDS)
-        return self.trace(model, policy or case.policy, case.packed, case.length, optim, adapter)
+        return self.trace(model, policy or case.policy, case.packed, case.length, optim, case.steps, adapter)
 
     def alone(self, model: str, case: Layout) -> dict:
         """What our own decoder trains on one process."""

@@ -85,20 +85,28 @@ def _live(module: ModuleType, name: str) -> FunctionType:
     return found
 
 
-def run_planted(patches: Sequence[Patch], function, *args):
-    """On a rank."""
-    with planted(patches):
-        return function(*args)
+def run_planted(plantings: Sequence[Sequence[Patch]], function, *args) -> list:
+    """On a rank -> a result per planting, each with its own patches and no others."""
+    results = []
+    for patches in plantings:
+        with planted(patches):
+            results.append(function(*args))
+    return results
 
 
 class Planting:
-    """A pool of ranks, with the patches in each while it runs a case."""
+    """A pool of ranks, with the patches in each while it runs a case. With several plantings a case runs once for each, in one
+    process group, and `run` gives the results of the `chosen` one; a case that was asked for before is not run again."""
 
-    def __init__(self, ranks, patches: Sequence[Patch]):
-        self._ranks, self._patches = ranks, tuple(patches)
+    def __init__(self, ranks, *plantings: Sequence[Patch]):
+        self._ranks, self._plantings, self.chosen = ranks, tuple(map(tuple, plantings)), 0
+        self._results: dict[str, list] = {}
 
     def run(self, world, function, *args, **limits):
-        return self._ranks.run(world, run_planted, self._patches, function, *args, **limits)
+        case = f"{function} {args}"
+        if len(self._plantings) == 1 or case not in self._results:
+            self._results[case] = self._ranks.run(world, run_planted, self._plantings, function, *args, **limits)
+        return [results[self.chosen] for results in self._results[case]]
 
     def close(self):
         self._ranks.close()

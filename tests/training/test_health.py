@@ -166,8 +166,11 @@ def test_the_alarm_at_a_rate_of_1e_5_in_pure_bf16(base, ranks):
         "stochastic": {"policy": "bf16-pure"},
         "master": {"policy": "bf16"},
     }.items():
-        config = tiny.recipe(base, name, precision=precision, optim=rate, report={"every_steps": 2})
-        ranks.run(2, tiny.train, config)
+        run, never = {"steps": 4, "micro_batch": 8}, {"every_steps": 100}
+        config = tiny.recipe(
+            base, name, run=run, precision=precision, optim=rate, report={"every_steps": 2}, evaluate=never
+        )
+        ranks.run(1, tiny.train, config)
         found[name] = stagnation(config)
     assert found["stochastic"] == found["master"] == []
     assert "%" in found["nearest"][0] and "precision.rounding=stochastic" in found["nearest"][0]

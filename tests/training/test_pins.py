@@ -69,6 +69,7 @@ def fetched_once(run):
     assert not any(run.hub.served(file) for file in run.files if file not in wanted)
 
 
+@pytest.mark.long
 def test_two_ranks_fetch_each_file_once_and_a_resume_needs_no_hub(run):
     run("--nproc", "2")
     fetched_once(run)

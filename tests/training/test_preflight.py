@@ -115,9 +115,9 @@ def test_rows_that_context_ranks_cannot_share_are_refused_before_data_is_prepare
             {"parallel": {"pp": 2, "schedule": "gpipe"}},
         ),
         (
-            {"parallel": {"pp": 2, "shard": 1}, "run": {"tokens_per_step": 16}},
-            "1 micro-batch per step with parallel.pp=2 and parallel.schedule=1f1b",
             {"parallel": {"pp": 2, "shard": 1}, "run": {"tokens_per_step": 32}},
+            "1 micro-batch per step with parallel.pp=2 and parallel.schedule=1f1b",
+            {"parallel": {"pp": 2, "shard": 1}, "run": {"tokens_per_step": 64}},
         ),
     ],
 )

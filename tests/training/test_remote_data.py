@@ -32,6 +32,7 @@ def remote_recipe(base, url, name, cache):
     return tiny.recipe(base, name, data=place)
 
 
+@pytest.mark.long
 def test_a_run_from_a_store_killed_and_resumed_is_the_local_run(base, ranks, s3_session, s3_place, tmp_path):  # noqa: F811
     local = tiny.recipe(base, "local")
     expected = ranks.run(WORLD, tiny.train, local)

@@ -96,7 +96,7 @@ def test_accepted_drift_is_told_and_used(base, ranks, copy):
 
 
 def test_layout_and_micro_batch_may_change_without_a_word(base, ranks, copy):
-    config = again(base, copy, run={"steps": 5, "micro_batch": 2}, parallel={"zero": 0})
+    config = again(base, copy, run={"steps": 5, "micro_batch": 4}, parallel={"zero": 0})
     ranks.run(2, tiny.train, config)
     assert max(tiny.losses(copy)) == 5
 

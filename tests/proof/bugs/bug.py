@@ -8,7 +8,7 @@ from tests.proof.planting import Patch
 @dataclass(frozen=True)
 class Seen:
     """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: told of its first
-    difference."""
+    difference. Replicas that drift apart end the ranks before a row is compared: then `what` is OutOfSync."""
 
     layout: tuple[str, ...]
     what: str
@@ -18,13 +18,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Bug:
-    """`origin`: who has made it, or what it does. `cells` of test_same_loss (check: model: layout) turn red, the first of them in
-    `make test`, each with `said` in its message. `verify`: what the command says. `mistake`: the function of test_known_mistakes
-    that sees it."""
+    """`origin`: who has made it, or what it does. `cells` of test_same_loss (check: model: layout) turn red, each with `said` in
+    its message; the first does so within `steps`, in `make test`. `verify`: what the command says. `mistake`: the function of
+    test_known_mistakes that sees it."""
 
     origin: str
     patches: tuple[Patch, ...]
     cells: tuple[str, ...] = ()
     verify: Seen | None = None
     said: str = ""
+    steps: int = 1
     mistake: str = ""

@@ -123,7 +123,7 @@ CONTEXT_BUGS = {
     "keys of the first step": Bug(
         "every step has the first one's masks",
         (("tests/cases.py", "step * SEQUENCES + mine.start, mine", "mine.start, mine"),),
-        ("masks: gpt2 tied drops: one micro1", "masks: gpt2 tied drops: one micro1 fp32"),
+        ("masks: gpt2 tied drops: one micro1", "masks: gpt2 tied drops: one micro1 fp32"), steps=2,
     ),
     "other masks in recomputation": Bug(
         "what a generator without saved states would do",

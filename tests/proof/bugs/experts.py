@@ -134,6 +134,6 @@ PRECISION = {
         (("optim/elementwise.py", "(1 - beta2**count).sqrt()", "torch.ones_like(count)"),),
         ("policy: qwen3 tied: zero0 replicate2 bf16-pure", "policy: qwen3 tied: shard2 bf16-pure nearest",
          "policy: qwen3 tied: shard2 bf16-pure products-fp32"),
-        said="one process|fp32's reference",
+        said="one process|fp32's reference", steps=2,
     ),
 }
