@@ -13,7 +13,7 @@ from tests.parallel import tiny
 from windlass.errors import BadLayout
 from windlass.parallel import pipeline
 from windlass.parallel.ddp import sum_over_replicas
-from windlass.parallel.schedules import KINDS
+from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import cut_stages
 from windlass.proof.pool import RankFailed
 

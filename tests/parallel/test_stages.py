@@ -12,7 +12,7 @@ from windlass.model.config import ModelConfig
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.check_layout import check_layout
-from windlass.parallel.schedules import KINDS
+from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import best_counts, cut_stages
 
 SIZES = {"vocab_size": 157, "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 8}

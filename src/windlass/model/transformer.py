@@ -2,7 +2,7 @@
 
     h = E[ids] (+ P[positions]);   h += attention(norm(h));   h += mlp(norm(h));   logits = W norm(h)
 
-Families differ by the Architecture alone: kinds of norm (norms.py) and their places, rotary, learned or (per layer) no
+Families differ by the Architecture alone: kinds of norm (layers.py) and their places, rotary, learned or (per layer) no
 positions, a sliding window per layer, norms on queries and keys, gated or plain MLP or experts (moe.py), biases, a tied head,
 constant factors and soft caps. What a branch reads is x, or norm(x); what it adds is y, norm(y), or c y:
 
@@ -18,8 +18,7 @@ Dropout is a function of the batch's `keys` (dropout.py) and applies where GPT-2
 weights, to the outputs of attention and MLP. Without keys, and outside training, nothing is dropped.
 
 A part of the model (a pipeline stage) keeps only its blocks, keyed by their global index, so that names are the same in
-every layout. Nothing here is a buffer: after `to_empty` only parameters need values, and `tie()` restores the tie
-that to_empty cuts.
+every layout. Nothing here is a buffer: after `to_empty` only parameters need values, and `tie()` restores the tie.
 
 Legend: B sequences, T positions, D hidden size, H query heads, G key/value heads, K channels per head, F MLP width.
 """
@@ -167,7 +166,7 @@ class Trunk(nn.Module):
 
 class Decoder(nn.Module):
     """The model, or with `layers`, `first`, `last` the part of it that a pipeline stage keeps. With an `adapter` it is made on
-    meta (linear.py)."""
+    meta (lora/linear.py)."""
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ program         the one door: forward and backward of a global batch, whatever t
 records         what optimizer, clip and checkpoint know of a parameter
 build           applies the techniques below, in their one order
 stages          where a pipeline cuts the model
-schedules       in which order a pipeline's ranks run their micro-batches (no torch)
 activations     how many bytes the blocks keep, and which of them recompute within a budget
 invariants      what must hold once the techniques are applied: units, dtypes, a gradient for every parameter
 runtime_checks  compares the ranks while a layout runs: what several hold, before every save; batches, with `parallel.check`
@@ -17,6 +16,7 @@ Inside:
 
 ddp             replicas with one all-reduce per bucket
 fsdp            ZeRO-1 to 3 and HSDP: parameters, gradients and states cut over ranks
+cut             parameters cut over `tp` ranks, and how the stream is gathered and scattered
 tensor          every matrix cut over `tp` ranks, and the residual stream with it
 context         ranks share each row of tokens
 expert          experts dealt out over ranks; tokens travel to them and back

@@ -45,8 +45,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from windlass.model.moe import Experts, MoE, gather_rows, sort_rows
 from windlass.model.transformer import Decoder
+from windlass.parallel.cut import cut_parameter, scatter
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.tensor import cut_parameter, scatter
 
 EXPERTS, CHANNELS_OUT, CHANNELS_IN = Shard(0), Shard(1), Shard(2)  # of weights [E, out, in]
 

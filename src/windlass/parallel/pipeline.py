@@ -4,7 +4,7 @@
                           <- its gradient
 
 A global batch is M micro-batches (accumulation). parallel.schedule sets the order of a rank's forwards and backwards
-(schedules.py), stages.py cuts the model, tie.py keeps a tied embedding one. P ranks, S stages:
+(rules/schedules.py), stages.py cuts the model, tie.py keeps a tied embedding one. P ranks, S stages:
 
     kept per rank    parameters, gradients and states of its own stages; activations of up to M (gpipe) or P (1f1b)
                      micro-batches; under FSDP its stages' parameters gathered through the step and gradients whole until
@@ -45,7 +45,7 @@ from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import Batch, DecoderProgram
 from windlass.parallel.records import Record, local_gradients
-from windlass.parallel.schedules import KINDS
+from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages
 from windlass.parallel.tie import EMBEDDING, HEAD, Tie
 from windlass.precision.policy import Precision

@@ -22,7 +22,7 @@ from windlass.model.flops import active
 from windlass.model.lora.adapter import Adapter
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import Schedule
-from windlass.parallel.schedules import owners
+from windlass.parallel.rules.schedules import owners
 
 
 @dataclass(frozen=True)

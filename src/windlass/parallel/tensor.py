@@ -40,7 +40,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 from torch.nn import functional
 
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
@@ -49,52 +49,11 @@ from windlass.model.lora.linear import Linear
 from windlass.model.loss import Cut, Head, head_loss
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
-
-WHOLE, BY_ROWS, BY_COLUMNS = Replicate(), Shard(0), Shard(1)
-
-
-def gather(x_BSD: Tensor, mesh: DeviceMesh, dim: int = 1) -> Tensor:
-    """All ranks' positions, or parts of another `dim` -> [B, T, D]. Backward: this rank's part of the sum of gradients."""
-    x_BTD = DTensor.from_local(x_BSD, mesh, [Shard(dim)], run_check=False).redistribute(placements=[Replicate()])
-    return x_BTD.to_local(grad_placements=[Partial()])
-
-
-def scatter(part_BTD: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum of all ranks' parts, this rank's positions of it -> [B, S, D]. Backward: all positions' gradients."""
-    x_BSD = DTensor.from_local(part_BTD, mesh, [Partial()], run_check=False).redistribute(placements=[Shard(1)])
-    return x_BSD.to_local(grad_placements=[Shard(1)])
-
-
-def cut_parameter(parameter: Tensor, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
-    """The parameter's shape, cut by a placement for each axis of `mesh`; on meta, as the parameter is."""
-    shape = list(parameter.shape)
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Shard):
-            shape[placement.dim] //= mesh.size(axis)
-    local = torch.empty(shape, dtype=parameter.dtype, device="meta")
-    stride = parameter.stride()
-    placed = DTensor.from_local(local, mesh, placements, run_check=False, shape=parameter.shape, stride=stride)
-    return nn.Parameter(placed, requires_grad=parameter.requires_grad)
-
-
-def _cut(parameter: Tensor | None, mesh: DeviceMesh, placement: Placement) -> nn.Parameter | None:
-    return None if parameter is None else cut_parameter(parameter, mesh, placement)
-
-
-def _own(parameter: nn.Parameter | None) -> Tensor:
-    """This rank's part of what is cut."""
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local()
-
-
-def _shared(parameter: nn.Parameter | None) -> Tensor:
-    """A parameter that every rank holds whole; its gradient here is one part of a sum over the ranks."""
-    assert isinstance(parameter, DTensor)
-    return parameter.to_local(grad_placements=[Partial()])
+from windlass.parallel.cut import BY_COLUMNS, BY_ROWS, WHOLE, cut, cut_parameter, gather, own, scatter, shared
 
 
 class _CutLinear(nn.Module):
-    """What a matrix cut by rows and one cut by columns share: its parameters, as model/linear.py has them, each cut where the
+    """What a matrix cut by rows and one cut by columns share: its parameters, as in model/lora/linear.py, each cut where the
     matrix is. Of the factors one is cut with it and the other whole, and the product of the cut ones is this rank's part of
     the whole: no message more than without them."""
 
@@ -107,9 +66,9 @@ class _CutLinear(nn.Module):
         super().__init__()
         self.mesh, self.scale = mesh, linear.scale
         for name in ("weight", "codes", "scales"):
-            self.register_parameter(name, _cut(getattr(linear, name), mesh, self.cut))
+            self.register_parameter(name, cut(getattr(linear, name), mesh, self.cut))
         is_rows = self.cut == BY_ROWS
-        self.bias = _cut(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
+        self.bias = cut(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
         self.lora_A, self.lora_B = linear.lora_A, linear.lora_B
         if self.lora_A is not None and self.lora_B is not None:
             self.lora_A.weight = cut_parameter(self.lora_A.weight, mesh, WHOLE if is_rows else BY_COLUMNS)
@@ -117,9 +76,9 @@ class _CutLinear(nn.Module):
 
     def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.codes is None:
-            out = functional.linear(x, _own(self.weight), bias)
+            out = functional.linear(x, own(self.weight), bias)
         else:
-            out = nf4.product(x, _own(self.codes), _own(self.scales))
+            out = nf4.product(x, own(self.codes), own(self.scales))
             out = out if bias is None else out + bias
         if self.lora_A is None or self.lora_B is None:
             return out
@@ -137,10 +96,10 @@ class ColumnLinear(_CutLinear):
     cut = BY_ROWS
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.multiply(x_BTD, None if self.bias is None else _own(self.bias))
+        return self.multiply(x_BTD, None if self.bias is None else own(self.bias))
 
     def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
-        return _shared(a), _own(b)
+        return shared(a), own(b)
 
 
 class SharedLinear(nn.Module):
@@ -148,10 +107,10 @@ class SharedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh):
         super().__init__()
-        self.weight = _cut(linear.weight, mesh, WHOLE)
+        self.weight = cut(linear.weight, mesh, WHOLE)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return functional.linear(x_BTD, _shared(self.weight))
+        return functional.linear(x_BTD, shared(self.weight))
 
 
 class RowLinear(_CutLinear):
@@ -162,10 +121,10 @@ class RowLinear(_CutLinear):
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         out_BSD = scatter(self.multiply(x_BTF), self.mesh)
-        return out_BSD if self.bias is None else out_BSD + _shared(self.bias)
+        return out_BSD if self.bias is None else out_BSD + shared(self.bias)
 
     def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
-        return _own(a), _shared(b)
+        return own(a), shared(b)
 
 
 class Norm(nn.Module):
@@ -175,14 +134,14 @@ class Norm(nn.Module):
         super().__init__()
         self.mesh, self.shape, self.eps = mesh, list(norm.normalized_shape), norm.eps
         self.is_layer_norm, self.adds_one = isinstance(norm, nn.LayerNorm), isinstance(norm, OffsetNorm)
-        self.weight = _cut(norm.weight, mesh, WHOLE)
-        self.bias = _cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
+        self.weight = cut(norm.weight, mesh, WHOLE)
+        self.bias = cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = _shared(self.weight)
+        weight = shared(self.weight)
         if self.is_layer_norm:
             assert self.eps is not None
-            bias = None if self.bias is None else _shared(self.bias)
+            bias = None if self.bias is None else shared(self.bias)
             return functional.layer_norm(x, self.shape, weight, bias, self.eps)
         if self.adds_one:
             return offset_norm(x, weight, self.eps)
@@ -213,13 +172,13 @@ class CutHeadsNorm(nn.Module):
     def __init__(self, norm: HeadsNorm, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.size, self.eps = mesh, norm.normalized_shape[0], norm.eps or 0.0
-        self.weight = _cut(norm.weight, mesh, BY_ROWS)
+        self.weight = cut(norm.weight, mesh, BY_ROWS)
 
     def forward(self, x_BTX: Tensor) -> Tensor:
         wide_BTX = x_BTX.to(torch.promote_types(x_BTX.dtype, torch.float32))
         squares_BTt = gather(wide_BTX.square().sum(-1, keepdim=True), self.mesh, dim=2)
         scale_BT1 = torch.rsqrt(squares_BTt.sum(-1, keepdim=True) / self.size + self.eps)
-        return (wide_BTX * scale_BT1 * _own(self.weight)).to(x_BTX.dtype)
+        return (wide_BTX * scale_BT1 * own(self.weight)).to(x_BTX.dtype)
 
 
 def gathered(norm: Any, mesh: DeviceMesh) -> nn.Module:
@@ -238,10 +197,10 @@ class VocabularyEmbedding(nn.Module):
     def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
         super().__init__()
         self.mesh = mesh
-        self.weight = _cut(embedding.weight, mesh, BY_ROWS)
+        self.weight = cut(embedding.weight, mesh, BY_ROWS)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        weight_VD = _own(self.weight)
+        weight_VD = own(self.weight)
         rows_BT = ids_BT - self.mesh.get_local_rank() * weight_VD.shape[0]
         here_BT = (rows_BT >= 0) & (rows_BT < weight_VD.shape[0])
         part_BTD = functional.embedding(rows_BT.where(here_BT, 0), weight_VD)
@@ -253,10 +212,10 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, embedding: nn.Embedding, mesh: DeviceMesh):
         super().__init__()
-        self.weight = _cut(embedding.weight, mesh, WHOLE)
+        self.weight = cut(embedding.weight, mesh, WHOLE)
 
     def forward(self, positions: Tensor) -> Tensor:
-        return functional.embedding(positions, _shared(self.weight))
+        return functional.embedding(positions, shared(self.weight))
 
 
 class VocabularyHead(nn.Module):
@@ -265,7 +224,7 @@ class VocabularyHead(nn.Module):
     def __init__(self, head: Head, mesh: DeviceMesh):
         super().__init__()
         self.mesh, self.vocab_size, self.cap = mesh, head.vocab_size, head.cap
-        self.weight = _cut(head.weight, mesh, BY_ROWS)
+        self.weight = cut(head.weight, mesh, BY_ROWS)
         # as many logits at a time as the whole head, of fewer columns
         self.chunk_tokens = max(1, head.chunk_logits * mesh.size() // head.weight.shape[0])
 
@@ -273,9 +232,9 @@ class VocabularyHead(nn.Module):
         assert targets_BT is not None, (
             "logits of a cut head: evaluation asks for losses, generation uses the whole model"
         )
-        weight_VD = _own(self.weight)
-        cut = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
-        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, cut, self.cap)
+        weight_VD = own(self.weight)
+        rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
+        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, rows, self.cap)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]

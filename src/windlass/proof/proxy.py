@@ -27,7 +27,7 @@ from windlass.model.lora.adapter import adapted_shapes, adapter_of, called, trai
 from windlass.optim.rules import assign
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.pipeline import micro_batch_errors
-from windlass.parallel.schedules import owners
+from windlass.parallel.rules.schedules import owners
 from windlass.proof.fold_layout import Cell
 from windlass.proof.proxy_adapter import adapter_section, represented, widened
 

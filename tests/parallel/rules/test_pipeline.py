@@ -9,7 +9,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules import pipeline
 from windlass.parallel.rules.check_layout import Beside, check_layout
 from windlass.parallel.rules.pipeline import check_torch, micro_batch_errors, stage_errors
-from windlass.parallel.schedules import KINDS
+from windlass.parallel.rules.schedules import KINDS
 
 
 @pytest.mark.parametrize(("schedule", "pp", "blocks", "fits"), [("1f1b", 4, 3, 3), ("zbv", 4, 7, 3), ("zbv", 8, 5, 2)])

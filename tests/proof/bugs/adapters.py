@@ -9,12 +9,12 @@ TENSOR, NF4, LINEAR, BUILD = "parallel/tensor.py", "model/lora/nf4.py", "model/l
 ADAPTERS = {
     "A's gradients left apart": Bug(
         "every tensor rank holds A of a matrix cut by rows, and sees its own part of the outputs: the parts are not summed",
-        ((TENSOR, "return _shared(a), _own(b)", "return _own(a), _own(b)"),),
+        ((TENSOR, "return shared(a), own(b)", "return own(a), own(b)"),),
         ("exact: qwen3 tied: tp2 lora", "exact: qwen3 tied wide: tp2 nf4"),
     ),
     "B's gradients left apart": Bug(
         "every tensor rank holds B of a matrix cut by columns, and sees its own part of the inputs: the parts are not summed",
-        ((TENSOR, "return _own(a), _shared(b)", "return _own(a), _own(b)"),),
+        ((TENSOR, "return own(a), shared(b)", "return own(a), own(b)"),),
         ("exact: qwen3 tied: tp2 lora",),
     ),
     "factors beside a cut matrix are left out": Bug(

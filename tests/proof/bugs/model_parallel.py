@@ -3,7 +3,7 @@
 from tests.proof.bugs.bug import Bug, Seen
 
 TENSOR, PIPELINE, TIE, LOSS = "parallel/tensor.py", "parallel/pipeline.py", "parallel/tie.py", "model/loss.py"
-DDP, DECODER = "parallel/ddp.py", "model/transformer.py"
+CUT, DDP, DECODER = "parallel/cut.py", "parallel/ddp.py", "model/transformer.py"
 TP2, PP2 = ("parallel.tp=2", "parallel.shard=1"), ("parallel.pp=2", "parallel.shard=1")
 
 # fmt: off
@@ -11,25 +11,25 @@ TP2, PP2 = ("parallel.tp=2", "parallel.shard=1"), ("parallel.pp=2", "parallel.sh
 MODEL_PARALLEL = {
     "shared gradients left apart": Bug(
         "torchtitan #1750 and Megatron-LM #673: norms see a part of the sequence and are not summed over tp",
-        ((TENSOR, "    return parameter.to_local(grad_placements=[Partial()])", "    return parameter.to_local()"),),
+        ((CUT, "    return parameter.to_local(grad_placements=[Partial()])", "    return parameter.to_local()"),),
         ("exact: qwen3 tied: tp2 micro8", "exact: gpt2 tied heads4: tp2 shard2"),
         Seen(TP2, "gradients", "model.norm.weight["),
     ),
     "gathered gradients left apart": Bug(
         "backward of a gather keeps this rank's own part in place of the sum",
-        ((TENSOR, "return x_BTD.to_local(grad_placements=[Partial()])", "return x_BTD.to_local(grad_placements=[Replicate()])"),),
+        ((CUT, "return x_BTD.to_local(grad_placements=[Partial()])", "return x_BTD.to_local(grad_placements=[Replicate()])"),),
         ("exact: qwen3 tied: tp2 micro8",),
     ),
     "a row bias on every tensor rank": Bug(
         "Megatron-LM #7452: a bias added before the reduction, once per rank",
-        ((TENSOR, "return out_BSD if self.bias is None else out_BSD + _shared(self.bias)",
-          "return out_BSD if self.bias is None else out_BSD + self.mesh.size() * _shared(self.bias)"),),
+        ((TENSOR, "return out_BSD if self.bias is None else out_BSD + shared(self.bias)",
+          "return out_BSD if self.bias is None else out_BSD + self.mesh.size() * shared(self.bias)"),),
         ("exact: gpt2 tied heads4: tp2 micro8",),
         Seen(TP2, "residual stream", "layer 0 (model.layers.0)", "gpt2"),
     ),
     "softmax over a rank's own rows": Bug(
         "the largest logit and the total are those of this rank's part of the vocabulary",
-        ((TENSOR, "cut = Cut(self.mesh.get_group(), ", "cut = Cut(None, "),),
+        ((TENSOR, "rows = Cut(self.mesh.get_group(), ", "rows = Cut(None, "),),
         ("exact: qwen3 tied: tp2 micro8",),
     ),
     "targets taken for a rank's own rows": Bug(

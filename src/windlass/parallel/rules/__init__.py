@@ -3,6 +3,7 @@
 check_layout  the one call that checks all rules below, and lists every violation
 degrees       tensor and context parallelism against the model's shape and the sequence length
 pipeline      stages, schedules and their micro-batches
+schedules     in which order a pipeline's ranks run their micro-batches, and who holds which stage
 batch         the global batch in micro-batches
 
 Inside:

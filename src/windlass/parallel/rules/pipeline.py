@@ -1,7 +1,7 @@
 """What a pipeline allows of a layout, of a precision, of a model and of a batch. No torch.
 
 A pipeline of pp ranks cuts the model into stages of whole blocks, and each rank runs the micro-batches of a step in the order of
-its schedule (parallel/schedules.py).
+its schedule (parallel/rules/schedules.py).
 """
 
 import importlib.metadata
@@ -10,7 +10,7 @@ from typing import Final
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig, Schedule
-from windlass.parallel.schedules import KINDS
+from windlass.parallel.rules.schedules import KINDS
 
 TORCH_FOR_SPLITS: Final = (2, 13)
 """torch 2.11 runs no autograd function of our own (the head's) with a backward that is cut in two, and fails to set up zbv

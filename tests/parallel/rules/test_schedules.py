@@ -8,7 +8,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 from tests.parallel import tiny
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.schedules import KINDS, owners
+from windlass.parallel.rules.schedules import KINDS, owners
 
 
 def test_stages_lie_on_ranks_in_a_line_in_loops_or_in_a_v():

@@ -10,7 +10,7 @@ P ranks (parallel.pp), M micro-batches per step, F a forward and B a backward of
     zbv                       two stages per rank in a V (rank 0 has the first and the last), B cut in two as well
 
     idle share of a rank, where all stages take the same time and B = 2 F: gpipe and 1f1b (P-1)/(M+P-1), interleaved-1f1b
-    (P-1)/(2M+P-1), the other two (P-1)/(6M+P-1) (tests/parallel/test_schedules finds these in executed schedules)
+    (P-1)/(2M+P-1), the other two (P-1)/(6M+P-1) (tests/parallel/rules/test_schedules finds these in executed schedules)
 
 Sources: GPipe, Huang et al., arXiv 1811.06965; 1F1B, Narayanan et al., arXiv 1806.03377; interleaved, arXiv 2104.04473;
 zero bubble and ZB-V, Qi et al., arXiv 2401.10241. The schedules themselves are torch.distributed.pipelining's.
