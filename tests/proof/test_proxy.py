@@ -9,6 +9,8 @@ import pytest
 from windlass.config import check_recipe, load_recipe, shipped_recipes
 from windlass.model.architecture import parameter_shapes
 from windlass.model.attention.context import copies
+from windlass.model.config import ModelConfig, architecture_from_hf
+from windlass.model.families.family_table import FAMILIES, to_hf
 from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.ddp import num_buckets
@@ -196,3 +198,16 @@ def test_a_micro_batch_leaves_a_rest_of_the_heads_chunks(tokens, chunk):
 def test_a_rank_with_two_tokens_has_no_rest_and_says_so(tmp_path):
     few = proxy_of(tmp_path, recipe(run={**SMALL["run"], "micro_batch": 1}), context=16, shard=1, ranks=16)
     assert [sentence.partition(":")[0] for sentence in few.unproved] == ["the rest of the head's chunks"]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gpt2"])
+def test_a_small_model_is_one_of_its_family(family):
+    """transformers builds the reference from its config.json."""
+    sizes = dict(
+        hidden_size=96, intermediate_size=128, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=4
+    )
+    model = ModelConfig(family=family, pad_token_id=None, **sizes).architecture(500)
+    small = shrink(model, cell_of(2, shard=2), [0, 5, 11], ParallelConfig())
+    again = architecture_from_hf(to_hf(small))
+    assert again == replace(small, intermediate_size=again.intermediate_size), "mixtral's is the experts'"
+    assert again.hidden_size < 96 and (again.rotary_dim or 2) % 2 == 0
