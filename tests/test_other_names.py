@@ -5,8 +5,10 @@ import re
 import pytest
 
 from tests.test_config import TREE
+from windlass.adapters.config import AdapterConfig
 from windlass.config import check_recipe
 from windlass.errors import UserError
+from windlass.optim.config import OptimConfig
 from windlass.other_names import TABLE, WORDS, other_names, policy_of
 from windlass.parallel.config import ParallelConfig
 from windlass.precision.config import POLICIES, PrecisionConfig
@@ -199,10 +201,48 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
     for row in TABLE:
         value = "bf16" if "precision" in row.words else True
         for word in row.words.split():
-            if word == "zero":  # ours, with words of other tools
+            if word in ("zero", "stage"):  # these have words of other tools
                 continue
             ((keys, error),) = other_names({row.section: {word: value}}, tuple(POLICIES))
             assert keys == [f"{row.section}.{word}"] and f"{keys[0]}=" in error.given and f"({row.tool})" in error.rule
-            assert re.match(r"use (parallel\.|precision\.|nothing)", error.change)
+            assert re.match(r"use (parallel\.|precision\.|adapter\.|optim\.|data\.|objective\.|nothing)", error.change)
     ours = {"parallel": ParallelConfig().model_dump(), "precision": {"policy": "bf16", "states": "bf16"}}
     assert list(other_names(ours, tuple(POLICIES))) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"lora_r": 16}, "adapter.rank=16"),
+        ({"adapter": {"r": 8}}, "adapter.rank=8"),
+        ({"lora_alpha": 32}, "adapter.alpha=32"),
+        ({"adapter": {"target_modules": ["q_proj", "v_proj"]}}, "adapter.targets=[q_proj, v_proj]"),
+        ({"lora_target": "q_proj,v_proj"}, "adapter.targets=[q_proj, v_proj]"),
+        ({"lora_target": "all"}, "adapter.targets=all-linear"),
+        ({"lora_target_linear": True}, "adapter.targets=all-linear"),
+        ({"modules_to_save": ["lm_head"]}, 'adapter.also_train=["*lm_head*"]'),
+        ({"load_in_4bit": True}, "adapter.base=nf4"),
+        ({"adapter": "qlora"}, "adapter.kind=lora adapter.base=nf4"),
+        ({"adapter": "lora"}, "adapter.kind=lora"),
+        ({"finetuning_type": "full"}, "adapter.kind=none"),
+        ({"use_rslora": True}, "adapter.rank_stabilized=true"),
+        ({"loraplus_lr_ratio": 16}, 'optim.groups=[{names: ["*lora_B*"], learning_rate_scale: 16}]'),
+        ({"cutoff_len": 2048}, "data.sequence_length=2048"),
+        ({"data": {"max_seq_length": 2048}}, "data.sequence_length=2048"),
+        ({"sample_packing": True}, "data.packing=best-fit"),
+        ({"stage": "sft"}, "objective.kind=sft"),
+        ({"train_on_inputs": False}, "nothing (of a source"),
+    ],
+    ids=str,
+)
+def test_finetuning_by_other_tools_names(given, ours):
+    """What is said names settings that a recipe takes."""
+    ((path, error),) = other_names(given, tuple(POLICIES))
+    assert f"use {ours}" in error.change or ours in error.change, error.change
+    assert path and "another tool's name" in error.rule
+    tree = {}
+    for override in re.findall(r"(?:adapter|optim|data|objective)\.\w+=(?:\[.*\]|[\w.-]+)", error.change):
+        apply_override(tree, override)
+    adapter = AdapterConfig.model_validate({"kind": "lora", **tree.get("adapter", {})})
+    OptimConfig.model_validate({"learning_rate": 1e-3, **tree.get("optim", {})})
+    assert adapter.kind in ("lora", "none") and tree.keys() <= {"adapter", "optim", "data", "objective"}

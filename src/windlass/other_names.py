@@ -4,7 +4,8 @@ Nothing is translated silently: two names for one setting would be two places to
 tool has; WORDS has the values. A later section of the recipe adds rows.
 
 Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's sections, Lightning's
-Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16.
+Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16, PEFT's
+LoraConfig, and the recipes of axolotl, LLaMA-Factory and torchtune.
 """
 
 import re
@@ -82,6 +83,7 @@ class OtherName:
 
 
 _FSDP: Final = "FSDP1, accelerate"
+_LORA: Final = "PEFT, axolotl, LLaMA-Factory, torchtune"
 _ANY: Final = " or ".join(list(SHARDINGS.values())[:3])
 _OWN_NAMES: Final = "nothing (FSDP2 keeps every parameter by its own name)"
 _UNIT: Final = "nothing, or parallel.blocks_per_unit (a unit is a block)"
@@ -91,6 +93,10 @@ _RECOMPUTE, _PREFETCH = (
     ("parallel.recompute=full", "parallel.recompute=none"),
     ("parallel.prefetch=1", "parallel.prefetch=0"),
 )
+_SFT: Final = "TRL, axolotl, LLaMA-Factory"
+_LENGTH: Final = "data.sequence_length"
+_ANSWERS: Final = "nothing (of a source with `format: chat` the answers alone are learned, of a text every token)"
+_STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft"}
 # fmt: off
 TABLE: Final = (
     OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY),
@@ -120,9 +126,61 @@ TABLE: Final = (
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),
     OtherName("precision", "mixed_precision_output", "torchtitan", _dtype("output")),
     OtherName("precision", "mixed_precision_buffer", "torchtitan", "nothing (buffers stay as they are)"),
+    OtherName("adapter", "r lora_r lora_rank", _LORA, lambda v: f"adapter.kind=lora adapter.rank={v}"),
+    OtherName("adapter", "lora_alpha", _LORA, lambda v: f"adapter.kind=lora adapter.alpha={v}"),
+    OtherName("adapter", "lora_dropout", _LORA, "nothing (factors have no dropout here)"),
+    OtherName("adapter", "target_modules lora_target_modules lora_target lora_attn_modules", _LORA, lambda v: _targets(v)),
+    OtherName("adapter", "lora_target_linear", "axolotl", ("adapter.targets=all-linear", "adapter.targets=[q_proj, v_proj]")),
+    OtherName("adapter", "modules_to_save lora_modules_to_save additional_target", _LORA, lambda v: _also_train(v)),
+    OtherName("adapter", "use_rslora peft_use_rslora", _LORA, ("adapter.rank_stabilized=true", "adapter.rank_stabilized=false")),
+    OtherName("adapter", "load_in_4bit", "transformers, axolotl", ("adapter.base=nf4", "adapter.base=plain")),
+    OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
+    OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
+    OtherName("adapter", "use_dora peft_use_dora", _LORA, "nothing (factors are plain LoRA here)"),
+    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: _adapters(v) or "adapter.kind=none"),
+    OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
+    OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
+    OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),
+    OtherName("objective", "stage", "LLaMA-Factory", lambda v: _STAGES.get(str(v))),
 )
 # fmt: on
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [part.strip() for part in str(value).split(",")]
+
+
+def _targets(value: Any) -> str:
+    found = _listed(value)
+    return "adapter.targets=" + ("all-linear" if found in (["all-linear"], ["all"]) else f"[{', '.join(found)}]")
+
+
+def _also_train(value: Any) -> str:
+    return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in _listed(value)) + "]"
+
+
+def _faster(value: Any) -> str:
+    return f'optim.groups=[{{names: ["*lora_B*"], learning_rate_scale: {value}}}]'
+
+
+def _packing(value: Any) -> str | None:
+    return (
+        ("data.packing=best-fit" if value else "nothing (documents are always packed)")
+        if isinstance(value, bool)
+        else None
+    )
+
+
+def _adapters(value: Any) -> str | None:
+    """`adapter.kind=...` for another tool's word of an adapter."""
+    kinds = {"lora": "adapter.kind=lora", "qlora": "adapter.kind=lora adapter.base=nf4", "full": "adapter.kind=none"}
+    return kinds.get(str(value).lower())
+
+
 _RULES: Final = {
+    "adapter": "here the section adapter has kind, rank, alpha, targets and base",
+    "data": "here the section data says how text becomes sequences",
+    "objective": "here objective.kind says what a step optimizes",
     "parallel": "here zero says what is cut, shard and replicate over how many ranks",
     "precision": "here precision.policy is one of {policies}",
 }
@@ -152,9 +210,20 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
     elif precision is not None and (ours := policy_of(precision)):
         found.append(("precision", precision, ours, "Lightning"))
     beside = list(_found("parallel", "parallel", parallel)) if isinstance(parallel, Mapping) else []
-    for section, rows in (("precision", found), ("parallel", beside)):
+    others = [(section, list(_of_section(section, recipe))) for section in ("adapter", "data", "objective")]
+    for section, rows in (("precision", found), ("parallel", beside), *others):
         if rows:
             yield [key for key, *_ in rows], _refusal(rows, section, policies)
+
+
+def _of_section(section: str, recipe: Mapping[str, Any]) -> Iterator["Found"]:
+    """Keys at the top of the recipe, where tools without sections have theirs, and in the section."""
+    given = recipe.get(section)
+    yield from _found(section, "", recipe)
+    if isinstance(given, Mapping):
+        yield from _found(section, section, given)
+    elif section == "adapter" and given is not None and (ours := _adapters(given)):
+        yield "adapter", given, ours, "axolotl"
 
 
 Found = tuple[str, Any, str, str]  # key as the recipe has it, value, what to write instead, tool
