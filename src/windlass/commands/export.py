@@ -36,7 +36,7 @@ class Exported:
     largest_difference: float
     """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
     base: str | None = None
-    """Of an adapter: the model that it stands beside."""
+    """Of an adapter: the model that it belongs to."""
 
 
 def export(
@@ -91,7 +91,7 @@ def export(
 
 
 def _write_weights(draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int) -> SavedModel:
-    """-> the plain model that what was written stands for."""
+    """-> the plain model of what was written."""
     if is_adapter:
         write_adapter(draft, saved)
         return merged(saved)

@@ -21,7 +21,7 @@ from windlass.training.open_saved import SavedModel, empty
 from windlass.training.restore import weights_of
 
 IN_NF4 = (
-    "The base was quantised to NF4 in training. The adapter stands here beside the base as it was before, whose matrices differ "
+    "The base was quantised to NF4 in training. Here the adapter belongs to the base as it was before, whose matrices differ "
     "from those by the rounding to four bits."
 )
 

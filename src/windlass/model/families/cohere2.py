@@ -17,7 +17,7 @@ class Cohere2Fields(LayerTypesFields):
     family: ClassVar[str] = "cohere2"
     epsilon_field: ClassVar[str] = "layer_norm_eps"
     architecture_class: ClassVar[str] = "Cohere2ForCausalLM"
-    # these and the next stand in published files; transformers reads them nowhere
+    # published files have these and the next; transformers reads them nowhere
     harmless: ClassVar[frozenset[str]] = INFERENCE | {"use_embedding_sharing", "use_parallel_embedding"}
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
         **DecoderFields.fixed,

@@ -64,7 +64,7 @@ class Family(Settings):
     harmless: ClassVar[frozenset[str]] = INFERENCE
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = NEVER
     stored_names: ClassVar[dict[str, str]] = {}
-    """Module of a block -> its name in the family's files, where that is another; `*` stands for the number of an expert."""
+    """Module of a block -> its name in the family's files, where that is another; `*` is the number of an expert."""
     fused: ClassVar[dict[str, tuple[str, ...]]] = {}
     """Module in the family's files -> the modules here that are its rows, one after the other."""
 

@@ -1,4 +1,4 @@
-"""The families by name. Those that are nearly Llama stand here, the others have files of their own. No torch.
+"""The families by name. Those that are nearly Llama are here, the others have files of their own. No torch.
 
 How to add one: docs/howto/add-a-family.md.
 """

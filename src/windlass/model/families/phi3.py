@@ -22,9 +22,7 @@ class Phi3Fields(PartialRotaryFields):
     harmless: ClassVar[frozenset[str]] = INFERENCE | {"embd_pdrop", "original_max_position_embeddings"}
     fixed: ClassVar[dict[str, tuple[Any, ...]]] = {
         **NEVER,
-        **dict.fromkeys(
-            ("attention_bias", "mlp_bias", "lm_head_bias"), (False, None)
-        ),  # these stand in published files
+        **dict.fromkeys(("attention_bias", "mlp_bias", "lm_head_bias"), (False, None)),  # published files have these
         **dict.fromkeys(("full_attn_mod", "interpolate_factor"), (1, None)),
     }
     fused: ClassVar[dict[str, tuple[str, ...]]] = {

@@ -114,7 +114,7 @@ def merge_rope(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inside(spelling: dict[str, Any]) -> list[tuple[dict[str, Any], str, str, Any]]:
-    """Values inside a spelling that may stand beside it: the mapping that holds each, its key there, the field, the value."""
+    """Values inside a spelling that may be given beside it: the mapping that holds each, its key there, the field, the value."""
     found = []
     for rope, names in (
         (spelling, {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}),
