@@ -133,7 +133,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
 
 def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = os.environ) -> Any:
     """`value` with every `${NAME}` in its texts replaced by that environment variable. Raises UserError for one that is not set,
-    and for a URL whose secret could not be told from the text behind it."""
+    and for a URL whose secret has no clear end."""
     if isinstance(value, Mapping):
         return {key: with_environment(item, f"{where}.{key}".lstrip("."), environ) for key, item in value.items()}
     if isinstance(value, list):
@@ -146,7 +146,7 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
             return environ[found[1]]
         raise UserError(
             f"{where} names the environment variable {found[1]}, which is not set",
-            "${NAME} in a recipe stands for an environment variable, on every host that reads the recipe",
+            "${NAME} in a recipe is an environment variable, on every host that reads the recipe",
             f"export {found[1]}, or write its value into the recipe",
         )
 

@@ -1,8 +1,8 @@
 r"""Text that may be shown and kept: without the secrets of its URLs, and with nothing in it that drives a terminal. No torch.
 
 A signed URL is a password, and recipes, file systems and servers put URLs into messages. What a URL may hold that is secret is
-left out as a whole: user and password, and the query, since every store names its signature otherwise. `${NAME}`, which stands
-for an environment variable, stays: it is no secret. A URL ends at white space, a quote, a backquote or an angle bracket, which a
+left out as a whole: user and password, and the query, since every store names its signature otherwise. `${NAME}`, the name
+of an environment variable, stays: it is no secret. A URL ends at white space, a quote, a backquote or an angle bracket, which a
 recipe's URLs therefore never hold (recipe.py).
 
 The doors: every WindlassError, events.jsonl, what is printed (`say`, the console), and `without_secrets` for the settings in

@@ -116,7 +116,7 @@ def _backward(arch: Architecture, frozen: frozenset[str], adapter: Adapter | Non
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         block = f"model.layers.{layer}"
         flows |= trained(f"{block}.input_layernorm")
-        side = flows  # into an MLP that stands beside attention
+        side = flows  # into an MLP beside attention
         q, k, v = (flows or trained(f"{attention}.{x}_proj", f"{attention}.{x}_norm") for x in "qkv")
         shares.append((v + (q or k) + q + k) / 4)
         total += sum(cost(f"{attention}.{x}_proj", flows) for x in "qkv") + cost(f"{attention}.o_proj", q or k or v)

@@ -85,7 +85,7 @@ def _stored_by_gpt2(module: str, kind: str, arch: Architecture) -> Stored:
 
 
 def _place(inner: str, parts: tuple[str, ...], arch: Architecture) -> tuple[int, int]:
-    """(first row of `inner`, all rows) of the tensor in which `parts` lie one after the other."""
+    """(first row of `inner`, all rows) of the tensor that holds `parts` one after the other."""
     queries, keys = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     sizes = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
     rows = [sizes.get(part, arch.intermediate_size) for part in parts]

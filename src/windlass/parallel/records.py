@@ -12,7 +12,7 @@ class Record:
     """One parameter of this rank. `name`: its Hugging Face name, the same in every layout. `tensor`: the parameter, a DTensor
     when it is sharded, frozen where it needs no gradient. `logical_shape`: the shape before any cut. `counted`: False for the
     second copy of a tied pair, which is stepped but neither named in files, nor counted in the norm, nor saved. `kept`: whether
-    a checkpoint has it: the frozen base of an adapter lies in the files that it was read from."""
+    a checkpoint has it: the frozen base of an adapter is in the files that it was read from."""
 
     name: str
     tensor: torch.nn.Parameter

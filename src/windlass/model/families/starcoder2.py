@@ -16,7 +16,7 @@ class Starcoder2Fields(DecoderFields):
     family: ClassVar[str] = "starcoder2"
     epsilon_field: ClassVar[str] = "norm_epsilon"
     architecture_class: ClassVar[str] = "Starcoder2ForCausalLM"
-    # these and the next stand in published files; transformers reads them nowhere
+    # published files have these and the next; transformers reads them nowhere
     harmless: ClassVar[frozenset[str]] = INFERENCE | {
         "activation_function",
         "attention_softmax_in_fp32",
