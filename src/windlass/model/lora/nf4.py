@@ -6,7 +6,7 @@
     W[o, i] = LEVELS[code] * scale                     0.5 + 2 / 64 = 0.53125 bytes per element
 
 The levels are quantiles of a normal distribution, scaled to [-1, 1] with an exact zero, so that each is used about equally often
-by weights that are drawn from one. Blocks are parts of a row, so rows may be cut anywhere and columns at multiples of 64: what a rank
+by weights that are drawn from one. Blocks are parts of a row: rows may be cut anywhere, columns at multiples of 64. What a rank
 quantises of its part is its part of the quantised whole, byte for byte.
 
 Backward needs W only for the gradient of x, and makes it a second time: autograd would keep every dequantised matrix of the
