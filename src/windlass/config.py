@@ -204,6 +204,7 @@ class RunConfig(Settings):
             sequence_length=getattr(self.data, "sequence_length", None),
             tokens_per_step=getattr(self.run, "tokens_per_step", None),
             micro_batch=getattr(self.run, "micro_batch", 1),
+            is_nf4=getattr(self.adapter, "base", "plain") == "nf4",
         )
         return layout_errors(self.parallel, architecture, world, beside)
 

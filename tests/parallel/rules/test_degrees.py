@@ -8,7 +8,7 @@ from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.rules.check_layout import Beside, check_layout
-from windlass.parallel.rules.degrees import check_exchange, degree_errors, head_errors, position_errors
+from windlass.parallel.rules.degrees import check_exchange, degree_errors, head_errors, nf4_errors, position_errors
 
 
 def architecture(**changes):
@@ -202,3 +202,16 @@ def test_a_torch_that_compiles_the_exchange_wrongly_is_refused(monkeypatch, vers
         check_exchange(*remedy)
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.13.0")
     check_exchange(2, "ulysses", is_compiled=True)
+
+
+def test_nf4_cuts_rows_at_whole_blocks():
+    wide = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 8, "num_key_value_heads": 4}
+    fits = architecture(**wide, intermediate_size=256)
+    assert not list(nf4_errors(2, fits)) and not list(nf4_errors(4, fits))
+    narrow = architecture(**wide, intermediate_size=320)
+    (error,) = nf4_errors(2, narrow)
+    assert error.given == "adapter.base=nf4 with parallel.tp=2 for a model of 320 channels of the MLP"
+    assert error.change == "use parallel.tp=1, or adapter.base=plain" and not list(nf4_errors(1, narrow))
+    with pytest.raises(UserError, match=r"adapter\.base=nf4 with parallel\.tp=2"):
+        check_layout(ParallelConfig(tp=2), narrow, 2, Beside(is_nf4=True))
+    check_layout(ParallelConfig(tp=2), narrow, 2, Beside())

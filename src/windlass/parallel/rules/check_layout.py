@@ -21,6 +21,7 @@ from windlass.parallel.rules.degrees import (
     degree_errors,
     head_errors,
     length_errors,
+    nf4_errors,
     position_errors,
     tensor_errors,
 )
@@ -40,6 +41,8 @@ class Beside:
     """No message proposes another sequence length: the checkpoint at hand was trained with this one."""
     tokens_per_step: int | None = None
     micro_batch: int = 1
+    is_nf4: bool = False
+    """Whether an adapter's base is stored in four bits."""
 
 
 def check_layout(
@@ -77,6 +80,8 @@ def layout_errors(
 
 def _model_errors(parallel: ParallelConfig, architecture: Architecture, beside: Beside) -> Iterator[UserError]:
     degrees = list(degree_errors(parallel.tp, architecture))
+    if beside.is_nf4 and not degrees:
+        yield from nf4_errors(parallel.tp, architecture)
     yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
     yield from stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
     yield from unit_errors(parallel, architecture.num_layers)

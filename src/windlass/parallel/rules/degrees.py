@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
+from windlass.model.lora.adapter import BLOCK
 
 
 def degree_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
@@ -42,6 +43,24 @@ def _channels(architecture: Architecture) -> dict[str, int]:
     num_sparse = len(architecture.sparse_layers)
     mlp = {"channels of the MLP": architecture.intermediate_size} if num_sparse < architecture.num_layers else {}
     return mlp | ({"channels of each expert": architecture.expert_size} if num_sparse else {})
+
+
+def nf4_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
+    """Where a tensor rank's part of a row is not whole blocks of NF4: rows of o and down are cut over tp."""
+    inputs = {
+        "heads x channels": architecture.num_heads * architecture.head_dim,
+        "channels of the MLP": architecture.intermediate_size,
+    }
+    wrong = [f"{size} {what}" for what, size in inputs.items() if size // tp % BLOCK]
+    if tp > 1 and wrong:
+        legal = [n for n in range(1, tp) if all(size % (n * BLOCK) == 0 for size in inputs.values())]
+        yield UserError(
+            f"adapter.base=nf4 with parallel.tp={tp} for a model of {' and '.join(wrong)}",
+            f"NF4 keeps one scale for {BLOCK} consecutive elements of a row, so each rank's part of it is whole blocks",
+            f"use parallel.tp={' or '.join(map(str, legal))}, or adapter.base=plain"
+            if legal
+            else "use adapter.base=plain",
+        )
 
 
 def tensor_errors(tp: int, activation_gib: float | None) -> Iterator[UserError]:
