@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -6,7 +7,9 @@ import torch
 
 from tests.checkpoint import cases
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from windlass.checkpoint.manifest import Problem, is_rank_name
 from windlass.checkpoint.store import quarantine
+from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint, UserError
 
 
@@ -190,6 +193,29 @@ def test_a_manifest_that_may_not_be_read_is_not_put_aside(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(UserError, match="step-00000100/MANIFEST cannot be read: Permission denied") as caught:
+        make_run(tmp_path).restore(blank())
+    assert not isinstance(caught.value, BadCheckpoint) and "permissions" in caught.value.change
+    assert names(tmp_path) == ["step-00000100"]
+
+
+@pytest.mark.parametrize("hidden", ["tokenizer", "resolved.yaml"])
+def test_what_may_not_be_listed_or_read_puts_no_checkpoint_aside(tmp_path, monkeypatch, hidden):
+    """os.walk leaves out what it cannot list: its files would count as missing."""
+    save_steps(tmp_path, 100)
+    walk, reader = os.walk, Checkpoint.verify
+
+    def walk_and_refuse(top, onerror=None, **options):
+        if hidden == "tokenizer" and Path(top).name == "step-00000100":
+            onerror(PermissionError(13, "Permission denied", f"{top}/tokenizer"))
+        yield from walk(top, onerror=onerror, **options)
+
+    def verify(checkpoint, name):
+        problem = Problem(name, "unreadable", "Permission denied")
+        return problem if hidden != "tokenizer" and not is_rank_name(name) else reader(checkpoint, name)
+
+    monkeypatch.setattr(os, "walk", walk_and_refuse)
+    monkeypatch.setattr(Checkpoint, "verify", verify)
+    with pytest.raises(UserError, match="Permission denied") as caught:
         make_run(tmp_path).restore(blank())
     assert not isinstance(caught.value, BadCheckpoint) and "permissions" in caught.value.change
     assert names(tmp_path) == ["step-00000100"]

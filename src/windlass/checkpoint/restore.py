@@ -43,6 +43,12 @@ def _offer(directory: Path, log: Callable[[str], None]) -> _Offer:
     seen = {problem.file for problem in problems}
     small = [name for name in sorted(checkpoint.manifest.files) if not is_rank_name(name) and name not in seen]
     problems += [problem for name in small if (problem := checkpoint.verify(name))]
+    if unreadable := [problem for problem in problems if problem.what == "unreadable"]:
+        raise UserError(  # no BadCheckpoint: it may well be whole, and must not be renamed
+            f"{directory}: {unreadable[0]}",
+            "a checkpoint is judged when all of it can be read",
+            "mend the permissions or the storage",
+        )
     if problems:
         raise complaint(directory, problems)
     return _Offer(checkpoint.manifest_bytes, checkpoint.read(INDEX), checkpoint.read(TRAINER_STATE))

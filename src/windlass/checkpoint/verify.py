@@ -36,19 +36,16 @@ class Checkpoint:
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
         check_link(directory)
-        if path.is_symlink() or not path.is_file():
-            raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
-        size = path.stat().st_size
-        if size > MAX_SEALED_BYTES:
-            raise bad(f"MANIFEST of {directory} has {format_bytes(size)}", f"at most {format_bytes(MAX_SEALED_BYTES)}")
         try:
+            if path.is_symlink() or not path.is_file():
+                raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")
+            size = path.stat().st_size
+            if size > MAX_SEALED_BYTES:
+                most = format_bytes(MAX_SEALED_BYTES)
+                raise bad(f"MANIFEST of {directory} has {format_bytes(size)}", f"at most {most}")
             data = path.read_bytes()
-        except OSError as error:  # no BadCheckpoint: its bytes may well be good
-            raise UserError(
-                f"{path} cannot be read: {error.strerror}",
-                "the user who loads a checkpoint must be allowed to read it",
-                "mend the permissions or the storage",
-            ) from error
+        except OSError as error:
+            raise _unreadable(error) from error
         return Checkpoint.parse(directory, data)
 
     @staticmethod
@@ -146,10 +143,23 @@ class Checkpoint:
         return found[1].decode() if found else ""
 
 
+def _unreadable(error: OSError) -> UserError:
+    """No BadCheckpoint: what cannot be read may well be whole, and must not be renamed."""
+    return UserError(
+        f"{error.filename} cannot be read: {error.strerror}",
+        "the user who loads a checkpoint must be allowed to list and read all of it",
+        "mend the permissions or the storage",
+    )
+
+
 def _listing(directory: Path) -> dict[str, tuple[str, int]]:
     """relative name -> (file, link or device; size). Links are not followed."""
     found: dict[str, tuple[str, int]] = {}
-    for parent, directories, files in os.walk(directory):
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error) from error
+
+    for parent, directories, files in os.walk(directory, onerror=refuse):
         here = Path(parent)
         links = [name for name in directories if (here / name).is_symlink()]
         for name in files + links:
@@ -157,6 +167,8 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
                 state = (here / name).lstat()
             except FileNotFoundError:
                 continue  # removed since the listing, as .nfs files are
+            except OSError as error:
+                raise _unreadable(error) from error
             kind = "file" if stat.S_ISREG(state.st_mode) else "link" if stat.S_ISLNK(state.st_mode) else "device"
             found[str((here / name).relative_to(directory))] = (kind, state.st_size)
     return found

@@ -167,7 +167,7 @@ def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
         )
     if now == before:
         return []
-    old_rate = learning_rate(step, before, config.optim)
+    old_rate = learning_rate(step, before, check_recipe(trainer_state["config"]).optim)
     new_rate = learning_rate(step, now, config.optim)
     return [
         f"drift: run.steps {before} in the checkpoint, {now} now: the {config.optim.schedule} schedule is stretched; "

@@ -246,3 +246,22 @@ def test_settings_of_rows_need_files_of_rows():
     assert refused_kinds(["a.txt"], text="body").given == "`text: body` with x"
     assert refused_kinds(["a.jsonl", "a.txt"], format="chat").change == "name the files by a glob: chat/*.jsonl"
     check_kinds(SourceConfig(path="x", text="body"), ["a.jsonl", "a.txt"], set())
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.txt", "*/*.txt"])
+def test_a_folder_that_cannot_be_listed_is_refused(tmp_path, monkeypatch, pattern):
+    """os.walk and glob leave it out without a word: half of a corpus would be gone."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(name)
+    scandir = os.scandir
+
+    def refuse(path="."):
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    error = refused(path=str(tmp_path / pattern))
+    assert f"{tmp_path}/b cannot be listed: Permission denied" in error.given and "name the other files" in error.change
+    assert read(path=str(tmp_path / "a*/*.txt")), "a folder that the pattern does not look into may be closed"

@@ -8,6 +8,7 @@ logged; a binary file whose name promises rows is damaged, and an error. Links a
 names is read once.
 """
 
+import fnmatch
 import glob
 import os
 import sysconfig
@@ -19,7 +20,7 @@ from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import scan_growing
 from windlass.data.sources.hub import scan_hub
 from windlass.data.sources.known_hashes import KnownHashes
-from windlass.data.sources.source_files import SourceFile, as_asked, files_below, is_binary
+from windlass.data.sources.source_files import SourceFile, as_asked, files_below, is_binary, refuse_unlisted
 from windlass.data.sources.urls import scan_url
 from windlass.errors import AbsentSource, UserError, nearest
 
@@ -134,6 +135,8 @@ def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
             raise UserError(f"`path: {pattern}` holds a saved dataset", rule, f"write `hub: {pattern}` for `path`")
         paths, root = files_below(path), path
     else:
+        if glob.has_magic(pattern):
+            _check_listed(path)
         paths = [Path(match) for match in glob.glob(str(path), recursive=True)] if glob.has_magic(pattern) else []
         root = _nearest_folder(path)
     paths = [path for path in paths if path.is_file()]
@@ -141,6 +144,19 @@ def _match(pattern: str) -> tuple[list[tuple[Path, str]], bool]:
         raise AbsentSource(f"`path: {pattern}` matches no file", "a source needs at least one file", _hint(path))
     named = [(path, path.relative_to(root).as_posix()) for path in paths]
     return sorted(named, key=lambda pair: pair[1]), False
+
+
+def _check_listed(pattern: Path) -> None:
+    """Raises UserError where a folder that the pattern would look into cannot be listed: glob leaves it out."""
+    root = _nearest_folder(pattern)
+    parts = pattern.relative_to(root).parts
+    for folder, subfolders, _ in os.walk(root, onerror=refuse_unlisted):
+        depth = len(Path(folder).relative_to(root).parts)
+        open_ended = "**" in parts[: depth + 1]
+        if not open_ended:
+            wanted = parts[depth] if depth < len(parts) - 1 else None
+            subfolders[:] = [name for name in subfolders if wanted is not None and fnmatch.fnmatchcase(name, wanted)]
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
 
 
 def _nearest_folder(path: Path) -> Path:

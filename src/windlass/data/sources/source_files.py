@@ -68,10 +68,19 @@ def is_remote(file: SourceFile) -> bool:
     return isinstance(file.path, str)
 
 
+def refuse_unlisted(error: OSError) -> None:
+    """For os.walk, which leaves out what it cannot list."""
+    raise UserError(
+        f"{error.filename} cannot be listed: {error.strerror}",
+        "a source is all of its files: what cannot be listed may hold some",
+        "give this user the right to read it, or name the other files or folders in `path`",
+    ) from error
+
+
 def files_below(directory: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
     """Every file below that is not hidden, outside folders named in `skipped`. Without `skipped`, linked folders too."""
     paths = []
-    for folder, subfolders, names in os.walk(directory, followlinks=not skipped):
+    for folder, subfolders, names in os.walk(directory, followlinks=not skipped, onerror=refuse_unlisted):
         links = [name for name in subfolders if Path(folder, name).is_symlink()]
         loops = {name for name in links if Path(folder).resolve().is_relative_to(Path(folder, name).resolve())}
         subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in skipped | loops]
