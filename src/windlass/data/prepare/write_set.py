@@ -90,12 +90,8 @@ def write_set(
     writer = (
         Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
     )
-    # only best-fit, of documents that fit, cuts no answer and leaves no sample without a target
-    pack = pack_pairs if selection.is_pairs else PACK["best-fit" if is_chat else config.packing]
-    if is_chat and config.packing != "best-fit":
-        log(f"{directory.name}: conversations are packed whole (best-fit) whatever data.packing is: no answer is cut")
-    num_samples = max_documents = 0
-    shards: list[int] = []
+    pack = _packing(selection.is_pairs, is_chat, config, directory.name, log)
+    num_samples, max_documents, shards = 0, 0, list[int]()
     for ids in streams if is_mixed else [chain.from_iterable(streams)]:
         for input_ids_NL, labels_NL in pack(ids, eos_id, T):
             ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
@@ -110,6 +106,13 @@ def write_set(
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
+
+
+def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: Callable[[str], None]) -> Any:
+    """Only best-fit, of conversations that fit, cuts no answer and leaves no sample without a target."""
+    if is_chat and config.packing != "best-fit":
+        log(f"{name}: conversations are packed whole (best-fit) whatever data.packing is: no answer is cut")
+    return pack_pairs if is_pairs else PACK["best-fit" if is_chat else config.packing]
 
 
 def _encode(
