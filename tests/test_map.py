@@ -123,6 +123,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "resume",
         "chat_template",
         "template_files",
+        "fitting",
         "preferences",
         "flags",
     ),

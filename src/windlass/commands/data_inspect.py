@@ -44,11 +44,12 @@ def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool
 def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     info = found.info
     yield f"{prepared.where}: {found.name} (sets: {', '.join(prepared.sets)})"
+    left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
     if found.rows_per_sample > 1:
-        left_out = f"; {info.left_out:,} more were too long and are left out" if info.left_out else ""
         yield f"  pairs       {info.documents:,}, a sample each: prompt and chosen answer, prompt and rejected one{left_out}"
     else:
-        yield f"  documents   {info.documents:,}"
+        cut = f"; the prompts of {info.cut:,} are cut" if info.cut else ""
+        yield f"  documents   {info.documents:,}{cut}{left_out}"
     yield f"  tokens      {info.tokens:,} ({format_count(info.tokens)}), each document's EOS among them"
     yield f"  text        {format_bytes(info.bytes)}, {info.bytes / max(1, info.tokens):.2f} bytes per token"
     for field, count in info.unwritten.items():

@@ -124,7 +124,8 @@ class DataConfig(Settings):
     """Targets per sequence, in tokens (T). A sample stores T+1 ids; neighbouring samples share one."""
     packing: Literal["concatenate", "best-fit"] = "concatenate"
     """How documents become sequences. concatenate: one after the other, cut where a sequence ends; nothing is padded. best-fit:
-    whole documents that fill a sequence nearly (only those longer than it are cut); `prepare` prints how full."""
+    whole documents that fill a sequence nearly (only those longer than it are cut); `prepare` prints how full. A set with
+    conversations is always best-fit, which cuts none."""
     isolate: bool = False
     """Whether a document attends to itself alone: positions begin at 0 in each, and no token is predicted across a border. The
     same in every evaluation set."""

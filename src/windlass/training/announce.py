@@ -124,7 +124,8 @@ def _describe_data(run: Run) -> dict[str, str]:
     data, train = run.config.data, run.prepared.sets["train"]
     inside = "documents attend to themselves alone" if data.isolate else "documents see those before them in a sequence"
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""
-    found = {"packing": f"{data.packing}{full}; {inside}"}
+    packing = "best-fit" if any(source.format == "chat" for source in data.sources) else data.packing
+    found = {"packing": f"{packing}{full}; {inside}"}
     shares = shares_of(train.source_shards, data.weights)
     if shares is not None:
         samples = [shard.num_samples for shard in run.source.shards]

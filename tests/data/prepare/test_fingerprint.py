@@ -33,7 +33,7 @@ def at(planted, tmp_path, monkeypatch):
         settings = {
             "sources": [source],
             "tokenizer": tokenizer,
-            "sequence_length": 64,
+            "sequence_length": 256,
             "directory": str(tmp_path / name),
         }
         further = {extra: SourceConfig.model_validate(source) for extra in sets}
@@ -59,7 +59,7 @@ def test_a_later_start_keeps_the_day(at):
     assert at(SECOND, log=lines.append) == first and "prepared already and unchanged" in lines[-1]
     more = at(SECOND, sets=("extra",), begun=first.stream)
     assert more.date == FIRST and more.stream == first.stream, "another evaluation set is no other day"
-    assert at(SECOND, sequence_length=65).date == SECOND, "another preparation is of its own day"
+    assert at(SECOND, sequence_length=257).date == SECOND, "another preparation is of its own day"
 
 
 @pytest.mark.parametrize("order", [{}, {"first_epoch": "written"}])

@@ -251,10 +251,11 @@ def chat_rows(count=40):
     return rows
 
 
-def prepared_chat(planted, root, rows=None, **changes):
+def prepared_chat(planted, root, rows=None, more=None, **changes):
+    """`more`: of the source."""
     root.mkdir(exist_ok=True)
     (root / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or chat_rows()))
-    source = {"path": str(root / "chat.jsonl"), "format": "chat"}
+    source = {"path": str(root / "chat.jsonl"), "format": "chat", **(more or {})}
     said = []
     settings = {"tokenizer": {"from": str(planted.directory / "tokenizer")}, "sequence_length": 128, **changes}
     config = data_config(root, sources=[source], **settings)
@@ -331,7 +332,8 @@ def test_isolation_of_samples_without_stored_ends_is_a_finding_where_eos_ends_tu
         writer = Writer(prepared.directory / name, 129, 8192)
         writer.write(*samples)
         writer.close()
-    assert {finding.code for finding in lint(replace(prepared), is_isolated=True).findings} == {"isolation-cuts-turns"}
+    found = {finding.code for finding in lint(replace(prepared), is_isolated=True).findings}
+    assert found - {"mostly-padding"} == {"isolation-cuts-turns"}
 
 
 def test_a_sample_shows_turns_as_one_document(planted, tmp_path):
@@ -365,7 +367,7 @@ def test_a_template_that_was_changed_since_is_a_finding(planted, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": LOUD}))
     (prepared.tokenizer_directory / "chat_template.jinja").unlink(missing_ok=True)
     assert "'THE RED ONE." in check_template(prepared.tokenizer_directory)
-    (finding,) = lint(prepared).findings
+    (finding,) = [f for f in lint(prepared).findings if f.code != "mostly-padding"]
     assert (finding.code, finding.severity) == ("template-round-trip", "error")
 
 

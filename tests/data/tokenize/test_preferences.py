@@ -28,8 +28,9 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of
+from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import labelled
-from windlass.data.tokenize.preferences import Fitting, encode_pairs, pack_pairs, rows_of
+from windlass.data.tokenize.preferences import encode_pairs, pack_pairs, rows_of
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -146,7 +147,7 @@ def test_a_sample_is_a_pair_whatever_way_the_ids_come():
 
 def test_pairs_that_are_too_long_are_dropped_whole_and_counted():
     lengths = [(3, 4), (2, 9), (9, 2), (2, 2), (8, 8)]
-    fitting = Fitting(5, 8, "drop")
+    fitting = Fitting(5, 8, "preference", "drop")
     kept = list(fitting.through(parts_of(lengths), "train"))
     assert np.concatenate([part.sizes for part in kept]).tolist() == [0, 3, 4] and fitting.num_dropped == 2
     assert sum(len(part.ids) for part in kept) == 7 + 4 + 16
@@ -165,7 +166,7 @@ def test_pairs_that_are_too_long_are_dropped_whole_and_counted():
 )
 def test_pairs_that_are_too_long_are_refused_with_the_length_that_holds_all(lengths, too_long, change):
     with pytest.raises(UserError) as caught:
-        list(Fitting(5, 8, too_long).through(parts_of(lengths), "train"))
+        list(Fitting(5, 8, "preference", too_long).through(parts_of(lengths), "train"))
     dropped = sum(max(pair) > 8 for pair in lengths)
     assert caught.value.given.startswith(
         f"{dropped} of 2 pairs of train are longer than data.sequence_length=8; the longest"

@@ -11,7 +11,7 @@ from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
 
-CHAT_VERSION = 2  # the same for sources of chat and pairs alone
+CHAT_VERSION = 3  # the same for sources of chat and pairs alone
 ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other shards; a golden test pins it
 
 
@@ -38,6 +38,8 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
             if source["file_format"] is None:  # as before there was the setting
                 del source["file_format"]
+            if source["too_long"] == "refuse":  # the same as none
+                source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
     return found
 

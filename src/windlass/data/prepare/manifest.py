@@ -31,7 +31,7 @@ from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB
 
-ADDED = ("unwritten", "date")  # keys that earlier versions do not write
+ADDED = ("unwritten", "date", "cut")  # keys that earlier versions do not write
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 
 
@@ -52,7 +52,9 @@ class SetInfo:
     source_shards: list[int]
     """Number of shards of each source of a mixture, which are stored source by source. Empty otherwise."""
     left_out: int = 0
-    """Pairs that were dropped because they are longer than a sequence."""
+    """Pairs and conversations that were dropped because they are longer than a sequence."""
+    cut: int = 0
+    """Conversations whose prompts were cut to fit a sequence."""
     unwritten: dict[str, int] = field(default_factory=dict)
     """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
 

@@ -23,9 +23,10 @@ from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.chat_template import encode_chat
-from windlass.data.tokenize.flags import ID_BITS, count_unwritten, labelled
+from windlass.data.tokenize.fitting import Fitting
+from windlass.data.tokenize.flags import ID_BITS, MASKED, count_unwritten, labelled
 from windlass.data.tokenize.pool import encode
-from windlass.data.tokenize.preferences import ROWS, Fitting, encode_pairs, pack_pairs
+from windlass.data.tokenize.preferences import ROWS, encode_pairs, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
 from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
@@ -75,13 +76,13 @@ def write_set(
 
     def stream(number: int) -> Iterator[np.ndarray]:
         def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name)
+            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name, T)
             return ids if growing is None else growing.beat.through(ids)
 
         texts = selection.texts_of(number)
         texts = texts if growing is None else growing.beat.through(texts)
         found = encode_in_parts(texts, ids_of, eos_id, parts / directory.name / f"{number:03}", at_once)
-        return counted.through(found, selection.sources[number])
+        return counted.through(found, selection.sources[number], number)
 
     streams = map(stream, range(len(selection.sources)))
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
@@ -89,10 +90,10 @@ def write_set(
     writer = (
         Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
     )
-    num_samples = max_documents = 0
-    shards: list[int] = []
+    pack = _packing(selection.is_pairs, is_chat, config, directory.name, log)
+    num_samples, max_documents, shards = 0, 0, list[int]()
     for ids in streams if is_mixed else [chain.from_iterable(streams)]:
-        for input_ids_NL, labels_NL in (pack_pairs if selection.is_pairs else PACK[config.packing])(ids, eos_id, T):
+        for input_ids_NL, labels_NL in pack(ids, eos_id, T):
             ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
             input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
             writer.write(input_ids_NL, labels_NL, ends_NL if is_chat else None)
@@ -107,12 +108,26 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
 
 
+def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: Callable[[str], None]) -> Any:
+    """Only best-fit, of conversations that fit, cuts no answer and leaves no sample without a target."""
+    if is_chat and config.packing != "best-fit":
+        log(f"{name}: conversations are packed whole (best-fit) whatever data.packing is: no answer is cut")
+    return pack_pairs if is_pairs else PACK["best-fit" if is_chat else config.packing]
+
+
 def _encode(
-    texts: Iterable[str], source: Source, amount: Amount, tokenizer: SetTokenizer, at_once: int | None, name: str
+    texts: Iterable[str],
+    source: Source,
+    amount: Amount,
+    tokenizer: SetTokenizer,
+    at_once: int | None,
+    name: str,
+    sequence_length: int,
 ) -> Iterator[np.ndarray]:
     """at_once: about how many characters to encode at once."""
     if source.format == "chat":
-        return encode_chat(texts, tokenizer.directory, name, tokenizer.date)
+        cut_above = sequence_length if source.too_long == "cut-prompt" else None
+        return encode_chat(texts, tokenizer.directory, name, tokenizer.date, cut_above)
     if source.format == "preference":
         return encode_pairs(texts, tokenizer.directory, name, tokenizer.date)
     return encode(texts, amount.bytes, tokenizer.directory, os.cpu_count() or 1, tokenizer.is_fast, at_once)
@@ -149,20 +164,26 @@ class _Counted:
         self._bytes_V, self._eos_id, self._length = known
         self.is_masked = any(source.format != "text" for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
-        self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = 0
+        self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = self.cut = 0
+        self._of_sources: list[str] = []
+        self._num_sources = len(selection.sources)
         self.unwritten: Counter[str] = Counter()
         self._start_s = self._logged_s = time.monotonic()
 
-    def through(self, parts: Iterator[FinishedPart], source: Source) -> Iterator[np.ndarray]:
-        """The ids of one source up to its limit in tokens; of pairs those that fit."""
-        whole = _check_limit(source, parts)
-        fitting = Fitting(self._eos_id, self._length, source.too_long)
-        fit = fitting.through(whole, self._name) if source.format == "preference" else whole
+    def through(self, parts: Iterator[FinishedPart], source: Source, number: int) -> Iterator[np.ndarray]:
+        """The ids of one source up to its limit in tokens; of pairs and conversations those that fit."""
+        fit: Iterator[FinishedPart] = _check_limit(source, parts)
+        fitting = None
+        if source.format != "text":
+            fitting = Fitting(self._eos_id, self._length, source.format, source.too_long)
+            fit = fitting.through(fit, self._name)
+        before, num_targets = (self.documents, self.tokens), 0
         for part in limited(fit, self._eos_id, source.num_tokens):
             self.documents += len(part.sizes)
             self.tokens += len(part.ids)
             self.text_bytes += int(part.sizes.sum())
             self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
+            num_targets += int(((part.ids & MASKED) == 0).sum())
             if self.is_masked:
                 self.unwritten += count_unwritten(part.ids)
             now_s = time.monotonic()
@@ -176,7 +197,15 @@ class _Counted:
                     done, left = format_bytes(self.text_bytes), ""
                 self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
-        self.left_out += fitting.num_dropped
+        where = f"source {number}: "
+        self._of_sources.append(
+            f"{where}{self.documents - before[0]} documents, {self.tokens - before[1]} tokens, {num_targets} of them targets"
+        )
+        if fitting is not None:
+            fitting.check(self._name)  # also where the limit in tokens came before the end
+            self.left_out += fitting.num_dropped
+            self.cut += fitting.num_cut
+            self._of_sources += [where + line for line in fitting.report()]
 
     def end(self, num_samples: int, num_targets: int, max_documents: int, shards: list[int]) -> SetInfo:
         """Logs and returns the set in numbers. `num_targets`: targets that a sample has room for."""
@@ -190,6 +219,7 @@ class _Counted:
             max_documents=max_documents,
             source_shards=shards,
             left_out=self.left_out,
+            cut=self.cut,
             unwritten=dict(self.unwritten),
         )
         self._log_end(info, num_targets)
@@ -202,10 +232,8 @@ class _Counted:
         self._log(
             f"{self._name}: {amount}, {info.samples} samples ({fill:.2f} % full, {info.padding} positions are empty), {took}"
         )
-        if info.left_out:
-            self._log(
-                f"{self._name}: {info.left_out} pairs are left out, which are longer than a sequence (too_long: drop)"
-            )
+        for line in self._of_sources if self.is_masked or self._num_sources > 1 else ():
+            self._log(f"{self._name}: {line}")
         for field, count in info.unwritten.items():
             answers = "1 answer holds" if count == 1 else f"{count} answers hold"
             self._log(f"{self._name}: {answers} `{field}`, which the chat template does not write: it is not learned")

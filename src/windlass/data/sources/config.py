@@ -14,6 +14,7 @@ SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
 Format = Literal["text", "chat", "preference"]
 Kind = Literal["jsonl", "parquet", "text"]
+TooLong = Literal["refuse", "drop", "cut-prompt"]
 MAX_ROW_MIB = 64
 CONVERSATION = "messages, or prompt and completion"
 PAIR = "chosen and rejected"
@@ -56,9 +57,11 @@ class SourceConfig(Settings):
     each. Compression goes by the name always."""
     max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
     """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
-    too_long: Literal["drop"] | None = None
-    """With `format: preference`: `drop` leaves out pairs of which an answer with its prompt is longer than a sequence, and says
-    how many. Without it such a pair is an error: nothing of an answer is ever cut."""
+    too_long: TooLong | None = None
+    """With `format: chat` or `preference`: what becomes of a conversation, or of an answer with its prompt, that is longer than a
+    sequence; nothing of an answer is ever cut. refuse, as without it: an error that names the length that holds all. drop: it is
+    left out and counted. cut-prompt, of chat: messages that are no answers lose their middle, the longest most, and keep the
+    template's marks, their begin and their end; a conversation that is still too long is left out; `prepare` counts both."""
     text: str | None = None
     """The key of a line of JSON, or the column of Parquet or of a dataset, that holds the document; `text` if not given."""
     rows: str | None = None
@@ -110,10 +113,14 @@ class SourceConfig(Settings):
             what = f"`text: {self.text}`" if self.text is not None else f"`builtin: {self.builtin}`"
             rows = f"`format: {self.format}`, whose rows hold {HELD[self.format]}"
             yield ValueError(f"{what} has no effect with {rows}: leave one of them out")
-        if self.too_long is not None and self.format != "preference":
+        if self.too_long is not None and self.format == "text":
             yield ValueError(
-                f"`too_long: {self.too_long}` has no effect with `format: {self.format}`, whose documents may be cut; it is for "
-                "`format: preference`: leave it out"
+                f"`too_long: {self.too_long}` has no effect with `format: text`, whose documents may be cut; it is for "
+                "`format: chat` and `preference`: leave it out"
+            )
+        elif self.too_long == "cut-prompt" and self.format == "preference":
+            yield ValueError(
+                "`too_long: cut-prompt` is for `format: chat`; nothing of a pair is cut: write `too_long: drop`, or leave it out"
             )
 
     def _hub(self) -> Iterator[Violation]:

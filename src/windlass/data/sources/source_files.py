@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
 from windlass.data.sources import compression, formats
-from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig
+from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
 from windlass.errors import UserError
 from windlass.units import MIB
 
@@ -45,7 +45,7 @@ class Source(NamedTuple):
     num_documents: int | None = None
     num_tokens: int | None = None
     format: Format = "text"
-    too_long: Literal["drop"] | None = None
+    too_long: TooLong | None = None
     stream: Callable[[], Iterator[str]] | None = None
     """Yields the documents instead of `files`, for a source that is trained on while it is read."""
     first_documents: int | None = None

@@ -77,7 +77,7 @@ class Template:
         """
         self._check_words(messages, where)
         wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
-        bare = [{key: held for key, held in message.items() if key != "weight"} for message in messages]
+        bare = _without_weights(messages)
         text = self._render(bare, where)
         follow = self._marked if self._marks_answers else self._followed
         ids, is_answer, written = follow(text, bare, where, wanted)
@@ -92,6 +92,32 @@ class Template:
         self._check_answers(said, answers, where)
         self._check_kept(text, bare, where)
         return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
+
+    def words(self, messages: list[dict[str, Any]], ids_N: np.ndarray, where: str) -> np.ndarray:
+        """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
+        None is where the template writes such words otherwise than they were given.
+
+        A mark in front of each message's words says where they begin: to look for the words could find them in a mark of turns.
+        """
+        bare, begins = _without_weights(messages), dict[int, str]()
+        for number, message in enumerate(bare):
+            words = message["content"].strip()
+            if message["role"] != ASSISTANT and words:
+                begins[number] = mark = f"zq{number}qz"
+                bare[number] = {**message, "content": message["content"].replace(words, mark + words, 1)}
+        text, marked = self._render(_without_weights(messages), where), self._render(bare, where)
+        spans, num_before = list[tuple[int, int]](), 0
+        for number, mark in begins.items():
+            start, words = marked.find(mark) - num_before, messages[number]["content"].strip()
+            spans.append((start, start + len(words)))
+            marked, num_before = marked.replace(mark, "\0" * len(mark), 1), num_before + len(mark)
+        is_words_N = np.zeros(len(ids_N), bool)
+        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        same = list(found["input_ids"])[: len(ids_N) - 1] == ids_N[:-1].tolist()
+        if same and marked.replace("\0", "") == text:
+            for at, (first, last) in enumerate(found["offset_mapping"][: len(ids_N) - 1]):
+                is_words_N[at] = any(start <= first < last <= end for start, end in spans)
+        return is_words_N
 
     def _check_words(self, messages: list[dict[str, Any]], where: str) -> None:
         """Of every field, for a template may write any: tool calls, names, reasoning, the role itself."""
@@ -222,6 +248,10 @@ class Template:
         return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
 
 
+def _without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: held for key, held in message.items() if key != "weight"} for message in messages]
+
+
 def _common_begin(one: str, other: str) -> str:
     return "".join(letter for letter, _ in takewhile(lambda both: both[0] == both[1], zip(one, other)))
 
@@ -238,9 +268,10 @@ def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) 
 
 
 def encode_chat(
-    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
+    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None, cut_above: int | None = None
 ) -> Iterator[np.ndarray]:
-    """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time. Raises UserError."""
+    """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time; in those of more than `cut_above`
+    ids, what may be cut has the flag WORDS. Raises UserError."""
     template = Template(tokenizer_directory, date)
     eos_id = open_tokenizer(tokenizer_directory)[1]
     held: list[np.ndarray] = []
@@ -248,7 +279,9 @@ def encode_chat(
         messages = json.loads(text)
         where = f"conversation {number} of {name}, which begins {messages[0]['content'][:40]!r},"
         ids_N, is_learned_N, unwritten = template.encode(messages, where)
-        held.append(flagged(ids_N, is_learned_N, eos_id, unwritten))
+        is_long = cut_above is not None and len(ids_N) > cut_above
+        is_words_N = template.words(messages, ids_N, where) & ~is_learned_N if is_long else None
+        held.append(flagged(ids_N, is_learned_N, eos_id, unwritten, is_words_N))
         if len(held) == CONVERSATIONS_AT_ONCE:
             yield np.concatenate(held)
             held = []

@@ -6,6 +6,7 @@ may carry flags:
     MASKED        it is no target
     INNER         it is an EOS that ends a turn, not a document
     CHOSEN_END    it is the EOS between the two answers of a pair (preferences)
+    WORDS         of a conversation: it is of the words of a message that is no answer, which may be cut (fitting)
     UNWRITTEN     the document's answer number k holds this field, and the template does not write it; on the k-th id
 
 `labelled` removes the flags when samples are made. Ids are below 2^24.
@@ -20,21 +21,29 @@ import numpy as np
 from windlass.data.packing import NOT_COUNTED
 
 UNWRITTEN: Final = {"name": 1 << 24, "reasoning_content": 1 << 25, "thinking": 1 << 26, "tool_calls": 1 << 27}
+UNWRITTEN_BITS: Final = sum(UNWRITTEN.values())
 CHOSEN_END: Final = 1 << 28
+WORDS: Final = CHOSEN_END  # no document is both a pair and a conversation, and int32 has no other bit left
 MASKED: Final = 1 << 29
 INNER: Final = 1 << 30
 ID_BITS: Final = (1 << 24) - 1
 
 
 def flagged(
-    ids_N: np.ndarray, is_learned_N: np.ndarray, eos_id: int, unwritten: Sequence[Sequence[str]] = ()
+    ids_N: np.ndarray,
+    is_learned_N: np.ndarray,
+    eos_id: int,
+    unwritten: Sequence[Sequence[str]] = (),
+    is_words_N: np.ndarray | None = None,
 ) -> np.ndarray:
     """One number per token; the last one is EOS itself, and no other is equal to it. `unwritten`: per answer, the fields that the
-    template does not write."""
+    template does not write; `is_words_N`: which ids are WORDS."""
     is_inner_N = ids_N == eos_id
     is_inner_N[-1] = False
     marked: np.ndarray = ids_N | np.where(is_learned_N, 0, MASKED) | np.where(is_inner_N, INNER, 0)
     assert len(unwritten) < len(ids_N)
+    if is_words_N is not None:
+        marked |= np.where(is_words_N, WORDS, 0)
     for number, fields in enumerate(unwritten):
         marked[number] |= sum(UNWRITTEN[field] for field in fields)
     return marked.astype(np.int32)

@@ -10,20 +10,19 @@ carries the flag CHOSEN_END (see flags), the prompt with the rejected answer, EO
 and labels of -100 but for the answers and their EOS. So the order of samples, their hashes, the cache and the ledger work
 for pairs unchanged, and the two answers are never apart. Prompts are equal id by id, so where the prompt of two texts ends does
 not change an objective of their difference (Rafailov et al., arXiv 2305.18290). No pair is ever cut: one that is too long is
-refused, or dropped whole and counted.
+refused, or dropped whole and counted (fitting).
 """
 
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.tokenize.chat_template import CONVERSATIONS_AT_ONCE, Encoded, Template
 from windlass.data.tokenize.flags import CHOSEN_END, flagged
-from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
@@ -94,37 +93,6 @@ def _num_common(first: np.ndarray, second: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-class Fitting:
-    """The pairs whose rows fit a sequence. `num_dropped`: pairs dropped so far; `longest`: tokens of the longest row."""
-
-    def __init__(self, eos_id: int, sequence_length: int, too_long: Literal["drop"] | None):
-        self._eos_id, self._length, self._too_long = eos_id, sequence_length, too_long
-        self.num_dropped = self.num_pairs = self.longest = 0
-
-    def through(self, parts: Iterable[FinishedPart], name: str) -> Iterator[FinishedPart]:
-        """Raises UserError, at the end, where pairs are too long and the recipe does not drop them."""
-        for part in parts:
-            pairs = np.split(part.ids, np.flatnonzero(part.ids == self._eos_id)[:-1] + 1)
-            longest = [max(map(len, rows_of(pair))) for pair in pairs]
-            fits_N = np.array(longest) <= self._length
-            self.num_pairs += len(pairs)
-            self.num_dropped += int((~fits_N).sum())
-            self.longest = max(self.longest, *longest)
-            if fits_N.all():
-                yield part
-            elif fits_N.any():
-                kept = [pair for pair, fits in zip(pairs, fits_N) if fits]
-                yield FinishedPart(np.concatenate(kept), part.sizes[fits_N])
-        if self.num_dropped and (self._too_long is None or self.num_dropped == self.num_pairs):
-            raise UserError(
-                f"{self.num_dropped} of {self.num_pairs} pairs of {name} are longer than data.sequence_length="
-                f"{self._length}; the longest answer has {self.longest} tokens with its prompt and EOS",
-                "nothing of a pair is cut: each answer is whole in a sequence",
-                f"set data.sequence_length={self.longest}"
-                + ("" if self._too_long else ", or `too_long: drop` of the source, which leaves them out"),
-            )
-
-
 def rows_of(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Chosen and rejected of one pair's ids with flags."""
     border = int(np.flatnonzero(pair & CHOSEN_END)[0]) + 1
@@ -132,7 +100,7 @@ def rows_of(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pack_pairs(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (input_ids, labels), [n, 2 (T + 1)] int32 with flags: a sample is a pair. All pairs fit (see `Fitting`)."""
+    """Yields (input_ids, labels), [n, 2 (T + 1)] int32 with flags: a sample is a pair. All pairs fit (see fitting)."""
     rows: list[np.ndarray] = []
     held = np.empty(0, np.int32)
     for part in ids:
