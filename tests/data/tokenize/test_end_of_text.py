@@ -5,6 +5,7 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from tests import tiny
 from tests.data.conftest import data_config, make_text
 from tests.loopback import hub as hub  # a fixture
 from windlass.data.config import TokenizerConfig
@@ -126,7 +127,8 @@ def test_gpt2s_own_repository_prepares_from_the_hub(hub, gpt2, tmp_path, corpus)
 @pytest.mark.parametrize(
     ("given", "change"), [(True, "trust_remote_code: org/name, once"), (False, "remove the setting")]
 )
-def test_trust_is_a_name_and_true_is_answered_with_it(given, change):
+def test_trust_is_a_name_and_true_is_answered_with_it(tmp_path, given, change):
+    tokenizer = {"train": None, "from": "org/name", "trust_remote_code": given}
     with pytest.raises(UserError) as caught:
-        TokenizerConfig(**{"from": "org/name", "trust_remote_code": given})
+        tiny.recipe(tmp_path, data={"tokenizer": tokenizer})
     assert "code of that repository will run here" in caught.value.rule and change in caught.value.change
