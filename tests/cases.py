@@ -283,7 +283,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         evaluations.append((program.evaluate(batches) / count).item())
     weights = {record.name: full(record.tensor.detach()) for record in program.records() if record.kept}
     dtypes["weights"] = {str(record.tensor.dtype) for record in program.records() if record.kept}
-    base = {record.name: full(record.tensor) for record in program.records() if not record.kept}
+    base = {record.name: full(record.tensor).detach() for record in program.records() if not record.kept}
     moments = {name: value for name, value in optimizer.state_tensors().items() if "exp_avg" in name}
     dtypes["moments"] = {str(value.dtype) for value in moments.values()}
     return {

@@ -215,7 +215,7 @@ def test_a_model_that_computes_nan_is_not_exported(run, tmp_path, monkeypatch):
     saved = open_saved(run)
     with torch.no_grad():
         saved.model.model.norm.weight[0] = torch.nan
-    monkeypatch.setattr(page, "open_saved", lambda path, step: saved)
+    monkeypatch.setattr(page, "open_saved", lambda path, step, base: saved)
     with pytest.raises(UserError, match="computes NaN or infinity"):
         export(run, tmp_path / "bad")
     assert not list(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_a_model_that_transformers_reads_differently_is_not_exported(run, tmp_pa
     from windlass.commands import export as page
 
     saved, other = open_saved(run), open_saved(run, step=0)
-    monkeypatch.setattr(page, "open_saved", lambda path, step: saved)
+    monkeypatch.setattr(page, "open_saved", lambda path, step, base: saved)
     write = page.save_weights
     named = other.model.named_parameters
     monkeypatch.setattr(page, "save_weights", lambda draft, arch, parameters, *rest: write(draft, arch, named(), *rest))

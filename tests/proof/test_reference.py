@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from tests import cases
-from windlass.proof import reference
+from windlass.proof import reference, reference_adapter
 
 
 def test_it_imports_torch_and_transformers_and_none_of_ours():
-    tree = ast.parse(Path(reference.__file__).read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    trees = [ast.parse(Path(module.__file__).read_text()) for module in (reference, reference_adapter)]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)} - {reference_adapter.__name__}
     assert {name.split(".")[0] for name in names} <= {
         "collections",
         "contextlib",

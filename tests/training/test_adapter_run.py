@@ -108,10 +108,7 @@ def test_merged_it_is_a_model_like_any_other(runs, name, tmp_path):
 def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path):
     export(runs / "lora", tmp_path / "adapter")
     given = {"kind": "lora", "from": str(tmp_path / "adapter")}
-    config = recipe(
-        runs, base, {"kind": "lora", "from": str(tmp_path / "adapter")}, "from an adapter", run={"steps": 2}
-    )
-    train(config)
+    train(recipe(runs, base, "lora", "from an adapter", adapter=given, run={"steps": 2}))
     then, now = (tiny.lines(runs / run) for run in ("lora", "from an adapter"))
     last = [line["loss"] for line in then if line["kind"] == "validation"][-1]
     first = next(line["loss"] for line in now if line["kind"] == "validation")
