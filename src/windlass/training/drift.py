@@ -16,6 +16,7 @@ from windlass.data.prepare.prepare import Prepared, other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
+from windlass.optim.config import OptimConfig
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
 from windlass.safe_text import printable, without_secrets
@@ -167,7 +168,7 @@ def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
         )
     if now == before:
         return []
-    old_rate = learning_rate(step, before, check_recipe(trainer_state["config"]).optim)
+    old_rate = learning_rate(step, before, OptimConfig.model_validate(trainer_state["config"]["optim"]))
     new_rate = learning_rate(step, now, config.optim)
     return [
         f"drift: run.steps {before} in the checkpoint, {now} now: the {config.optim.schedule} schedule is stretched; "

@@ -177,13 +177,13 @@ def _unit(tp: int, context: int) -> int:
 def _contexts(tp: int, length: int, context: int, kind: str, architecture: Architecture | None) -> list[int]:
     """Sizes of context, up to twice the given one, that length, tp and model allow."""
     first = 2 if kind == "ulysses" else 1
-    legal = [n for n in range(first, 2 * context + 1) if length % _unit(tp, n) == 0]
+    legal = [n for n in range(first, min(2 * context, length) + 1) if length % _unit(tp, n) == 0]
     return [n for n in legal if architecture is None or _deals_heads(n, kind, tp, architecture)]
 
 
 def _tps(tp: int, length: int, context: int, kind: str, architecture: Architecture | None) -> list[int]:
     """Sizes of tp, up to twice the given one, that length, context and model allow."""
-    legal = [n for n in range(1, 2 * tp + 1) if length % _unit(n, context) == 0]
+    legal = [n for n in range(1, min(2 * tp, length) + 1) if length % _unit(n, context) == 0]
     if architecture is None:
         return legal
     counts = _counts(architecture).values()
