@@ -38,10 +38,6 @@ REFUSED: Final = {
 }
 
 
-def is_adapter(directory: Path) -> bool:
-    return (directory / CONFIG).is_file()
-
-
 def completed(config: AdapterConfig) -> AdapterConfig:
     """With rank, alpha, targets and the kind of scale of `adapter.from`, where the recipe does not give them. Raises UserError
     for an adapter that cannot be one, and for a rank or scale that contradicts it."""
