@@ -14,7 +14,7 @@ from windlass.model.chunks import Chunks
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
 from windlass.model.init import draw_block
-from windlass.model.lora.adapter import A, B, adapted_shapes, adapter_of, called, is_factor
+from windlass.model.lora.adapter import adapted_shapes, adapter_of, called, is_factor
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
 from windlass.model.names import Stored, stored_as
 from windlass.model.open_config import architecture_of
@@ -29,6 +29,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
+from windlass.proof.proxy_adapter import low_rank
 from windlass.proof.reference import ReferenceSettings, by_matrix
 from windlass.proof.reference_adapter import LowRank
 
@@ -213,19 +214,14 @@ def fill(named: dict[str, torch.Tensor], directory: str, architecture: Architect
             local_part(tensor).copy_(factor(name, tuple(tensor.shape))[index])
 
 
-def low_rank(directory: str, settings: dict[str, Any]) -> LowRank:
+def reference_adapter(directory: str, settings: dict[str, Any]) -> LowRank:
     """The same adapter for the reference."""
     architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
     config = AdapterConfig(kind="lora", **settings)
     adapter = adapter_of(config, architecture)
     shapes = adapted_shapes(architecture, adapter)
-    factors: dict[str, list[dict[str, torch.Tensor]]] = {}
-    for module in (name.removesuffix(f".{A}") for name in shapes if name.endswith(A)):
-        stored = stored_as(f"{module}.weight", architecture).name.removesuffix(".weight")
-        names = [f"{module}.{kind}" for kind in (A, B)]
-        factors.setdefault(stored, []).append({name: factor(name, shapes[name]) for name in names})
-    in_nf4 = [stored_as(f"{module}.weight", architecture).name.removesuffix(".weight") for module in adapter.quantized]
-    return LowRank(config.scale, factors, sorted(set(in_nf4)), config.also_train)
+    values = {name: factor(name, shape) for name, shape in shapes.items() if is_factor(name)}
+    return low_rank(config, architecture, adapter, values)
 
 
 def train_layout(directory: str, case: Layout) -> dict:

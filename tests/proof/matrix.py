@@ -202,7 +202,7 @@ class References:
         max_norm = optim_of(model, optim).max_norm
         settings = replace(cases.SETTINGS, groups=groups, muon=has_muon(optim), max_norm=max_norm)
         if adapter:
-            added = cases.low_rank(str(self.directory(model)), ADAPTER_WORDS[adapter])
+            added = cases.reference_adapter(str(self.directory(model)), ADAPTER_WORDS[adapter])
             settings = replace(settings, adapter=added)
         batches = cases.packed_batches(length) if packed else cases.global_batches(length)
         return train_reference(self.directory(model), batches[:steps], DTYPE[policy], settings)

@@ -44,12 +44,13 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.nn import functional
 
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
-from windlass.model.lora import nf4
-from windlass.model.lora.linear import Linear
+from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.loss import Cut, Head, head_loss
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import BY_COLUMNS, BY_ROWS, WHOLE, cut, cut_parameter, gather, own, scatter, shared
+
+Read = Callable[[nn.Parameter], Tensor]
 
 
 class _CutLinear(nn.Module):
@@ -74,20 +75,14 @@ class _CutLinear(nn.Module):
             self.lora_A.weight = cut_parameter(self.lora_A.weight, mesh, WHOLE if is_rows else BY_COLUMNS)
             self.lora_B.weight = cut_parameter(self.lora_B.weight, mesh, BY_ROWS if is_rows else WHOLE)
 
-    def multiply(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self.codes is None:
-            out = functional.linear(x, own(self.weight), bias)
-        else:
-            out = nf4.product(x, own(self.codes), own(self.scales))
-            out = out if bias is None else out + bias
-        if self.lora_A is None or self.lora_B is None:
-            return out
-        a, b = self.factors(self.lora_A.weight, self.lora_B.weight)
-        return out + self.scale * functional.linear(functional.linear(x, a), b)
+    def multiply(self, x: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
+        matrix = own(self.weight) if self.codes is None else (own(self.codes), own(self.scales))
+        return multiply(x, matrix, bias, factors, self.scale)
 
-    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
-        """As this rank computes with them."""
-        raise NotImplementedError
+    def factors(self, read_a: Read, read_b: Read) -> Factors:
+        """A and B as this rank computes with them: its part of the cut one, the whole of the other."""
+        a, b = self.lora_A, self.lora_B
+        return None if a is None or b is None else (read_a(a.weight), read_b(b.weight))
 
 
 class ColumnLinear(_CutLinear):
@@ -96,10 +91,7 @@ class ColumnLinear(_CutLinear):
     cut = BY_ROWS
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.multiply(x_BTD, None if self.bias is None else own(self.bias))
-
-    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
-        return shared(a), own(b)
+        return self.multiply(x_BTD, None if self.bias is None else own(self.bias), self.factors(shared, own))
 
 
 class SharedLinear(nn.Module):
@@ -120,11 +112,8 @@ class RowLinear(_CutLinear):
     cut = BY_COLUMNS
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        out_BSD = scatter(self.multiply(x_BTF), self.mesh)
+        out_BSD = scatter(self.multiply(x_BTF, None, self.factors(own, shared)), self.mesh)
         return out_BSD if self.bias is None else out_BSD + shared(self.bias)
-
-    def factors(self, a: nn.Parameter, b: nn.Parameter) -> tuple[Tensor, Tensor]:
-        return own(a), shared(b)
 
 
 class Norm(nn.Module):

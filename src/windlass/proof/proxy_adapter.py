@@ -5,6 +5,7 @@ the first step. The reference gets the numbers that were drawn, not those files,
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -50,8 +51,7 @@ def adapter_section(
     made = AdapterConfig.model_validate(given)
     whole = adapter_of(made, small)
     assert whole is not None
-    save_adapter(directory, made, small, Adapter(RANK, made.scale, whole.targets, frozenset(), frozenset()),
-                 drawn_factors(small, whole), "model")  # fmt: skip
+    save_adapter(directory, made, small, whole, drawn_factors(small, whole), "model")
     return given | {"from": str(directory)}
 
 
@@ -72,12 +72,18 @@ def drawn_factors(architecture: Architecture, adapter: Adapter) -> dict[str, tor
     }
 
 
-def low_rank(config: RunConfig, architecture: Architecture) -> LowRank | None:
+def proxy_reference(config: RunConfig, architecture: Architecture) -> LowRank | None:
     """The same for the reference; None without an adapter."""
     adapter = adapter_of(config.adapter, architecture)
     if adapter is None:
         return None
-    values = drawn_factors(architecture, adapter)
+    return low_rank(config.adapter, architecture, adapter, drawn_factors(architecture, adapter))
+
+
+def low_rank(
+    config: AdapterConfig, architecture: Architecture, adapter: Adapter, values: Mapping[str, torch.Tensor]
+) -> LowRank:
+    """`values`: every factor, whole, by our names."""
     factors: dict[str, list[dict[str, torch.Tensor]]] = {}
     for name in values:
         if name.endswith(A):
@@ -85,7 +91,7 @@ def low_rank(config: RunConfig, architecture: Architecture) -> LowRank | None:
             pair = [f"{module}.{kind}" for kind in (A, B)]
             factors.setdefault(_stored(module, architecture), []).append({one: values[one] for one in pair})
     in_nf4 = sorted({_stored(module, architecture) for module in adapter.quantized})
-    return LowRank(config.adapter.scale, factors, in_nf4, config.adapter.also_train)
+    return LowRank(config.scale, factors, in_nf4, config.also_train)
 
 
 def _stored(module: str, architecture: Architecture) -> str:

@@ -31,7 +31,7 @@ from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate
 from windlass.parallel.program import Batch
-from windlass.proof.proxy_adapter import low_rank
+from windlass.proof.proxy_adapter import proxy_reference
 from windlass.proof.reference import Group, ReferenceSettings, Trace, by_matrix, train_reference
 from windlass.proof.watch import DRAWN_BLOCK, odd
 
@@ -170,7 +170,7 @@ def reference(
         optim.max_norm,
         [Group(group.names, group.learning_rate_scale, group.weight_decay, group.frozen) for group in optim.groups],
         muon=optim.kind == "muon",
-        adapter=low_rank(config, architecture),
+        adapter=proxy_reference(config, architecture),
     )
     batches, scored = ([_batch(row) for row in some] for some in (rows, held_out))
     return train_reference(directory, batches, torch.float64, settings, scored)

@@ -9,17 +9,17 @@ TENSOR, NF4, LINEAR, BUILD = "parallel/tensor.py", "model/lora/nf4.py", "model/l
 ADAPTERS = {
     "A's gradients left apart": Bug(
         "every tensor rank holds A of a matrix cut by rows, and sees its own part of the outputs: the parts are not summed",
-        ((TENSOR, "return shared(a), own(b)", "return own(a), own(b)"),),
+        ((TENSOR, "self.factors(shared, own)", "self.factors(own, own)"),),
         ("exact: qwen3 tied: tp2 lora", "exact: qwen3 tied wide: tp2 nf4"),
     ),
     "B's gradients left apart": Bug(
         "every tensor rank holds B of a matrix cut by columns, and sees its own part of the inputs: the parts are not summed",
-        ((TENSOR, "return own(a), shared(b)", "return own(a), own(b)"),),
+        ((TENSOR, "self.factors(own, shared)", "self.factors(own, own)"),),
         ("exact: qwen3 tied: tp2 lora",),
     ),
     "factors beside a cut matrix are left out": Bug(
         "an adapter around a parallel layer that its forward leaves out",
-        ((TENSOR, "        return out + self.scale * functional.linear(functional.linear(x, a), b)", "        return out + 0 * self.scale * functional.linear(functional.linear(x, a), b)"),),
+        ((TENSOR, "return multiply(x, matrix, bias, factors, self.scale)", "return multiply(x, matrix, bias, factors, 0 * self.scale)"),),
         ("exact: qwen3 tied: tp2 lora",),
     ),
     "the neighbour's scales": Bug(

@@ -26,6 +26,25 @@ class Factor(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, columns))
 
 
+Factors = tuple[Tensor, Tensor] | None
+"""A and B."""
+
+
+def multiply(
+    x: Tensor, matrix: Tensor | tuple[Tensor, Tensor], bias: Tensor | None, factors: Factors, s: float
+) -> Tensor:
+    """W x + b + s B (A x). `matrix`: W, or the codes and scales of NF4."""
+    if isinstance(matrix, Tensor):
+        out = functional.linear(x, matrix, bias)
+    else:
+        out = nf4.product(x, *matrix)
+        out = out if bias is None else out + bias
+    if factors is None:
+        return out
+    a, b = factors
+    return out + s * functional.linear(functional.linear(x, a), b)
+
+
 class Linear(nn.Linear):
     """[..., in] -> [..., out]."""
 
@@ -38,14 +57,10 @@ class Linear(nn.Linear):
         self.scale = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.codes is None:
-            out = functional.linear(x, self.weight, self.bias)
-        else:
-            out = nf4.product(x, self.codes, self.scales)
-            out = out if self.bias is None else out + self.bias
-        if self.lora_A is None or self.lora_B is None:
-            return out
-        return out + self.scale * functional.linear(functional.linear(x, self.lora_A.weight), self.lora_B.weight)
+        matrix = self.weight if self.codes is None else (self.codes, self.scales)
+        a, b = self.lora_A, self.lora_B
+        factors = None if a is None or b is None else (a.weight, b.weight)
+        return multiply(x, matrix, self.bias, factors, self.scale)
 
     def add_factors(self, rank: int, scale: float) -> None:
         """On meta: factors without values."""
