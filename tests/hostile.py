@@ -18,6 +18,7 @@ from pathlib import Path
 
 import zstandard
 
+from tests.bombs import BOMBS
 from windlass.checkpoint.sealed_json import unseal
 from windlass.checkpoint.verify import Checkpoint
 from windlass.data.config import SourceConfig
@@ -37,13 +38,7 @@ from windlass.status import read_status
 ROOM_BYTES = 200 << 20
 CPU_S = 60
 YAML = {
-    "aliases": "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
-    "merges": "m0: &m0 {k: 1}\n"
-    + "".join(f"m{i}: &m{i}\n  <<: [{', '.join([f'*m{i - 1}'] * 30)}]\n" for i in range(1, 7)),
-    "flow": "a: " + "[" * 50_000,
-    "blocks": "\n".join(" " * i + "a:" for i in range(2_000)),
-    "digits": "a: " + "9" * 5_000,
-    "itself": "a: &a [*a]",
+    **BOMBS,
     "python tag": "a: !!python/object/apply:os.system [touch ran]",
     "python name": "a: !!python/name:os.system",
     "escape": "a: \x1b[31m",

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests import bombs
 from windlass.errors import UserError
 from windlass.recipe import apply_override, parse_yaml, with_environment
 
@@ -87,16 +88,7 @@ def test_an_override_that_cannot_be_is_refused(override, said):
     assert said in str(caught.value)
 
 
-BOMBS = {
-    "aliases": "a0: &a0 x\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
-    "merges": "m0: &m0 {k: 1}\n"
-    + "".join(f"m{i}: &m{i}\n  <<: [{', '.join([f'*m{i - 1}'] * 30)}]\n" for i in range(1, 7)),
-    "flow": "a: " + "[" * 50_000,
-    "blocks": "\n".join(" " * i + "a:" for i in range(2_000)),
-    "digits": "a: " + "9" * 5_000,
-    "bits": "a: -9223372036854775808",
-    "itself": "a: &a [*a]",
-}
+BOMBS = {**bombs.BOMBS, "bits": "a: -9223372036854775808"}
 
 
 @pytest.mark.parametrize(
@@ -126,8 +118,8 @@ def test_bombs_cost_no_memory_and_no_torch():
         "for text in json.load(sys.stdin):\n    try:\n        parse_yaml(text, 'recipe')\n    except UserError:\n"
         "        print('refused')\nprint('torch' in sys.modules)"
     )
-    bombs = json.dumps(list(BOMBS.values()))
-    done = subprocess.run([sys.executable, "-c", code], input=bombs, capture_output=True, text=True)
+    texts = json.dumps(list(BOMBS.values()))
+    done = subprocess.run([sys.executable, "-c", code], input=texts, capture_output=True, text=True)
     assert done.stdout.split() == ["refused"] * len(BOMBS) + ["False"], done.stderr
 
 

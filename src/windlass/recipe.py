@@ -71,7 +71,8 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """In words, with its place. PyYAML's own message quotes the line from its middle on, where nobody sees that it is a URL."""
+    """PyYAML's complaint with line and column, without the excerpt that it prints: that may begin inside a URL, behind which a
+    secret would not be recognised."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]

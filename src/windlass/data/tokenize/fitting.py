@@ -2,7 +2,7 @@
 
 No answer is ever cut, since a model would learn to stop where a sequence does. `too_long` of a source chooses:
 
-    refuse       an error at the end, with the length that holds all (the default)
+    refuse       an error at the end that names the length they need (the default)
     drop         left out whole and counted
     cut-prompt   every message that is no answer keeps at most L ids, its first (L+1)//2 and its last L//2; the marks of turns
                  and all answers stay. L is the largest with which the conversation fits, so short messages (the system's) stay
@@ -89,7 +89,7 @@ class Fitting:
         return UserError(given, rule, length if self._too_long in ("drop", "cut-prompt") else f"{length}, or {ways}")
 
     def report(self) -> Iterator[str]:
-        """In words, what was cut and what is left out, if any was."""
+        """A sentence on conversations whose prompts were cut and one on rows that were dropped; none where all fit."""
         if self.num_cut:
             yield (
                 f"{self.num_cut} of {self.num_documents} conversations are cut to a sequence: {self.num_cut_tokens} tokens of "
