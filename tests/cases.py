@@ -19,6 +19,9 @@ from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
 from windlass.model.names import Stored, stored_as
 from windlass.model.open_config import architecture_of
 from windlass.model.slices import local_part, owned_ranges
+from windlass.objectives.config import ObjectiveConfig
+from windlass.objectives.objective import objective_of
+from windlass.objectives.preference import REFERENCE
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
@@ -30,7 +33,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.proxy_adapter import low_rank
-from windlass.proof.reference import ReferenceSettings, by_matrix
+from windlass.proof.reference import Preferred, ReferenceSettings, by_matrix
 from windlass.proof.reference_adapter import LowRank
 
 VOCABULARY = 157  # not divisible by anything; padded to 256
@@ -144,6 +147,8 @@ class Layout:
     adapter: tuple[tuple[str, Any], ...] = ()
     """AdapterConfig's settings but for its kind; none: all parameters are trained."""
     steps: int = STEPS
+    objective: tuple[tuple[str, Any], ...] = ()
+    """ObjectiveConfig's settings; none: next-token prediction."""
 
 
 def write_model(directory: Path, family: str, tied: bool, **changes: float) -> Path:
@@ -170,6 +175,26 @@ def global_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tenso
         targets[0] = -100
         targets[1::3, : 4 + step] = -100
         targets[5, step:] = -100
+        batches.append((ids[:, :-1].contiguous(), targets))
+    return batches
+
+
+def pair_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same for pairs: rows 2i and 2i + 1 are two answers of uneven length behind one prompt; the first pair of the last step
+    counts nothing."""
+    generator = torch.Generator().manual_seed(13)
+    batches = []
+    for step in range(STEPS):
+        ids = torch.randint(0, VOCABULARY, (SEQUENCES, length + 1), generator=generator)
+        targets = ids[:, 1:].clone()
+        for row in range(0, SEQUENCES, 2):
+            prompt = 3 + row // 2
+            ids[row + 1, :prompt] = ids[row, :prompt]
+            for answer, end in ((row, 8 + row // 2), (row + 1, 10 + step)):
+                targets[answer, : prompt - 1] = -100
+                targets[answer, end:] = -100
+        if step == STEPS - 1:
+            targets[:2] = -100
         batches.append((ids[:, :-1].contiguous(), targets))
     return batches
 
@@ -224,6 +249,12 @@ def reference_adapter(directory: str, settings: dict[str, Any]) -> LowRank:
     return low_rank(config, architecture, adapter, values)
 
 
+def reference_preference(settings: dict[str, Any]) -> Preferred:
+    """The same objective for the reference."""
+    names = {"loss": "loss", "beta": "beta", "label_smoothing": "smoothing", "target_margin": "target"}
+    return Preferred(**{names[name]: value for name, value in settings.items() if name != "kind"})
+
+
 def train_layout(directory: str, case: Layout) -> dict:
     """On one of `case.world` ranks: the same steps through build_program, clip and AdamW. fp64 gathers no moments."""
     parallel = ParallelConfig(
@@ -255,7 +286,14 @@ def train_layout(directory: str, case: Layout) -> dict:
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
     losses, norms, evaluations, figures, gradients = [], [], [], [], {}
     per_rank = SEQUENCES // mesh.layout.batch_ranks
-    for step, (ids, targets) in enumerate(global_batches(case.length)[: case.steps]):
+    objective = objective_of(ObjectiveConfig.model_validate(dict(case.objective)))
+    kept: list[torch.Tensor] = []
+    given = (pair_batches if case.objective else global_batches)(case.length)[: case.steps]
+    if case.objective and adapter is None:  # what an adapter's base is at any time is gone after step 0 without one
+        for ids, targets in given:
+            mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
+            kept.append(program.score([{"input_ids": ids[mine], "targets": targets[mine]}]).double())
+    for step, (ids, targets) in enumerate(given):
         mine = slice(mesh.batch_rank * per_rank, (mesh.batch_rank + 1) * per_rank)
         micro = case.micro_batch
         batches = [{"input_ids": i, "targets": t} for i, t in zip(ids[mine].split(micro), targets[mine].split(micro))]
@@ -265,10 +303,14 @@ def train_layout(directory: str, case: Layout) -> dict:
         if architecture.dropout:
             for batch, keys in zip(batches, keys_of(step, mine).split(micro), strict=True):
                 batch["keys"] = keys
+        if kept:
+            for batch, scores in zip(batches, kept[step].split(micro), strict=True):
+                batch[REFERENCE] = scores
         optimizer.set_learning_rate(RATES[step])
-        count = mesh.sum_over_batch((targets[mine] != -100).sum())
-        losses.append(program.run(batches, count).item())
+        weighed, count = objective.weigh(batches, program)
+        losses.append(program.run(weighed, count).item())
         figures.append({name: value.tolist() for name, value in program.figures().items()})
+        rewards = {name: value.item() for name, value in objective.figures().items()}
         if step == 0:
             graded = [record for record in program.records() if record.counted and record.tensor.grad is not None]
             gradients = {record.name: full(record.tensor.grad).clone() for record in graded}
@@ -276,7 +318,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
         optimizer.step(torch.tensor(norms[-1]))
         program.adapt(torch.tensor(norms[-1]))
-        evaluations.append((program.evaluate(batches) / count).item())
+        evaluations.append((program.evaluate(objective.weigh(batches, program)[0]) / count).item())
     weights = {record.name: full(record.tensor.detach()) for record in program.records() if record.kept}
     dtypes["weights"] = {str(record.tensor.dtype) for record in program.records() if record.kept}
     base = {record.name: full(record.tensor).detach() for record in program.records() if not record.kept}
@@ -292,6 +334,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         "moments": {name: full(value) for name, value in moments.items() if case.policy != "fp64"},
         "dtypes": dtypes,
         "base": base,
+        "rewards": rewards,
     }
 
 

@@ -6,9 +6,10 @@ import re
 import pytest
 import yaml
 
-from windlass.config import RunConfig, check_recipe, load_recipe, shipped_recipes, to_yaml
+from windlass.config import RunConfig, check_recipe, load_recipe, to_yaml
 from windlass.errors import UserError
 from windlass.model.flops import count_parameters
+from windlass.recipe import shipped_recipes
 from windlass.training.drift import drift
 
 TREE = {

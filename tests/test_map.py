@@ -151,7 +151,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "model.attention": ("attend", "layout", "documents", "context"),
     "model.families": ("family_table", "family", "rope_scaling", "presets"),
     "model.lora": ("adapter", "linear", "nf4"),
-    "objectives": ("config", "pretrain"),
+    "objectives": ("config", "objective", "kept_scores"),
     "adapters": ("config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
     "parallel": (
@@ -271,6 +271,8 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
     "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
+    "proof/reference_preference.py": "proof/test_same_loss.py: ours against it",
+    "proof/reference_routers.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_adapter.py": "proof/test_same_loss.py and model/lora/test_nf4.py: ours against it",
     "parallel/cut.py": "parallel/test_tensor.py: what it sends, and what it computes",
     "training/base_model.py": "training/test_adapter_run.py: another base, a moved one, one bit of it changed",

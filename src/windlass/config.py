@@ -4,7 +4,6 @@ Everything that can be checked without looking at data, weights or devices is ch
 depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in training/assemble.
 """
 
-import importlib.resources
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +14,7 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
-from windlass.errors import UserError, nearest, raise_all
+from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.mistakes import gather, in_order
 from windlass.model.architecture import Architecture
@@ -27,7 +26,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
 from windlass.parallel.rules.check_layout import Beside, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
-from windlass.recipe import apply_override, parse_yaml, with_environment
+from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
 from windlass.report.config import ReportConfig
 from windlass.safe_text import redacted, without_secrets
 from windlass.settings import Settings, judged
@@ -60,6 +59,17 @@ class RunConfig(Settings):
     @property
     def sequences_per_step(self) -> int:
         return self.run.tokens_per_step // self.data.sequence_length
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether a new run scores all pairs before step 0: unless it begins as its base, which is there at any later step."""
+        is_base = self.adapter.begins_as_base and self.run.start_from is None
+        return self.objective.has_reference and not is_base
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of the training stream: sequences, or pairs of them."""
+        return self.sequences_per_step // self.data.sequences_per_sample
 
     @model_validator(mode="before")
     @classmethod
@@ -144,13 +154,12 @@ class RunConfig(Settings):
             )
 
     def _objective(self) -> Iterator[UserError]:
-        others = [source.label for source in self.data.sources if source.format != "chat"]
-        if self.objective.kind == "sft" and others:
-            yield UserError(
-                f"objective.kind=sft with {others[0]}, whose rows are no chats",
-                "supervised finetuning learns the answers of conversations (`format: chat`)",
-                "set `format: chat` for every source, or use objective.kind=pretrain",
-            )
+        sources = {source.label: source.format for source in self.data.sources}
+        sets = {f"evaluate.sets.{name}": source.format for name, source in self.evaluate.sets.items()}
+        is_written = self.data.order.first_epoch == "written"
+        yield from self.objective.errors_beside(
+            sources, sets, self.run.micro_batch, is_written and self.keeps_reference
+        )
 
     def _directories(self) -> Iterator[UserError]:
         directory, data = self.run.directory.absolute(), Path(self.data.directory).absolute()
@@ -220,7 +229,7 @@ def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
     Raises UserError for a missing file, bad YAML, unset variables, unknown or mistyped keys, and settings that contradict each
     other.
     """
-    return parse_recipe(*_read(path), *overrides)
+    return parse_recipe(*recipe_text(path), *overrides)
 
 
 def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunConfig:
@@ -274,27 +283,3 @@ def to_yaml(config: RunConfig) -> str:
 
 def _dumped(tree: Mapping[str, Any]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, width=120)
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """name -> file, of the recipes that come with windlass (in the wheel, or beside src/ in a checkout)."""
-    inside = Path(str(importlib.resources.files("windlass"))) / "recipes"
-    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def _read(path: str | Path) -> tuple[str, str]:
-    file = Path(path)
-    if file.is_file():
-        try:
-            return file.read_text("utf-8"), str(file)
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file} is no text: {error}", "a recipe is YAML in UTF-8", "save it as UTF-8") from None
-    shipped = shipped_recipes()
-    if str(path) in shipped:
-        return shipped[str(path)].read_text("utf-8"), str(path)
-    raise UserError(
-        f"no recipe at {file}",
-        "a recipe is a YAML file, or the name of one that ships with windlass",
-        nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
-    )

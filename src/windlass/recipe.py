@@ -5,14 +5,16 @@ PyYAML speaks YAML 1.1, where `3e-4` is a string and the second of two equal key
 number (as in YAML 1.2) and the second an error.
 """
 
+import importlib.resources
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest
 from windlass.safe_text import redacted
 
 UNDER_WAY: Final = -1
@@ -159,3 +161,28 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
             "write them percent-encoded: %20 for a space",
         )
     return text
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """name -> file, of the recipes that come with windlass (in the wheel, or beside src/ in a checkout)."""
+    inside = Path(str(importlib.resources.files("windlass"))) / "recipes"
+    folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def recipe_text(path: str | Path) -> tuple[str, str]:
+    """The text of the recipe at `path`, or of the one that ships by that name; and what errors call it. Raises UserError."""
+    file = Path(path)
+    if file.is_file():
+        try:
+            return file.read_text("utf-8"), str(file)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is no text: {error}", "a recipe is YAML in UTF-8", "save it as UTF-8") from None
+    shipped = shipped_recipes()
+    if str(path) in shipped:
+        return shipped[str(path)].read_text("utf-8"), str(path)
+    raise UserError(
+        f"no recipe at {file}",
+        "a recipe is a YAML file, or the name of one that ships with windlass",
+        nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
+    )

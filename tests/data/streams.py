@@ -31,6 +31,7 @@ def open_bare(
     """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from`: of the checkpoint."""
     config = SimpleNamespace(
         sequence_length=sequence_length,
+        sequences_per_sample=1,
         shuffle_window=shuffle_window,
         isolate=borders is not None,
         weights=None if shares is None else shares.weights,

@@ -110,6 +110,13 @@ ADAPTER_WORDS: dict[str, dict[str, Any]] = {
         "also_train": ["*norm*", "*embed_tokens*"],
     },
 }
+OBJECTIVE_WORDS: dict[str, dict[str, Any]] = {
+    "dpo": {"kind": "dpo", "beta": 0.3},
+    "ipo": {"kind": "dpo", "loss": "ipo"},
+    "robust": {"kind": "dpo", "loss": "robust", "label_smoothing": 0.2},
+    "hinge": {"kind": "dpo", "loss": "hinge", "beta": 0.05},
+    "simpo": {"kind": "dpo", "loss": "simpo", "beta": 2.0, "target_margin": 0.3},
+}
 OPTIM_WORDS = ("frozen-bottom", "frozen-middle", "rates", "muons", "muon", "tied-rates", "unclipped",
                "frozen-first-stage", "frozen-middle-stage", "frozen-last-stage")  # fmt: skip
 
@@ -142,6 +149,8 @@ def layout_of(model: str, words: str) -> Layout:
             given |= LAYOUT_WORDS[word]
         elif word in ADAPTER_WORDS:
             given["adapter"] = tuple(ADAPTER_WORDS[word].items())
+        elif word in OBJECTIVE_WORDS:
+            given["objective"] = tuple(OBJECTIVE_WORDS[word].items())
         elif word in SHARDING_WORDS:
             sharding |= SHARDING_WORDS[word]
         elif word in PRECISION_WORDS:
@@ -193,6 +202,7 @@ class References:
         optim: str = "",
         steps: int = cases.STEPS,
         adapter: str = "",
+        objective: str = "",
     ) -> Trace:
         """What torch and transformers train, with the rules of the words `optim`."""
         groups = groups_in(model, optim)
@@ -205,6 +215,9 @@ class References:
             added = cases.reference_adapter(str(self.directory(model)), ADAPTER_WORDS[adapter])
             settings = replace(settings, adapter=added)
         batches = cases.packed_batches(length) if packed else cases.global_batches(length)
+        if objective:
+            settings = replace(settings, preference=cases.reference_preference(OBJECTIVE_WORDS[objective]))
+            batches = cases.pair_batches(length)
         return train_reference(self.directory(model), batches[:steps], DTYPE[policy], settings)
 
     def of(self, model: str, words: str, policy: str = "") -> Trace:
@@ -212,7 +225,8 @@ class References:
         case = layout_of(model, words)
         optim = " ".join(word for word in words.split() if word in OPTIM_WORDS)
         adapter = " ".join(word for word in words.split() if word in ADAPTER_WORDS)
-        return self.trace(model, policy or case.policy, case.packed, case.length, optim, case.steps, adapter)
+        objective = " ".join(word for word in words.split() if word in OBJECTIVE_WORDS)
+        return self.trace(model, policy or case.policy, case.packed, case.length, optim, case.steps, adapter, objective)
 
     def alone(self, model: str, case: Layout) -> dict:
         """What our own decoder trains on one process."""

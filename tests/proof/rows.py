@@ -143,6 +143,18 @@ ADAPTED_STAGED_NARROW = split("""
 """)
 
 
+# pairs: two rows of a micro-batch
+PREFERRED = split("""
+    one micro8, zero0 replicate2, zero2 shard2, shard2, shard4 full, shard2 selective, replicate2 shard2, tp2, tp2 zero0 micro4,
+    tp2 shard2, tp2 zero0 replicate2, tp2 replicate2, context2 allgather, context2 ulysses, context2 tp2 allgather,
+    shard2 compile, shard2 offload
+""")
+PREFERRED_STAGED = split("""
+    pp2 1f1b micro2, pp2 interleaved-1f1b micro2, pp2 interleaved-zero-bubble micro2, pp2 zbv micro2, pp2 1f1b shard2 micro2,
+    pp2 zbv shard2 micro2, pp2 1f1b tp2 micro2, pp2 1f1b zero0 replicate2 micro2, pp2 1f1b context2 allgather micro2
+""")
+
+
 def of_context(models: str, layouts: list[str]) -> list[tuple[str, str]]:
     """Both kinds of exchange. Ulysses cannot deal 6 query heads over 4 ranks."""
     pairs = [
@@ -214,6 +226,14 @@ EXACT = [
     *pairs("qwen3 tied, qwen3", each(split("shard2, zero0 replicate2, tp2 shard2"), "lora-some")),
     *pairs("qwen3 tied blocks5", each(split("pp2 1f1b shard2, pp2 zbv zero0 replicate2"), "lora-some")),
     *pairs("qwen3 tied", each(split("shard2, tp2"), "lora fp32")),
+    # preferences: the loss written out with log_softmax, beside the model that the run began with
+    *pairs("qwen3 tied, gpt2 tied heads4", [*each(PREFERRED, "dpo"), *each(PREFERRED, "lora dpo")]),
+    *pairs("qwen3 tied wide", each(PREFERRED, "nf4 dpo")),
+    *pairs("qwen3 tied blocks5", [*each(PREFERRED_STAGED, "dpo"), *each(PREFERRED_STAGED, "lora dpo")]),
+    *pairs("qwen3 tied wide blocks5", each(PREFERRED_STAGED, "nf4 dpo")),
+    *pairs("qwen3 tied", [f"{one} {loss}" for loss in split("ipo, robust, hinge, simpo")
+                          for one in split("shard2, tp2, context2 allgather")]),
+    *pairs("qwen3", split("shard2 dpo fp32, tp2 shard2 lora dpo fp32")),
 ]  # fmt: skip
 MASKS = [
     *pairs("gpt2 tied drops, qwen3 tied drops", DROPPED),
@@ -225,6 +245,7 @@ MASKS = [
         "gpt2 tied blocks5 drops, qwen3 tied blocks5 drops",
         split("pp2 1f1b, pp2 gpipe shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2"),
     ),
+    *pairs("gpt2 tied drops", split("shard2 dpo, zero0 replicate2 dpo, context2 allgather dpo")),
 ]
 NARROW = split("bf16, fp16, bf16-pure")
 NEAR = [
@@ -252,6 +273,9 @@ NEAR = [
     *pairs("qwen3 tied blocks5, qwen3 blocks5", each(ADAPTED_STAGED_NARROW, "lora bf16")),
     *pairs("qwen3 tied wide blocks5", each(ADAPTED_STAGED_NARROW, "nf4 bf16")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora fp16")),
+    *pairs("qwen3 tied", each(split("shard2, zero0 replicate2, tp2"), "dpo bf16")),
+    *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora dpo bf16")),
+    *pairs("qwen3 tied blocks5", ["pp2 1f1b zero0 micro2 lora dpo bf16", "pp2 1f1b shard2 micro2 dpo fp16"]),
 ]
 POLICY = [
     *(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.config import check_recipe, load_recipe, shipped_recipes
+from windlass.config import check_recipe, load_recipe
 from windlass.model.architecture import parameter_shapes
 from windlass.model.attention.context import copies
 from windlass.model.config import ModelConfig, architecture_from_hf
@@ -16,6 +16,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.ddp import num_buckets
 from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, chunk_of, make_proxy, shrink, write_text
+from windlass.recipe import shipped_recipes
 
 SMALL = {
     "run": {"directory": "run", "steps": 9, "tokens_per_step": 4096, "micro_batch": 4},

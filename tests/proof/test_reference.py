@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from tests import cases
-from windlass.proof import reference, reference_adapter
+from windlass.proof import reference, reference_adapter, reference_preference, reference_routers
+
+PARTS = (reference_adapter, reference_preference, reference_routers)
 
 
 def test_it_imports_torch_and_transformers_and_none_of_ours():
-    trees = [ast.parse(Path(module.__file__).read_text()) for module in (reference, reference_adapter)]
+    trees = [ast.parse(Path(module.__file__).read_text()) for module in (reference, *PARTS)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)} - {reference_adapter.__name__}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)} - {part.__name__ for part in PARTS}
     assert {name.split(".")[0] for name in names} <= {
         "collections",
         "contextlib",

@@ -217,7 +217,7 @@ def test_a_diverged_step_is_logged_as_such(tmp_path):
 
 def test_validation_gives_loss_perplexity_and_bits_per_byte(tmp_path):
     recorder = make(tmp_path / "e")
-    recorder.validation(0, "code", nats_sum=200.0, targets=100, num_bytes=300)
+    recorder.validation(0, "code", total=200.0, count=100, num_bytes=300)
     (line,) = read_events(tmp_path / "e")
     assert line["kind"] == "validation" and line["name"] == "code" and line["step"] == 0
     assert line["loss"] == 2.0 and line["perplexity"] == pytest.approx(math.exp(2.0))
@@ -226,8 +226,8 @@ def test_validation_gives_loss_perplexity_and_bits_per_byte(tmp_path):
 
 def test_a_validation_without_bytes_or_with_a_diverged_loss_has_nulls(tmp_path):
     recorder = make(tmp_path / "e")
-    recorder.validation(0, "ids", nats_sum=200.0, targets=100, num_bytes=0)
-    recorder.validation(5, "ids", nats_sum=math.nan, targets=100, num_bytes=10)
+    recorder.validation(0, "ids", total=200.0, count=100, num_bytes=0)
+    recorder.validation(5, "ids", total=math.nan, count=100, num_bytes=10)
     first, second = read_events(tmp_path / "e")
     assert first["bits_per_byte"] is None and first["loss"] == 2.0
     assert second["loss"] is None and second["perplexity"] is None and second["bits_per_byte"] is None

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import windlass, sys
 from pathlib import Path
-from windlass.config import load_recipe, shipped_recipes
+from windlass.config import load_recipe
+from windlass.recipe import shipped_recipes
 from windlass.report.events import EventLog
 from windlass.report.page.write import write_report
 assert Path(windlass.__file__).is_relative_to(sys.prefix), windlass.__file__

@@ -52,6 +52,11 @@ class AdapterConfig(Settings):
             )
 
     @property
+    def begins_as_base(self) -> bool:
+        """Whether a model with a new adapter is its base: B of the factors begins at 0, and nothing else is trained."""
+        return self.kind != "none" and self.from_ is None and not self.also_train
+
+    @property
     def scale(self) -> float:
         """What the factors' product is multiplied by."""
         return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)

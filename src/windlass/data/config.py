@@ -225,6 +225,16 @@ class DataConfig(Settings):
         return weights if len(weights) > 1 else None
 
     @property
+    def is_preference(self) -> bool:
+        """Whether the sources hold pairs; then all do."""
+        return self.sources[0].format == "preference"
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Rows of a batch that one sample becomes: a pair has one for each answer."""
+        return 2 if self.is_preference else 1
+
+    @property
     def may_grow(self) -> bool:
         """Whether training may begin before all is prepared. Not from a URL, to which whole preparations are published; nor with
         a mixture, which takes from all sources at once, while they are written one behind the other."""
@@ -247,9 +257,8 @@ class DataConfig(Settings):
         if pairs:
             raise UserError(
                 f"objective.kind=pretrain with `format: preference` of {', '.join(pairs)}",
-                "pretrain learns or scores one text at a time, and of a pair one answer is to be preferred to the other; no "
-                "objective of this version does that",
-                "prepare, inspect and lint pairs; to train, give texts or conversations (format: chat, with the chosen answers)",
+                "pretrain learns or scores one text at a time, and of a pair one answer is to be preferred to the other",
+                "set objective.kind=dpo; or give texts or conversations (format: chat, with the chosen answers)",
             )
 
     def _cached(self) -> Iterator[ValueError]:

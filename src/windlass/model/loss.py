@@ -44,8 +44,9 @@ class Cut:
     first_row: int = 0
 
 
-def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut()) -> Tensor:
-    """Summed loss of one chunk, over all ranks' rows; turns `logits_CV` into d loss / d logits in place."""
+def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut(), weights_C: Tensor | None = None) -> Tensor:
+    """The loss of each target of one chunk, over all ranks' rows, [C], each times its weight; turns `logits_CV` into d (their
+    sum) / d logits in place."""
     counted_C = targets_C != IGNORED
     rows_C = targets_C - cut.first_row
     here_C = counted_C & (rows_C >= 0) & (rows_C < logits_CV.shape[1])
@@ -60,11 +61,25 @@ def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut()) -> Tensor
         sums_2C = torch.stack((total_C, picked_C))
         dist.all_reduce(sums_2C, group=cut.group)
         total_C, picked_C = sums_2C
-    loss = (total_C.log() - picked_C).where(counted_C, 0).sum()
+    loss_C = (total_C.log() - picked_C).where(counted_C, 0)
     logits_CV.div_(total_C[:, None])
     logits_CV.scatter_add_(1, rows_C1, -here_C.to(logits_CV.dtype)[:, None])
-    logits_CV.mul_(counted_C[:, None])
-    return loss
+    factors_C = counted_C if weights_C is None else weights_C * counted_C
+    logits_CV.mul_(factors_C[:, None])
+    return loss_C if weights_C is None else loss_C * weights_C
+
+
+def _logits(
+    hidden_CD: Tensor, weight_VD: Tensor, vocab_size: int, cut: Cut, cap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """A chunk's logits, and with a cap the tanh in them."""
+    logits_CV = (hidden_CD @ weight_VD.T).to(torch.promote_types(hidden_CD.dtype, torch.float32))
+    tanh_CV = None
+    if cap is not None:
+        tanh_CV = (logits_CV / cap).tanh()
+        logits_CV = cap * tanh_CV
+    logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf
+    return logits_CV, tanh_CV
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -80,6 +95,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         keep_weight: bool,
         cut: Cut,
         cap: float | None,
+        weights_N: Tensor | None,
     ) -> Tensor:
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = hidden_ND.new_zeros((), dtype=wide)
@@ -87,15 +103,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=wide) if keep_weight else None
         for start in range(0, hidden_ND.shape[0], chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            logits_CV = (hidden_ND[chunk] @ weight_VD.T).to(wide)
-            if cap is not None:
-                tanh_CV = (logits_CV / cap).tanh()
-                logits_CV = cap * tanh_CV
-            logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf
-            loss += chunk_loss(logits_CV, targets_N[chunk], cut)
+            logits_CV, tanh_CV = _logits(hidden_ND[chunk], weight_VD, vocab_size, cut, cap)
+            weights_C = None if weights_N is None else weights_N[chunk].to(wide)
+            loss += chunk_loss(logits_CV, targets_N[chunk], cut, weights_C).sum()
             if not (keep_hidden or keep_weight):
                 continue
-            if cap is not None:
+            if tanh_CV is not None:
                 logits_CV.mul_(1 - tanh_CV.square())
             grad_CV = logits_CV.to(weight_VD.dtype)
             if grad_hidden_ND is not None:
@@ -111,7 +124,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden_ND, grad_weight_VD = ctx.saved_tensors
         grad_hidden = None if grad_hidden_ND is None else _scaled(grad_hidden_ND, scale)
         grad_weight = None if grad_weight_VD is None else _scaled(grad_weight_VD, scale)
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 8
 
 
 def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
@@ -135,13 +148,39 @@ def head_loss(
     chunk_tokens: int,
     cut: Cut = Cut(),
     cap: float | None = None,
+    per_row_B2: Tensor | None = None,
+    by_row: bool = False,
 ) -> Tensor:
     """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `cut.group`. `vocab_size`: of the whole head.
-    `cap`: logits l become cap tanh(l / cap)."""
+    `cap`: logits l become cap tanh(l / cap). `per_row_B2`: a weight and an offset for each row: the loss is then the sum over
+    rows of weight x nats + offset. `by_row`: each row's nats, [B], without a gradient."""
+    hidden_ND, targets_N, weights_N = hidden_BTD.flatten(0, 1), targets_BT.flatten(), None
+    if by_row:
+        nats_N = _losses(hidden_ND, weight_VD, targets_N, vocab_size, chunk_tokens, cut, cap)
+        return nats_N.view_as(targets_BT).sum(1)
+    if per_row_B2 is not None:
+        weights_N = per_row_B2[:, :1].expand_as(targets_BT).flatten()
     # a frozen head needs no gradient of its own, and frozen blocks below it none of the hidden states
     keep = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_BTD, weight_VD)]
-    tokens = (hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
-    return _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut, cap)
+    tokens = (hidden_ND, weight_VD, targets_N)
+    loss: Tensor = _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut, cap, weights_N)
+    return loss if per_row_B2 is None else loss + per_row_B2[:, 1].sum().to(loss.dtype)
+
+
+@torch.no_grad()
+def _losses(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    vocab_size: int,
+    chunk_tokens: int,
+    cut: Cut,
+    cap: float | None,
+) -> Tensor:
+    """Each target's loss, [N]."""
+    chunks = (slice(start, start + chunk_tokens) for start in range(0, hidden_ND.shape[0], chunk_tokens))
+    found = [chunk_loss(_logits(hidden_ND[c], weight_VD, vocab_size, cut, cap)[0], targets_N[c], cut) for c in chunks]
+    return torch.cat(found)
 
 
 class Head(nn.Linear):
@@ -159,9 +198,16 @@ class Head(nn.Linear):
         self.vocab_size, self.chunk_logits, self.cap = vocab_size, chunk_logits, cap
         self.chunk_tokens = max(1, chunk_logits // padded_vocab_size)
 
-    def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits [B, T, vocab_size] in hidden's dtype; with targets the 0-dim sum in nats, at least fp32."""
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        targets_BT: Tensor | None = None,
+        per_row_B2: Tensor | None = None,
+        by_row: bool = False,
+    ) -> Tensor:
+        """Logits [B, T, vocab_size] in hidden's dtype; with targets what `head_loss` returns."""
         if targets_BT is None:
             logits_BTV = functional.linear(hidden_BTD, self.weight[: self.vocab_size])
             return logits_BTV if self.cap is None else self.cap * (logits_BTV / self.cap).tanh()
-        return head_loss(hidden_BTD, self.weight, targets_BT, self.vocab_size, self.chunk_tokens, cap=self.cap)
+        size = self.vocab_size, self.chunk_tokens
+        return head_loss(hidden_BTD, self.weight, targets_BT, *size, cap=self.cap, per_row_B2=per_row_B2, by_row=by_row)

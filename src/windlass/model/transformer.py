@@ -8,8 +8,7 @@ constant factors and soft caps. What a branch reads is x, or norm(x); what it ad
 
     h += [norm] attention([norm] h);   h += [norm] mlp([norm] h)      in sequence, or both of one norm(h) (`parallel_block`)
 
-Sources: arXiv 1706.03762 (attention), 2002.05202 (gated MLP), 2305.19466 (layers without positions), 2501.00656 (norms after),
-2204.02311 (side by side), 2408.00118 (soft caps).
+Sources: arXiv 1706.03762 (attention), 2002.05202 (gated MLP), 2305.19466 (no positions), 2501.00656, 2204.02311, 2408.00118.
 
 Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`), layers with a window
 beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
@@ -24,6 +23,7 @@ Legend: B sequences, T positions, D hidden size, H query heads, G key/value head
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,11 +108,8 @@ class Block(nn.Module):
 
     def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
-        self.dropout, self.residual_scale, self.is_parallel = (
-            arch.resid_dropout,
-            arch.residual_scale,
-            arch.parallel_block,
-        )
+        self.dropout, self.residual_scale = arch.resid_dropout, arch.residual_scale
+        self.is_parallel = arch.parallel_block
         self.self_attn = Attention(arch)
         self.mlp = MoE(arch) if is_sparse else MLP(arch)
         size = arch.hidden_size
@@ -193,9 +190,8 @@ class Decoder(nn.Module):
         self.routing = Routing(arch, [index for index in kept if index in sparse])
         if last:
             self.model.norm = make_norm(arch.hidden_size, arch)
-            self.lm_head = Head(
-                arch.hidden_size, arch.vocab_size, arch.padded_vocab_size, chunks.head_logits, arch.logit_cap
-            )
+            rows = arch.vocab_size, arch.padded_vocab_size
+            self.lm_head = Head(arch.hidden_size, *rows, chunks.head_logits, arch.logit_cap)
         self.tie()
         adapt(self, adapter)
 
@@ -216,11 +212,13 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         documents: Tensor | None = None,
         keys: Tensor | None = None,
+        per_row: Tensor | None = None,
+        by_row: bool = False,
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
         positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py).
-        `keys` [B]: one per sample, for dropout; training a model with dropout needs them."""
+        `keys` [B]: one per sample; training with dropout needs them. `per_row` [B, 2], `by_row`: see loss.head_loss."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
@@ -252,12 +250,14 @@ class Decoder(nn.Module):
         hidden_BTD = self.routing.join(hidden_BTD, self.training)
         if cache is not None:
             cache.advance(num_positions)
-        if not self.last:
-            return hidden_BTD
-        if self.arch.tied and self.first:
-            assert self.lm_head.weight is self.model.embed_tokens.weight, "the tie was cut: call tie() after to_empty"
+        return self._end(hidden_BTD, targets, per_row, by_row) if self.last else hidden_BTD
+
+    def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
+        is_tied = self.arch.tied and self.first
+        assert not is_tied or self.lm_head.weight is self.model.embed_tokens.weight, "call tie() after to_empty"
         normed_BTD = self.model.norm(hidden_BTD)
-        return self.lm_head(normed_BTD if arch.logit_scale == 1.0 else normed_BTD * arch.logit_scale, targets)
+        scale = self.arch.logit_scale
+        return self.lm_head(normed_BTD if scale == 1.0 else normed_BTD * scale, targets, *per_row)
 
     def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         """The stream's positions and the heads that are computed here; None for all of them."""

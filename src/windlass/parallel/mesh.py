@@ -65,6 +65,10 @@ class Mesh:
         """`value` (0-dim, of this rank's tokens) summed over the loss axes; sent: 8 bytes. Nothing is sent on one rank."""
         return _sum(value, self.loss_group)
 
+    def sum_over_context(self, value: torch.Tensor) -> torch.Tensor:
+        """`value` (of this rank's positions of its rows) summed over the ranks that share these rows."""
+        return value if self.context is None else _sum(value, self.context.get_group())
+
     def sum_over_batch(self, value: torch.Tensor) -> torch.Tensor:
         """`value` (0-dim, of the whole rows this rank reads) summed over the batch axes; as above. Context ranks read the same
         rows, and count them once."""

@@ -43,7 +43,7 @@ from windlass.parallel.ddp import sum_gradients
 from windlass.parallel.fsdp import after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
-from windlass.parallel.program import Batch, DecoderProgram
+from windlass.parallel.program import BY_ROW, Batch, DecoderProgram, scoring
 from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages
@@ -121,6 +121,20 @@ class PipelineProgram(DecoderProgram):
             part.train()
         return self._sum(total)
 
+    @torch.no_grad()
+    def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        if self._tie is not None:
+            self._tie.spread()
+        found = []
+        with scoring(self.parts, batches, adapted) as given:
+            for batch in given:
+                out = self._forward(cut_rows(batch, self.mesh), **BY_ROW)
+                empty = torch.zeros(len(batch["input_ids"]), dtype=self._loss_dtype, device=self._device)
+                found.append(self._precision.as_output(out) if self._is_last else empty)
+        nats = self.mesh.sum_over_context(torch.cat(found))
+        dist.all_reduce(nats, group=self._group)
+        return -nats
+
     @property
     def _is_last(self) -> bool:
         return len(self.stages.owners) - 1 in self._part_of
@@ -186,7 +200,7 @@ class PipelineProgram(DecoderProgram):
         dist.all_reduce(total, group=self._group)
         return total
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, batch: Batch, **how: Any) -> torch.Tensor:
         """One micro-batch through this rank's stages -> the output of the last."""
         held_by, given = self.stages.owners, dict(batch)
         out = given.pop("input_ids")
@@ -195,7 +209,7 @@ class PipelineProgram(DecoderProgram):
             if stage > 0 and held_by[stage - 1] != self._rank:
                 out = self._hidden(shape_BT, self._device)
                 dist.recv(out, group=self._group, group_src=held_by[stage - 1])
-            out = part(out, **given)
+            out = part(out, **given, **how)
             if stage + 1 < len(held_by) and held_by[stage + 1] != self._rank:
                 assert out.dtype == self._hidden(shape_BT, torch.device("meta")).dtype
                 dist.send(out.contiguous(), group=self._group, group_dst=held_by[stage + 1])

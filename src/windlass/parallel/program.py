@@ -9,8 +9,8 @@ need nothing special. A mean of per-rank means would differ by up to 1e-2 in los
 """
 
 import contextlib
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
 
 Batch = dict[str, torch.Tensor]
+BY_ROW: Final = {"by_row": True}
+"""Beside a batch: the model returns each row's nats."""
 
 
 class Program(Protocol):
@@ -52,6 +54,12 @@ class Program(Protocol):
 
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
         """Forward only. -> the sum of nats over all ranks' counted targets, 0-dim, equal on every rank."""
+        ...
+
+    def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        """Forward only. -> the log-probability of each row's counted targets in nats, [rows of this rank's batches], at least
+        fp32, equal on all ranks that share the rows. With `keys` in the batches dropout drops what `run` will drop. Not
+        `adapted`: of the base, without an adapter's factors, and without dropout."""
         ...
 
     def figures(self) -> dict[str, torch.Tensor]:
@@ -86,6 +94,27 @@ class DecoderProgram:
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         return {} if self._loss_scale is None else self._loss_scale.state_tensors()
+
+
+@contextlib.contextmanager
+def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -> Iterator[Sequence[Batch]]:
+    """`parts` as `score` runs them -> the batches that it gives them. Factors are left out by a scale of 0."""
+    linear: list[Any] = [m for part in parts for m in part.modules() if getattr(m, "lora_A", None) is not None]
+    scales = [module.scale for module in linear]
+    if not adapted:
+        batches = [{name: tensor for name, tensor in batch.items() if name != "keys"} for batch in batches]
+        for module in linear:
+            module.scale = 0.0
+    for part in parts:
+        part.train("keys" in batches[0])
+    try:
+        yield batches
+    finally:
+        for module, scale in zip(linear, scales, strict=True):
+            module.scale = scale
+        for part in parts:
+            after_evaluation(part)
+            part.train()
 
 
 class ShardedProgram(DecoderProgram):
@@ -137,9 +166,15 @@ class ShardedProgram(DecoderProgram):
         self.model.train()
         return self.mesh.sum_over_loss(total)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    @torch.no_grad()
+    def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        with scoring([self.model], batches, adapted) as given:
+            nats = torch.cat([self._forward(batch, **BY_ROW) for batch in given])
+        return -self.mesh.sum_over_context(nats)
+
+    def _forward(self, batch: Batch, **how: Any) -> torch.Tensor:
         with self._autocast():
-            return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh)))
+            return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh), **how))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         """FSDP2 casts by itself; the other layouts (zero: 0) compute through autocast."""

@@ -164,6 +164,9 @@ class Checked:
     def evaluate(self, batches: Sequence[Batch]) -> torch.Tensor:
         return self._program.evaluate(batches)
 
+    def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        return self._program.score(batches, adapted)
+
     def records(self) -> list[Record]:
         return self._program.records()
 

@@ -217,13 +217,20 @@ class VocabularyHead(nn.Module):
         # as many logits at a time as the whole head, of fewer columns
         self.chunk_tokens = max(1, head.chunk_logits * mesh.size() // head.weight.shape[0])
 
-    def forward(self, hidden_BTD: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        targets_BT: Tensor | None = None,
+        per_row_B2: Tensor | None = None,
+        by_row: bool = False,
+    ) -> Tensor:
         assert targets_BT is not None, (
             "logits of a cut head: evaluation asks for losses, generation uses the whole model"
         )
         weight_VD = own(self.weight)
         rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
-        return head_loss(hidden_BTD, weight_VD, targets_BT, self.vocab_size, self.chunk_tokens, rows, self.cap)
+        size = self.vocab_size, self.chunk_tokens
+        return head_loss(hidden_BTD, weight_VD, targets_BT, *size, rows, self.cap, per_row_B2, by_row)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]

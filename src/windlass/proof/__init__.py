@@ -11,6 +11,8 @@ watch          the real training on the pool's ranks, watched
 reference_run  rows, model and training of one process
 reference      the same training in torch and transformers alone; shares no code with the layouts
 reference_adapter  low-rank factors and NF4 in that oracle
+reference_preference  the losses of pairs in it
+reference_routers  the routers' loss and loads in it
 verdict        what is printed and written of each layout
 compare        a layout's numbers against those of one process
 pool           a pool of gloo ranks that serves many small cases per start

@@ -12,7 +12,7 @@ it is.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from windlass.proof.reference_adapter import LowRank, adapted
+from windlass.proof.reference_preference import Preferred, preferred
+from windlass.proof.reference_routers import balance, loads
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class ReferenceSettings:
     groups: Sequence[Group] = ()
     muon: bool = False
     adapter: LowRank | None = None
+    preference: Preferred | None = None
 
 
 class _Computing(TorchFunctionMode):
@@ -138,19 +141,19 @@ def train_reference(
     scored only."""
     model = load_model(directory, dtype).train()
     config: Any = model.config
+    preference = _preference(directory, dtype, settings)
     named = adapted(model, settings.adapter, dtype) if settings.adapter else dict(model.named_parameters())
     named = {_in_files(name, config.model_type): parameter for name, parameter in named.items()}
     optimizers, losses, norms, figures = _optimizers(named, settings), [], [], []
     gradients: dict[str, torch.Tensor] = {}
     first_weights: dict[str, torch.Tensor] = {}
     streams: dict[int, torch.Tensor] = {}
-    evaluations = [_score(model, held_out)]
+    evaluations = [_score(model, held_out, preference)]
     for step, (ids_BT, targets_BT, *positions) in enumerate(batches):
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = settings.learning_rates[step] * group["scale"]
         with _noting(model, streams) if step == 0 else contextlib.nullcontext():
-            out, total = _forward(model, ids_BT, targets_BT, *positions)
-        count = (targets_BT != -100).sum()
+            out, total, count = _forward(model, preference, ids_BT, targets_BT, *positions)
         loss = total / count
         if _has_experts(model):
             figures.append({"expert_loads": loads(out.router_logits, targets_BT != -100, config.num_experts_per_tok)})
@@ -171,17 +174,40 @@ def train_reference(
         losses.append(float(loss.detach()))
         weights = {name: p.detach().clone() for name, p in named.items()}
         first_weights = first_weights or weights
-    evaluations.append(_score(model, held_out))
+    evaluations.append(_score(model, held_out, preference))
     return Trace(losses, norms, gradients, weights, first_weights, figures, evaluations, streams)
 
 
+_Preference = tuple[nn.Module, Preferred] | None
+"""The reference model and the loss of pairs."""
+
+
+def _preference(directory: Path, dtype: torch.dtype, settings: ReferenceSettings) -> _Preference:
+    if settings.preference is None:
+        return None
+    began, adapter = load_model(directory, dtype), settings.adapter
+    if adapter is not None:
+        adapted(began, replace(adapter, factors={}) if settings.preference.of_base else adapter, dtype)
+    return began, settings.preference
+
+
 def _forward(
-    model: nn.Module, ids_BT: torch.Tensor, targets_BT: torch.Tensor, positions_BT: torch.Tensor | None = None
-) -> tuple[Any, torch.Tensor]:
-    """transformers' output, and the nats summed over the counted targets."""
+    model: nn.Module,
+    preference: _Preference,
+    ids_BT: torch.Tensor,
+    targets_BT: torch.Tensor,
+    positions_BT: torch.Tensor | None = None,
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """transformers' output; the nats summed over the counted targets, or the losses over the pairs; and how many these are."""
     asked = {"output_router_logits": True} if _has_experts(model) else {}
     out = model(input_ids=ids_BT, position_ids=positions_BT, use_cache=False, **asked)
-    return out, functional.cross_entropy(out.logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    if preference is not None:
+        began, how = preference
+        with torch.no_grad():
+            began_BTV = began(input_ids=ids_BT, use_cache=False).logits
+        return out, *preferred(out.logits, began_BTV, targets_BT, how)
+    nats = functional.cross_entropy(out.logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+    return out, nats, (targets_BT != -100).sum()
 
 
 @contextlib.contextmanager
@@ -212,36 +238,11 @@ def _has_experts(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _score(model: nn.Module, batches: Sequence[tuple[torch.Tensor, ...]]) -> float:
+def _score(model: nn.Module, batches: Sequence[tuple[torch.Tensor, ...]], preference: _Preference) -> float:
     model.eval()
-    nats = sum(float(_forward(model, *batch)[1]) for batch in batches)
+    total = sum(float(_forward(model, preference, *batch)[1]) for batch in batches)
     model.train()
-    return nats
-
-
-def balance(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, config: Any) -> torch.Tensor:
-    """The load-balancing loss of each layer and sequence, E sum_e f_e p_e over its counted tokens, times their number: the sum
-    over sequences and mean over layers."""
-    total = torch.zeros((), dtype=router_logits[0].dtype)
-    for logits_NE in router_logits:
-        for logits_TE, counted_T in zip(logits_NE.unflatten(0, counted_BT.shape), counted_BT, strict=True):
-            if not counted_T.any():
-                continue
-            p_TE = logits_TE[counted_T].softmax(-1)
-            chosen_TE = functional.one_hot(p_TE.topk(config.num_experts_per_tok).indices, p_TE.shape[1]).sum(1)
-            loss = p_TE.shape[1] * (chosen_TE.to(p_TE.dtype).mean(0) * p_TE.mean(0)).sum()
-            total = total + loss * len(p_TE)
-    return total / len(router_logits)
-
-
-def loads(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """[sparse layers]: how many counted tokens the busiest expert gets, over the mean of all experts."""
-    found = []
-    for logits_NE in router_logits:
-        chosen = logits_NE[counted_BT.flatten()].topk(num_chosen).indices.flatten()
-        tokens_E = torch.bincount(chosen, minlength=logits_NE.shape[1]).double()
-        found.append(tokens_E.max() / tokens_E.mean())
-    return torch.stack(found)
+    return total
 
 
 def _optimizers(named: Mapping[str, nn.Parameter], settings: ReferenceSettings) -> list[torch.optim.Optimizer]:

@@ -108,6 +108,9 @@ class Watcher:
         self._seen.figures.append(figures)
         return figures
 
+    def score(self, batches: Sequence[Batch], adapted: bool = True) -> torch.Tensor:
+        return self._program.score(batches, adapted)
+
     def records(self) -> list[Record]:
         return self._program.records()
 

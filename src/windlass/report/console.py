@@ -45,7 +45,9 @@ class Console:
 
     def validation(self, step: int, line: Mapping[str, Any], first: Mapping[str, Any]) -> None:
         text = f"step {step}: {line['name']} loss {_number(line['loss'], '.4f')}"
-        text += f", perplexity {_number(line['perplexity'], '.4g')}"
+        if line["perplexity"] is not None or "accuracy" not in line:
+            text += f", perplexity {_number(line['perplexity'], '.4g')}"
+        text += "".join(f", {word} {line[word]:.4g}" for word in ("accuracy", "margin") if word in line)
         if line["bits_per_byte"] is not None:
             text += f", {_number(line['bits_per_byte'], '.3f')} bits per byte"
         if first["step"] != step:
@@ -126,6 +128,7 @@ def progress_fields(
     return [
         f"step {step:>{width}}/{total_steps}",
         f"loss {_number(line['loss'], '.4f')}",
+        *([f"accuracy {line['accuracy']:.1%} margin {line['margin']:.3g}"] if "accuracy" in line else []),
         *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
         f"{_rate(line['tokens_per_s'])} ({format_count(line['tokens_per_s_per_gpu'])} per {device})",
         f"ETA {'n/a' if eta_s is None else format_duration(eta_s)}",

@@ -50,9 +50,9 @@ class _Ledger:
 class Recorder:
     """Made on every rank; `log` and `console` are None on all ranks but the first.
 
-    `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice;
-    `memory` returns this rank's peak bytes. `flops_per_token` and `peak_flops` (per device; None = unknown) make the
-    MFU.
+    `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice; `memory` returns
+    this rank's peak bytes. `flops_per_token` and `peak_flops` (per device; None = unknown) make the MFU. `unit`: what a loss is a
+    mean over.
     """
 
     def __init__(
@@ -70,12 +70,13 @@ class Recorder:
         memory: Callable[[], float],
         start_step: int = 0,
         first_validations: Mapping[str, dict[str, Any]] = NONE,
+        unit: str = "targets",
     ):
         self._log, self._console = log, console
         self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
         self._tokens_per_step, self._num_devices = tokens_per_step, num_devices
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
-        self._gather_max, self._memory = gather_max, memory
+        self._gather_max, self._memory, self._unit = gather_max, memory, unit
         self._ledger = _Ledger()
         # per set: the run's first, which may be of an earlier process, and the latest
         self._validations = {name: [first] for name, first in first_validations.items()}
@@ -123,11 +124,11 @@ class Recorder:
         if self._log is None and self._console is None:
             self._window_step, self._window_wait_s = step, 0.0
             return
-        targets = int(float(count))
-        if targets == 0:
+        counted = int(float(count))
+        if counted == 0:
             raise UserError(
-                f"the global batch of step {step} counts no target",
-                "a step is an average over counted targets",
+                f"the global batch of step {step} counts no {self._unit.removesuffix('s')}",
+                f"a step is an average over counted {self._unit}",
                 "look at the labels of the data: all of this batch are -100",
             )
         values = {"loss": float(loss), "gradient_norm": float(norm), "learning_rate": learning_rate}
@@ -137,7 +138,7 @@ class Recorder:
             **values,
             **figures,
             "skipped": skipped,
-            "targets": targets,
+            self._unit: counted,
             "tokens": step * self._tokens_per_step,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,
@@ -196,15 +197,20 @@ class Recorder:
             self._ledger.add(cause, seconds)
             self._window_paused_s += seconds
 
-    def validation(self, step: int, name: str, nats_sum: float, targets: int, num_bytes: int) -> None:
-        """One set's result: nats summed over `targets` counted targets, made of `num_bytes` bytes of text."""
-        assert targets > 0, f"validation set {name} has no counted target"
+    def validation(
+        self, step: int, name: str, total: float, count: int, num_bytes: int, figures: Mapping[str, Any] = NONE
+    ) -> None:
+        """One set's result: `total` summed over `count` of the objective's unit, made of `num_bytes` bytes of text; nats of
+        targets have a perplexity. `figures`: more fields of the line."""
+        assert count > 0, f"validation set {name} counts nothing"
+        in_nats = self._unit == "targets"
         line = {
             "name": name,
-            "loss": nats_sum / targets,
-            "perplexity": perplexity(nats_sum / targets),
-            "bits_per_byte": bits_per_byte(nats_sum, num_bytes),
-            "targets": targets,
+            "loss": total / count,
+            "perplexity": perplexity(total / count) if in_nats else None,
+            "bits_per_byte": bits_per_byte(total, num_bytes) if in_nats else None,
+            **figures,
+            self._unit: count,
             "bytes": num_bytes,
         }
         seen = self._validations.setdefault(name, [])

@@ -93,7 +93,7 @@ def describe_layout(config: RunConfig, layout: MeshLayout, architecture: Archite
 
 def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_whole: bool) -> str:
     """How much of the data a run reads, as far as that is known."""
-    samples = total_steps * config.sequences_per_step
+    samples = total_steps * config.samples_per_step
     if is_whole:
         return f"{samples / num_samples:.2f} epochs"
     return f"{samples} samples, of which {num_samples} are prepared so far"
@@ -130,7 +130,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     if shares is not None:
         samples = [shard.num_samples for shard in run.source.shards]
         names = [source.label for source in data.sources]
-        lines = shares.lines(names, samples, run.total_steps * run.config.sequences_per_step)
+        lines = shares.lines(names, samples, run.total_steps * run.config.samples_per_step)
         found |= {f"source {number}": line for number, line in enumerate(lines, 1)}
     return found
 

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
-from windlass.objectives.pretrain import Pretrain
+from windlass.objectives.kept_scores import SCORES
+from windlass.objectives.objective import objective_of
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
@@ -21,7 +22,7 @@ from windlass.training.base_model import base_of, complete_adapter
 from windlass.training.base_model_files import base_files
 from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
-from windlass.training.open_data import evaluation_sets, open_source
+from windlass.training.open_data import evaluation_sets, open_source, reference_scores
 from windlass.training.open_program import open_program
 from windlass.training.preflight import check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
@@ -64,7 +65,9 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     start = restore(config, checkpoints, program, optimizer, log)
     for sentence in (*choices, *notes):
         log(sentence)
-    source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
+    files = base_files(config, is_new=trainer_state is None)
+    reference = reference_scores(config, program, prepared, runtime, start, files, log)
+    source = open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference)
     opened.callback(source.close)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
     run = Run(
@@ -75,14 +78,14 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         program=checked(program, config.parallel),
         optimizer=optimizer,
         replicas=Replicas(state_tensors(program, optimizer), program.mesh.dense.device_type),
-        objective=Pretrain(),
+        objective=objective_of(config.objective),
         source=source,
-        evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared),
+        evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared, reference),
         checkpoints=checkpoints,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
         base=base,
-        base_files=base_files(config, is_new=trainer_state is None),
+        base_files=files if reference is None else {**files, SCORES: reference.to_bytes()},
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
@@ -98,5 +101,6 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     tokens = run.tokens
     if tokens is None:
         assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
-        tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
+        sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
+        tokens = sequences * config.data.sequence_length
     return config.with_steps(math.ceil(tokens / run.tokens_per_step))

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.adapters.peft_format import completed
+from windlass.checkpoint.manifest import MANIFEST
+from windlass.checkpoint.restore import candidates
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
 from windlass.model.open_config import directory_of
@@ -72,6 +74,23 @@ def find_base(trainer_state: Mapping[str, Any], moved: Path | None) -> Path:
     source = moved or _directory(trainer_state)
     checked(trainer_state["base"], source)
     return source
+
+
+def began_with(config: RunConfig) -> dict[str, Any]:
+    """What the weights of a new run are a function of: hashes of the files that it reads them from, or its seed. Raises
+    UserError."""
+    source, adapter, start = config.model.from_, config.adapter.from_, config.run.start_from
+    began: dict[str, Any] = {"adapter": config.adapter.model_dump(mode="json")}
+    began |= {"seed": config.run.seed} if source is None or adapter is None else {}
+    if source is None:
+        began["model"] = config.model.model_dump(mode="json", by_alias=True)
+    elif start is None or config.adapter.kind != "none":
+        began["files"] = _hashes(directory_of(config.model))
+    if adapter is not None:
+        began["factors"] = {file.name: _hash(file) for file in sorted(Path(adapter).glob("adapter_*"))}
+    if start is not None:
+        began["checkpoint"] = _hash(candidates(Path(start))[0] / MANIFEST)
+    return began
 
 
 def _directory(trainer_state: Mapping[str, Any]) -> Path:

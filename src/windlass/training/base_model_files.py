@@ -14,6 +14,7 @@ from windlass.config import RunConfig
 from windlass.errors import BadCheckpoint
 from windlass.model.hf import GENERATION
 from windlass.model.open_config import directory_of
+from windlass.objectives.kept_scores import SCORES
 
 KEPT_GENERATION = f"base/{GENERATION}"
 KEPT_CARD = "base/README.md"  # its front matter alone
@@ -24,10 +25,8 @@ FRONT_MATTER = re.compile(r"\A---\r?\n(.*?\n)---\r?\n", re.DOTALL)
 def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
     """The files of a checkpoint on `model.from`, by their names in it: read beside the weights by a run that is new,
     and from the checkpoint that it goes on from by one that is not. Raises UserError."""
-    if config.model.from_ is None:
-        return {}
     if is_new:
-        return read_base(directory_of(config.model))
+        return {} if config.model.from_ is None else read_base(directory_of(config.model))
     own = config.run.directory
     source = (
         own if committed_steps(own / "checkpoints") or config.run.start_from is None else Path(config.run.start_from)
@@ -55,4 +54,4 @@ def read_base(directory: Path) -> dict[str, bytes | Path]:
 def kept_files(checkpoint: Path) -> dict[str, bytes]:
     """What a checkpoint directory keeps of the base. Raises BadCheckpoint."""
     opened = Checkpoint.open(checkpoint)
-    return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD) if name in opened.manifest.files}
+    return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD, SCORES) if name in opened.manifest.files}

@@ -53,7 +53,8 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
-    config.data.check_pairs_are_not_trained(config.evaluate.sets)
+    if config.objective.kind != "dpo":
+        config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
     keep = None
     trainer_state = begun(config)
@@ -63,6 +64,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
         check_settings(trainer_state, config)
         architecture = architecture_from_hf(trainer_state["model"])
         config.check_layout(architecture, world)
+        check_router_loss(config, architecture)
         rules_of(config, architecture)
         keep = stream_to_keep(trainer_state, config)
         config = pin_tokenizer(config)
@@ -73,6 +75,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
             architecture_within(read_hf_config(source), stored_sizes(source), source)
         architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
         config.check_layout(architecture, world)
+        check_router_loss(config, architecture)
         plan_of(config, architecture, rules_of(config, architecture), device_type)
         config = pin_tokenizer(config)
         fetch_weights(config)
@@ -149,6 +152,16 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_
         frozen_names(rules),
         adapter_of(config.adapter, architecture),
     )
+
+
+def check_router_loss(config: RunConfig, architecture: Architecture) -> None:
+    """A loss over tokens has no place in a mean over pairs. Raises UserError."""
+    if config.objective.kind == "dpo" and architecture.sparse_layers and architecture.router_loss:
+        raise UserError(
+            "objective.kind=dpo with the routers' load-balancing loss (model.output_router_logits=true)",
+            "a step of pairs is a mean over pairs, and that loss is one over tokens",
+            "set model.output_router_logits=false",
+        )
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:

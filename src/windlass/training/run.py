@@ -19,7 +19,7 @@ from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.errors import EXIT_STOPPED, OutOfSync, UserError, exit_code_of
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
-from windlass.objectives.pretrain import Pretrain
+from windlass.objectives.objective import Objective
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Program
 from windlass.parallel.runtime_checks import Replicas
@@ -49,7 +49,7 @@ class Run:
     program: Program
     optimizer: Optimizer
     replicas: Replicas
-    objective: Pretrain
+    objective: Objective
     source: BatchSource
     evaluation_sets: Mapping[str, EvaluationSet]
     checkpoints: Checkpoints
@@ -106,8 +106,9 @@ class Run:
         skipped = self.health.look() if is_due else 0
         for spike in self.health.spikes():
             self._log_spike(spike, step)
-        figures = {name: value.tolist() for name, value in self.program.figures().items()} if is_due else {}
-        self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, figures)
+        figures = {**self.program.figures(), **self.objective.figures()} if is_due else {}
+        numbers = {name: value.tolist() for name, value in figures.items()}
+        self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, numbers)
         if is_due:
             self.report_status("running", step)
             self.health.look_for_stagnation(self.optimizer)
@@ -115,7 +116,7 @@ class Run:
 
     def _log_spike(self, spike: Spike, step: int) -> None:
         """The samples are named by their places in the stream, `step` being the newest that was read."""
-        batch = self.config.sequences_per_step
+        batch = self.config.samples_per_step
         end = self.source.consumed - (step - spike.step) * batch
         self.recorder.event(
             "incident",
@@ -135,10 +136,12 @@ class Run:
         """Scores every set, always on the same sequences; the first set's loss decides what the best checkpoint is."""
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
-                nats = float(self.program.evaluate(data.batches))
-                self.recorder.validation(step, name, nats, data.num_targets, data.num_bytes)
+                batches, count = self.objective.weigh(data.batches, self.program)
+                total = float(self.program.evaluate(batches))
+                figures = {key: value.tolist() for key, value in self.objective.figures().items()}
+                self.recorder.validation(step, name, total, int(count), data.num_bytes, figures)
                 if index == 0:  # what is not finite is no loss to be best by
-                    loss = nats / data.num_targets
+                    loss = total / int(count)
                     self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:
@@ -225,7 +228,9 @@ class Run:
         return files
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        """What the model must beat, where it is scored on the same tokens: on the whole validation set."""
+        """What the model must beat, where it is scored on the same tokens: on the whole validation set. Pairs have none."""
+        if self.objective.unit != "targets":
+            return {}
         scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
         if self.config.data.isolate:
             return self.prepared.isolated_baselines if scored == info.tokens - info.documents else {}

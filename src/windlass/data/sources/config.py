@@ -51,7 +51,7 @@ class SourceConfig(Settings):
     `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, except answers of
     `weight: 0`; `prepare` counts reasoning and arguments of calls that the template does not write. preference: two answers to
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
-    begin with. Pairs are prepared, inspected and linted; no objective of this version trains on them."""
+    begin with; `objective.kind: dpo` trains on them."""
     file_format: Kind | None = None
     """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. parquet: Parquet. text: one document
     each. Compression goes by the name always."""

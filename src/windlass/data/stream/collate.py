@@ -3,7 +3,7 @@
 The shift happens here, once: a sample stores T+1 ids; input_ids = ids[:-1], targets = labels[1:].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,14 +33,14 @@ class SampleReader(Protocol):
         """Which of its ids end documents, [T+1] bool; None where every EOS does."""
 
 
-def check_length(reader: Reader, sequence_length: int, max_missing: int = 0) -> None:
-    """Raises UserError when the samples on disk are not `sequence_length` + 1 ids long.
+def check_length(reader: Reader, sequence_length: int, max_missing: int = 0, sequences: int = 1) -> None:
+    """Raises UserError when the samples on disk are not `sequences` times `sequence_length` + 1 ids long.
 
     The first readable shard of the first 1 + `max_missing` is looked at; if none is readable, reading them in turn reports it.
     """
     for number in range(min(1 + max_missing, len(reader.shards))):
         try:
-            stored = len(reader.read(number, 0)[0]) - 1
+            stored = len(reader.read(number, 0)[0]) // sequences - 1
             break
         except BadShard:
             if max_missing == 0:
@@ -56,21 +56,28 @@ def check_length(reader: Reader, sequence_length: int, max_missing: int = 0) -> 
 
 
 def collate(
-    reader: SampleReader, places_N2: np.ndarray, rows: int, sequence_length: int, borders: Borders | None = None
+    reader: SampleReader,
+    places_N2: np.ndarray,
+    samples: int,
+    sequence_length: int,
+    borders: Borders | None = None,
+    sequences: int = 1,
 ) -> Batch:
-    """The samples at `places_N2` as one batch of `rows` rows; rows without a sample hold id 0 and count no target.
+    """The samples at `places_N2` as one batch of `samples` x `sequences` rows (of each sample, next to each other); rows without
+    a sample hold id 0 and count no target.
 
     Returns input_ids and targets, [rows, T] int64. `borders` isolates documents and adds `documents`, [rows, M] int64.
     """
-    input_ids_BL = np.zeros((rows, sequence_length + 1), np.int64)
-    labels_BL = np.full((rows, sequence_length + 1), NOT_COUNTED, np.int64)
-    ends_BL = np.zeros((rows, sequence_length + 1), bool)
-    for row, (shard, sample) in enumerate(places_N2.tolist()):
+    shape, length = (samples * sequences, sequence_length + 1), sequences * (sequence_length + 1)
+    input_ids_BL, labels_BL = np.zeros(shape, np.int64), np.full(shape, NOT_COUNTED, np.int64)
+    ends_BL = np.zeros(shape, bool)
+    for number, (shard, sample) in enumerate(places_N2.tolist()):
         ids, labels = reader.read(shard, sample)
-        if len(ids) != sequence_length + 1:
+        if len(ids) != length:
             given = f"sample {sample} of {reader.name(shard)} holds {len(ids)} ids"
-            raise BadShard(given, f"every sample of this set holds {sequence_length + 1}", REPAIR)
-        input_ids_BL[row], labels_BL[row] = ids, labels
+            raise BadShard(given, f"every sample of this set holds {length}", REPAIR)
+        row = slice(number * sequences, (number + 1) * sequences)
+        input_ids_BL[row], labels_BL[row] = ids.reshape(sequences, -1), labels.reshape(sequences, -1)
         if borders is not None:
             stored = reader.ends(shard, sample)
             ends_BL[row] = ids == borders.eos_id if stored is None else stored
@@ -80,20 +87,36 @@ def collate(
     return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
 
 
-def batches_of(reader: SampleReader, sequence_length: int, borders: Callable[[], Borders] | None = None) -> MakeBatch:
+def batches_of(
+    reader: SampleReader, sequence_length: int, borders: Callable[[], Borders] | None = None, sequences: int = 1
+) -> MakeBatch:
     """Batches of whole samples. `borders` is called once per batch and isolates its documents."""
 
     def make(places_N2: np.ndarray, _position: int) -> Batch:
-        return collate(reader, places_N2, len(places_N2), sequence_length, borders() if borders else None)
+        found = borders() if borders else None
+        return collate(reader, places_N2, len(places_N2), sequence_length, found, sequences)
 
     return make
 
 
-def add_keys(make: MakeBatch, seed: int) -> MakeBatch:
-    """The same batches with `keys`, [N] int64."""
+def changed_batches(
+    make: MakeBatch, change: Callable[[Batch, np.ndarray], Batch], shard_samples: Sequence[int]
+) -> MakeBatch:
+    """The same batches after `change`, which sees the numbers of their samples in the set."""
+    firsts_S = np.cumsum([0, *shard_samples])
+
+    def make_changed(places_N2: np.ndarray, position: int) -> Batch:
+        return change(make(places_N2, position), firsts_S[places_N2[:, 0]] + places_N2[:, 1])
+
+    return make_changed
+
+
+def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
+    """The same batches with `keys`, [rows] int64."""
 
     def make_with_keys(places_N2: np.ndarray, position: int) -> Batch:
-        return {**make(places_N2, position), "keys": sample_keys(seed, position, len(places_N2))}
+        rows = sequences * position, sequences * len(places_N2)
+        return {**make(places_N2, position), "keys": sample_keys(seed, *rows)}
 
     return make_with_keys
 

@@ -20,7 +20,8 @@ from windlass.data.prepare.manifest import Prepared
 from windlass.data.prepare.prepare import other_stream
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.batch_source import BatchSource
-from windlass.data.stream.collate import add_keys, batches_of, check_length
+from windlass.data.stream.collate import add_keys, batches_of, changed_batches, check_length
+from windlass.data.stream.evaluation_set import ChangeBatch, unchanged
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
 from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
 from windlass.data.stream.mixture import Mixture, shares_of
@@ -41,6 +42,7 @@ def open_stream(
     *,
     seed: int,
     with_keys: bool = False,
+    change: ChangeBatch = unchanged,
     state: Mapping[str, Any] | None = None,
     ranks: RankAgreement | None = None,
     log: Callable[[str], None] = print,
@@ -48,22 +50,24 @@ def open_stream(
 ) -> BatchSource:
     """The training set as this rank's batches, from where `state` ended (`BatchSource.state` of a checkpoint of this stream).
 
-    with_keys: each sample has a key, for dropout. log: is called while a batch waits for data that is not prepared yet.
+    with_keys: each row has a key, for dropout. change: what is done to a batch of these samples of the set.
+    log: is called while a batch waits for data that is not prepared yet.
     Raises UserError, BadShard.
     """
-    state = state or {}
+    state, sequences = state or {}, config.sequences_per_sample
     reader = _open_reader(prepared, config)
     order, written = _order(prepared, config, reader, seed, state.get("read_from"))
     skipping = None
     if config.max_bad_shards or state.get("skipped"):
         since = dict(state.get("skipped", ()))
         check_limit_on_resume(since, config.max_bad_shards, reader)
-        skipping = SkippingReader(order, reader, config.sequence_length, since)
-    make = batches_of(
-        skipping or reader, config.sequence_length, _borders(prepared, written) if config.isolate else None
-    )
+        skipping = SkippingReader(order, reader, sequences * (config.sequence_length + 1), since)
+    borders = _borders(prepared, written) if config.isolate else None
+    make = batches_of(skipping or reader, config.sequence_length, borders, sequences)
+    if change is not unchanged:
+        make = changed_batches(make, change, reader.shard_samples)
     if with_keys:
-        make = add_keys(make, seed)
+        make = add_keys(make, seed, sequences)
     timeout_s = config.timeout_s if written is None else math.inf  # a preparation under way has a deadline of its own
     loader = Loader(skipping or order, reader.shards, make, cut, state.get("samples_consumed", 0), device, timeout_s)
     source: BatchSource = loader
@@ -78,7 +82,7 @@ def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
     windows = len(config.weights or [1])  # each source of a mixture has a window open
     source = wait_for_first_shard(prepared.shards("train", max_missing=config.max_bad_shards))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
-    check_length(reader, config.sequence_length, config.max_bad_shards)
+    check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
     return reader
 
 

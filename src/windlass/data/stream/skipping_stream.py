@@ -63,11 +63,12 @@ class SkippingReader:
     The loader's thread calls `take` and `read`; the thread that takes the batches calls `met`, and alone changes `since`.
     """
 
-    def __init__(self, order: StreamOrder, reader: Reader, sequence_length: int, since: Mapping[int, int]):
+    def __init__(self, order: StreamOrder, reader: Reader, num_ids: int, since: Mapping[int, int]):
+        """`num_ids`: of a sample."""
         self.since = dict(since)
         self.reader = reader
         self._order = order
-        self._nothing = np.zeros(sequence_length + 1, np.int32), np.full(sequence_length + 1, NOT_COUNTED, np.int32)
+        self._nothing = np.zeros(num_ids, np.int32), np.full(num_ids, NOT_COUNTED, np.int32)
         self._bad: dict[int, Complaint] = {}
         self._met: dict[int, Met] = {}
         self._found: dict[int, Complaint] = {}  # of the global batch that is being read
@@ -219,11 +220,11 @@ def check_limit_on_resume(since: Mapping[int, int], limit: int, reader: Reader) 
         )
 
 
-def blank(batch: Batch, lost_B: np.ndarray) -> None:
-    """Clears the rows whose samples are lost, in place: this rank could perhaps read them. Such a row is one document."""
-    if not lost_B.any():
+def blank(batch: Batch, lost_N: np.ndarray) -> None:
+    """Clears the rows of the samples that are lost, in place: this rank could perhaps read them. Such a row is one document."""
+    if not lost_N.any():
         return
-    rows = np.flatnonzero(lost_B)
+    rows = np.flatnonzero(np.repeat(lost_N, len(batch["input_ids"]) // len(lost_N)))
     batch["input_ids"][rows], batch["targets"][rows] = 0, NOT_COUNTED
     if "documents" in batch:
         batch["documents"][rows] = batch["input_ids"].shape[1]

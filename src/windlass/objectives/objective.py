@@ -1,0 +1,30 @@
+"""What the loop and validation may know of an objective, and which one a recipe asks for."""
+
+from typing import Protocol
+
+import torch
+
+from windlass.objectives.config import ObjectiveConfig
+from windlass.objectives.preference import Preference
+from windlass.objectives.pretrain import Pretrain
+from windlass.parallel.program import Batch, Program
+
+
+class Objective(Protocol):
+    """Every objective is another data format and another count, never another loop."""
+
+    unit: str
+    """What `weigh` counts, and a loss is a mean over: "targets", whose loss is in nats, or "pairs"."""
+
+    def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
+        """A global batch, or a validation set -> what `program.run` or `program.evaluate` is called with, and the count over all
+        ranks (0-dim, on the device). Collective."""
+        ...
+
+    def figures(self) -> dict[str, torch.Tensor]:
+        """Further figures of the batches that were weighed last, equal on every rank. Collective."""
+        ...
+
+
+def objective_of(config: ObjectiveConfig) -> Objective:
+    return Preference(config) if config.kind == "dpo" else Pretrain()

@@ -1,0 +1,18 @@
+"""Which objective a recipe asks for."""
+
+import pytest
+
+from windlass.objectives.config import ObjectiveConfig
+from windlass.objectives.objective import objective_of
+from windlass.objectives.preference import Preference
+from windlass.objectives.pretrain import Pretrain
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "unit"),
+    [("pretrain", Pretrain, "targets"), ("sft", Pretrain, "targets"), ("dpo", Preference, "pairs")],
+)
+def test_each_kind(kind, made, unit):
+    objective = objective_of(ObjectiveConfig(kind=kind))
+    assert type(objective) is made and objective.unit == unit
+    assert objective.figures() == {}, "nothing was weighed"

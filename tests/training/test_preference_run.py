@@ -1,0 +1,163 @@
+"""Whole runs on pairs: what they learn, print, keep and refuse; the reference is the model that the run began with."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from tests import tiny
+from windlass.checkpoint.keep import diff
+from windlass.errors import UserError
+from windlass.objectives.kept_scores import SCORES, ReferenceScores
+from windlass.training.loop import train
+
+WORDS = ["wind", "rope", "anchor", "turn", "pull", "ship", "slow", "heavy", "deck", "sail", "tide"]
+DPO = {"kind": "dpo", "beta": 0.5}
+LORA = {"kind": "lora", "rank": 4, "alpha": 8}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A base, and pairs: of two answers to a word, the one that says it again is preferred."""
+    directory = tmp_path_factory.mktemp("pairs")
+    draw, rows = random.Random(2), []
+    for _ in range(80):
+        word, other = draw.sample(WORDS, 2)
+        rows.append({"prompt": f"say {word}: ", "chosen": word * 2, "rejected": " ".join([other] * draw.randint(1, 3))})
+    (directory / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny.write_base(directory / "base")
+    return directory
+
+
+def recipe(place, name="run", adapter=None, **sections):
+    given = {
+        "model": dict.fromkeys(tiny.MODEL) | {"from": str(place / "base")},
+        "run": {"tokens_per_step": 24 * 8, "micro_batch": 4},
+        "data": {"sources": [{"path": str(place / "pairs.jsonl"), "format": "preference"}], "sequence_length": 24},
+        "objective": DPO,
+        **({"adapter": adapter} if adapter else {}),
+    }
+    for section, keys in sections.items():
+        given[section] = {**given.get(section, {}), **keys}
+    return tiny.recipe(place, name, **given)
+
+
+@pytest.fixture(scope="module")
+def full(place):
+    """A finished run that trains all parameters."""
+    train(recipe(place, "full"))
+    return place / "full"
+
+
+def steps_of(run, kind="step"):
+    return [line for line in tiny.lines(run) if line["kind"] == kind]
+
+
+def test_the_chosen_answer_becomes_more_likely_than_the_rejected(full):
+    first, *_, last = steps_of(full)
+    assert first["loss"] == pytest.approx(0.693147, abs=1e-5), "log 2: as yet the model is its own reference"
+    assert first["reward_chosen"] == first["reward_rejected"] == first["margin"] == pytest.approx(0, abs=1e-5)
+    assert last["loss"] < 0.5 and last["accuracy"] == 1.0 and last["margin"] > 0.5
+    assert last["margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], abs=1e-5)
+    assert {line["pairs"] for line in steps_of(full)} == {4}
+
+
+def test_validation_is_of_pairs_too(full):
+    first, *_, last = steps_of(full, "validation")
+    assert first["loss"] == pytest.approx(0.693147, abs=1e-5) and last["loss"] < first["loss"]
+    assert last["accuracy"] > 0.5 and last["pairs"] == 3, "six sequences are three pairs"
+    assert (
+        last["perplexity"] is None and last["bits_per_byte"] is None and steps_of(full, "start")[0]["baselines"] == {}
+    )
+
+
+@pytest.mark.parametrize("adapter", [None, LORA, {**LORA, "base": "nf4"}], ids=["full", "lora", "nf4"])
+def test_a_killed_run_ends_bit_for_bit_where_the_whole_one_does(place, full, adapter):
+    name = "full" if adapter is None else f"adapter {adapter.get('base')}"
+    if adapter is not None:
+        train(recipe(place, name, adapter))
+    whole, resumed = place / name, place / f"{name} resumed"
+    shutil.copytree(whole, resumed)
+    for step in (6, 9, 10):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    train(recipe(place, resumed.name, adapter))
+    assert [line["loss"] for line in steps_of(resumed)][-7:] == [line["loss"] for line in steps_of(whole)][-7:]
+    assert not diff(*(run / "checkpoints/step-00000010" for run in (whole, resumed))).bytes
+
+
+def test_a_checkpoint_keeps_the_scores_of_the_model_that_the_run_began_with(full, place):
+    kept = [ReferenceScores.parse((full / f"checkpoints/step-{step:08d}" / SCORES).read_bytes()) for step in (3, 10)]
+    beside = list((place / "data").glob("reference-*.safetensors"))
+    assert len(beside) == 1
+    scores = ReferenceScores.parse(beside[0].read_bytes())
+    for one in kept:
+        assert one.began_with == scores.began_with
+        assert {name: found.tolist() for name, found in one.sets.items()} == {
+            name: found.tolist() for name, found in scores.sets.items()
+        }
+    assert set(scores.sets) == {"train", "validation"} and (scores.sets["train"] < 0).all()
+    assert len(scores.sets["train"]) + len(scores.sets["validation"]) == 80
+
+
+def test_a_second_run_reads_them_and_other_weights_have_their_own(place, full, capsys):
+    train(recipe(place, "other beta", objective={"beta": 0.1}))
+    assert "reference scores of train" not in capsys.readouterr().out
+    files = set((place / "data").glob("reference-*"))
+    tiny.write_base(place / "other base", seed=6)
+    train(recipe(place, "other", model={"from": str(place / "other base")}, run={"steps": 2}))
+    assert "reference scores of train: 0 of 68 pairs" in capsys.readouterr().out
+    assert len(set((place / "data").glob("reference-*")) - files) == 1
+
+
+SPOILT = {
+    "bit": lambda data: data[:-3] + bytes([data[-3] ^ 4]) + data[-2:],
+    "half": lambda data: data[:90],
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_scores_that_were_damaged_are_made_again(place, full, how, capsys):
+    kept = ReferenceScores.parse((full / "checkpoints/step-00000010" / SCORES).read_bytes())
+    file = place / f"data/reference-{kept.began_with}.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(SPOILT[how](whole))
+    assert ReferenceScores.parse(file.read_bytes()) is None
+    train(recipe(place, f"again {how}", run={"steps": 2}))
+    assert file.read_bytes() == whole and "reference scores of train" in capsys.readouterr().out
+
+
+def test_an_adapter_that_begins_at_its_base_keeps_no_scores(place):
+    train(recipe(place, "bare", LORA, run={"steps": 2}))
+    assert not (place / "bare/checkpoints/step-00000002" / SCORES).exists()
+    assert steps_of(place / "bare")[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
+
+
+def test_an_adapter_that_was_trained_before_is_compared_with_itself_not_with_its_base(place):
+    """The usual case: supervised finetuning with an adapter, then preferences on it."""
+    train(recipe(place, "first", LORA, run={"steps": 4}))
+    train(recipe(place, "second", LORA, run={"steps": 4, "start_from": str(place / "first")}))
+    second = steps_of(place / "second")
+    assert second[0]["loss"] == pytest.approx(0.693147, abs=1e-5), "its reference is where it began"
+    assert (place / "second/checkpoints/step-00000004" / SCORES).exists()
+    shutil.rmtree(place / "second/checkpoints/step-00000004")
+    train(recipe(place, "second", LORA, run={"steps": 4}))  # without start_from: the checkpoint decides
+    assert steps_of(place / "second")[-1]["loss"] == second[-1]["loss"]
+
+
+def test_a_run_without_a_reference_cannot_get_one_later(place):
+    train(recipe(place, "simpo", objective={"loss": "simpo", "beta": 2.0}, run={"steps": 3}))
+    assert not (place / "simpo/checkpoints/step-00000003" / SCORES).exists()
+    assert steps_of(place / "simpo")[0]["reward_chosen"] < 0, "it needs no reference"
+    more = {"steps": 6, "accept_drift": ["objective.loss"]}
+    with pytest.raises(UserError, match="simpo holds no reference scores"):
+        train(recipe(place, "simpo", objective={"loss": "sigmoid", "beta": 2.0}, run=more))
+
+
+def test_pairs_of_other_data_than_it_began_with_are_refused(place, full):
+    scores = ReferenceScores.parse((full / "checkpoints/step-00000010" / SCORES).read_bytes())
+    with pytest.raises(UserError, match="the set train holds 73 pairs, and the run has reference scores of 68"):
+        scores.of("train", 73)
+    with pytest.raises(UserError, match="the set other holds 5 pairs, and the run has reference scores of none"):
+        scores.of("other", 5)
