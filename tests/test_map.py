@@ -271,6 +271,7 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
     "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
+    "proof/proxy_data.py": "proof/test_proxy.py",
     "proof/reference_preference.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_routers.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_adapter.py": "proof/test_same_loss.py and model/lora/test_nf4.py: ours against it",

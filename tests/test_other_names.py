@@ -8,6 +8,7 @@ from tests.test_config import TREE
 from windlass.adapters.config import AdapterConfig
 from windlass.config import check_recipe
 from windlass.errors import UserError
+from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
 from windlass.other_names import TABLE, WORDS, other_names, policy_of
 from windlass.parallel.config import ParallelConfig
@@ -201,7 +202,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
     for row in TABLE:
         value = "bf16" if "precision" in row.words else True
         for word in row.words.split():
-            if word in ("zero", "stage"):  # these have words of other tools
+            if word in ("zero", "stage", "kind", "loss"):  # these have words of other tools
                 continue
             ((keys, error),) = other_names({row.section: {word: value}}, tuple(POLICIES))
             assert keys == [f"{row.section}.{word}"] and f"{keys[0]}=" in error.given and f"({row.tool})" in error.rule
@@ -232,6 +233,18 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"sample_packing": True}, "data.packing=best-fit"),
         ({"stage": "sft"}, "objective.kind=sft"),
         ({"train_on_inputs": False}, "nothing (of a source"),
+        ({"stage": "dpo"}, "objective.kind=dpo"),
+        ({"rl": "ipo"}, "objective.kind=dpo objective.loss=ipo"),
+        ({"rl": "simpo"}, "objective.kind=dpo objective.loss=simpo"),
+        ({"objective": {"loss_type": ["sigmoid"]}}, "objective.kind=dpo objective.loss=sigmoid"),
+        ({"pref_beta": 0.2}, "objective.kind=dpo objective.beta=0.2"),
+        ({"dpo_label_smoothing": 0.1}, "objective.loss=robust objective.label_smoothing=0.1"),
+        ({"simpo_gamma": 0.5}, "objective.loss=simpo objective.target_margin=0.5"),
+        ({"ref_model": "base"}, "nothing (the reference is the model that the run begins with)"),
+        ({"objective": {"kind": "kto"}}, "nothing (this version has no kto; of pairs it has objective.kind=dpo"),
+        ({"objective": {"kind": "grpo"}}, "nothing (this version has no grpo;"),
+        ({"objective": {"kind": "dpo", "loss": "orpo"}}, "nothing (this version has no orpo;"),
+        ({"objective": {"kind": "ipo"}}, "objective.kind=dpo objective.loss=ipo"),
     ],
     ids=str,
 )
@@ -243,6 +256,7 @@ def test_finetuning_by_other_tools_names(given, ours):
     tree = {}
     for override in re.findall(r"(?:adapter|optim|data|objective)\.\w+=(?:\[.*\]|[\w.-]+)", error.change):
         apply_override(tree, override)
+    ObjectiveConfig.model_validate({"kind": "dpo", **tree.get("objective", {})})
     adapter = AdapterConfig.model_validate({"kind": "lora", **tree.get("adapter", {})})
     OptimConfig.model_validate({"learning_rate": 1e-3, **tree.get("optim", {})})
     assert adapter.kind in ("lora", "none") and tree.keys() <= {"adapter", "optim", "data", "objective"}

@@ -96,7 +96,28 @@ _RECOMPUTE, _PREFETCH = (
 _SFT: Final = "TRL, axolotl, LLaMA-Factory"
 _LENGTH: Final = "data.sequence_length"
 _ANSWERS: Final = "nothing (of a source with `format: chat` the answers alone are learned, of a text every token)"
-_STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft"}
+_PAIRS: Final = "TRL, axolotl, LLaMA-Factory"
+_LACKING: Final = (
+    "nothing (this version has no {}; of pairs it has objective.kind=dpo: sigmoid, ipo, robust, hinge, simpo)"
+)
+_STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft", "dpo": "objective.kind=dpo"}
+_LOSSES: Final = {
+    name: f"objective.kind=dpo objective.loss={name}" for name in ("sigmoid", "ipo", "robust", "hinge", "simpo")
+}
+_OTHERS: Final = (
+    "kto",
+    "orpo",
+    "grpo",
+    "ppo",
+    "rm",
+    "reward",
+    "rloo",
+    "cpo",
+    "exo_pair",
+    "nca_pair",
+    "apo_zero",
+    "apo_down",
+)
 # fmt: off
 TABLE: Final = (
     OtherName("parallel", "strategy sharding_strategy fsdp_sharding_strategy", _FSDP, lambda v: sharding_of(v, True) or _ANY),
@@ -141,7 +162,16 @@ TABLE: Final = (
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
     OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),
-    OtherName("objective", "stage", "LLaMA-Factory", lambda v: _STAGES.get(str(v))),
+    OtherName("objective", "stage", "LLaMA-Factory", lambda v: _preference(v)),
+    OtherName("objective", "rl", "axolotl", lambda v: _preference(v)),
+    OtherName("objective", "kind", _PAIRS, lambda v: _preference(v) if v in _OTHERS or v in _LOSSES else None),
+    OtherName("objective", "loss", _PAIRS, lambda v: _preference(v) if v in _OTHERS else None),
+    OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: _preference(v)),
+    OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
+    OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
+    OtherName("objective", "simpo_gamma cpo_simpo_gamma", _PAIRS, lambda v: f"objective.loss=simpo objective.target_margin={v}"),
+    OtherName("objective", "ref_model reference_model", _PAIRS, "nothing (the reference is the model that the run begins with)"),
+    OtherName("objective", "precompute_ref_log_probs", "TRL", "nothing (scores of a full model are computed once and kept)"),
 )
 # fmt: on
 
@@ -157,6 +187,12 @@ def _targets(value: Any) -> str:
 
 def _also_train(value: Any) -> str:
     return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in _listed(value)) + "]"
+
+
+def _preference(value: Any) -> str:
+    """Of an objective or a loss by another tool's name."""
+    name = str(value[0] if isinstance(value, list) and value else value).lower()
+    return _STAGES.get(name) or _LOSSES.get(name) or _LACKING.format(name)
 
 
 def _faster(value: Any) -> str:

@@ -313,7 +313,7 @@ THREE_STEPS = {
 FIRST_STEP_LAYOUTS = {
     "exact: qwen3 tied": """
         one, zero1 shard2 micro1 offload, shard2 units2 prefetch1, shard2 micro1 selective packed,
-        zero0 replicate2 fp32, zero0 replicate2 frozen-middle, tp2 micro8 muon, context2 packed ulysses, shard2 lora-some
+        zero0 replicate2 fp32, zero0 replicate2 frozen-middle, tp2 micro8 muon, context2 packed ulysses, shard2 lora-some, tp2 dpo
     """,
     "exact: qwen3": "shard2, context3 allgather",
     "exact: qwen3 tied window": "context2 packed allgather",

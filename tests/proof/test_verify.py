@@ -153,6 +153,39 @@ def test_adapters_are_proved(tmp_path, ranks, adapter, layout):
     assert bool(also) == ("also_train" in adapter)
 
 
+PREFERRED = [({"kind": "dpo"}, {}, "tp2"), *(
+    pytest.param({"kind": "dpo", **loss}, adapter, layout, marks=pytest.mark.long)
+    for loss, adapter, layout in (
+        ({}, {}, "ddp2"),
+        ({"loss": "ipo"}, {}, "context2"),
+        ({}, {"rank": 4}, "1f1b"),
+        ({"loss": "robust", "label_smoothing": 0.1}, {"base": "nf4"}, "tp2 x shard2"),
+        ({"loss": "simpo"}, {"rank": 4}, "hsdp"),
+    )
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("objective", "adapter", "layout"), PREFERRED)
+def test_preferences_are_proved(tmp_path, ranks, objective, adapter, layout):
+    """Beside the model that the proxy begins with, whose scores are kept over kills."""
+    base = tiny.write_base(tmp_path / "base", num_hidden_layers=4)
+    sections = {
+        "model": dict.fromkeys(tiny.MODEL) | {"from": str(base)},
+        "data": {"sources": [{"path": "pairs.jsonl", "format": "preference"}]},
+        "objective": objective,
+        "parallel": LAYOUTS[layout],
+        **({"adapter": {"kind": "lora", **adapter}} if adapter else {}),
+    }
+    config = tiny.recipe(tmp_path, **sections)
+    (cell,) = fold(config.parallel, None, 8).cells
+    proxy = make_proxy(config, architecture_of(config.model), cell, tmp_path / "proxy")
+    verdict = verify.prove(proxy, cell, ranks)
+    assert verdict.agrees and not verdict.failed, [(row.what, row.where) for row in verdict.rows if not row.agrees]
+    assert verdict.against.startswith("torch and transformers")
+    assert "reported pairs" in [row.what for row in verdict.rows]
+    assert proxy.config.keeps_reference == (objective.get("loss") != "simpo")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optim", [
     {"kind": "muon"}, {"groups": [{"names": ["*norm*"], "weight_decay": 0.3}]},

@@ -7,6 +7,7 @@ Inside:
 fold_layout    a layout folded to the ranks at hand
 proxy          a small model and data set with everything that can make a layout wrong
 proxy_adapter  the recipe's adapter in that model, and the same one for the reference
+proxy_data     what that model learns
 watch          the real training on the pool's ranks, watched
 reference_run  rows, model and training of one process
 reference      the same training in torch and transformers alone; shares no code with the layouts

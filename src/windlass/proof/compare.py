@@ -231,10 +231,11 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
 
 
 def reported(lines: Sequence[Event], one_process: ReferenceRun) -> Iterator[ProofRow]:
-    """The figures in events.jsonl, which console and report show: averages over counted targets."""
+    """The figures in events.jsonl, which console and report show: averages over counted targets, or pairs."""
     steps, scored = ([line for line in lines if line["kind"] == kind] for kind in ("step", "validation"))
+    unit = "pairs" if "pairs" in steps[0] else "targets"
     for what, name, expected in (
-        ("reported targets", "targets", one_process.targets),
+        (f"reported {unit}", unit, one_process.targets),
         ("reported loss", "loss", one_process.losses),
         ("reported norm", "gradient_norm", one_process.norms),
     ):

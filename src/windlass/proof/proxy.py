@@ -12,7 +12,6 @@ A layer of the proxy model represents a layer of the model: the recipe's groups 
 """
 
 import itertools
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,8 @@ from windlass.parallel.rules.pipeline import micro_batch_errors
 from windlass.parallel.rules.schedules import owners
 from windlass.proof.fold_layout import Cell
 from windlass.proof.proxy_adapter import adapter_section, represented, widened
+from windlass.proof.proxy_data import write_pairs, write_text
+from windlass.proof.watch import borders_of
 
 STEPS: Final = 3
 VOCABULARY: Final = 269  # 256 bytes, the end of a text, merges; a prime
@@ -44,7 +45,6 @@ MAX_NORM: Final = 0.1  # of the trial that shows the steps' norms
 LEARNING_RATE: Final = 1e-3
 EPSILON: Final = 1e-8
 BUCKET_MIB: Final = 0.05  # of 0.4 of gradients: several, and the last is not full
-DOCUMENTS: Final = 160
 PIECE_WEIGHTS: Final = (
     200  # of attention's weights at a time, where they are materialised: one query of each head, or two
 )
@@ -64,6 +64,10 @@ class ProxyModel:
     """Of a whole chunk of the head: a micro-batch on a rank has one or two, and a rest."""
     chunks: Chunks
 
+    def borders(self, tp: int) -> list[int]:
+        """Tokens that are put into the rows: see watch.odd."""
+        return [] if self.config.data.is_preference else borders_of(self.architecture, tp)
+
 
 def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, directory: Path) -> ProxyModel:
     """Writes model and text of the proxy model below `directory`. `architecture`: the recipe's own."""
@@ -80,7 +84,12 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         unproved.append("the grouped product of experts: the proxy model's experts run one by one")
     if config.run.start_from is not None:
         unproved.append("run.start_from: the proxy model begins with weights of its own")
-    write_text(directory / "text")
+    is_preference = config.objective.kind == "dpo"
+    if is_preference:
+        unproved.append("rows at the borders of the vocabulary's parts: pairs are compared as they are prepared")
+        write_pairs(directory / "text")
+    else:
+        write_text(directory / "text")
     section = adapter_section(config, architecture, small, layers, directory / "adapter")
     adapter = adapter_of(AdapterConfig.model_validate(section), small)
     tree = {
@@ -93,6 +102,7 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         },
         "model": {"from": str(directory / "model")},
         "data": _data(config, length, directory),
+        "objective": config.objective.model_dump(),
         "adapter": section,
         "parallel": parallel,
         "precision": {"policy": "fp64"},
@@ -204,7 +214,7 @@ def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: Par
 
 def _data(config: RunConfig, length: int, directory: Path) -> dict[str, Any]:
     return {
-        "sources": [{"path": str(directory / "text")}],
+        "sources": [{"path": str(directory / "text"), **_pairs(config)}],
         "tokenizer": {"train": VOCABULARY},
         "directory": str(directory / "data"),
         "sequence_length": length,
@@ -212,6 +222,10 @@ def _data(config: RunConfig, length: int, directory: Path) -> dict[str, Any]:
         "packing": config.data.packing,
         "validation": 0.1,
     }
+
+
+def _pairs(config: RunConfig) -> dict[str, Any]:
+    return {"format": "preference", "too_long": "drop"} if config.objective.kind == "dpo" else {}
 
 
 def _length(cell: Cell) -> int:
@@ -270,13 +284,3 @@ def _groups(
         if names and group.effect:  # one without an effect exempts its names, and here no later group names them
             groups.append(group.model_dump() | {"names": sorted({one for name in names for one in own[name]})})
     return groups
-
-
-def write_text(directory: Path) -> None:
-    """Short documents of random letters of many scripts, the same every time: nearly every byte occurs."""
-    draw = random.Random(7)
-    letters = [chr(code) for start in range(0x41, 0xC000, 0x1F3) for code in range(start, start + 4)]
-    directory.mkdir(parents=True)
-    for number in range(DOCUMENTS):
-        text = "".join(draw.choice(letters) + " " * (draw.random() < 0.2) for _ in range(draw.randint(2, 40)))
-        (directory / f"{number:03d}.txt").write_text(text, "utf-8")

@@ -33,6 +33,7 @@ from windlass.optim.schedule import learning_rate
 from windlass.parallel.program import Batch
 from windlass.proof.proxy_adapter import proxy_reference
 from windlass.proof.reference import Group, ReferenceSettings, Trace, by_matrix, train_reference
+from windlass.proof.reference_preference import Preferred
 from windlass.proof.watch import DRAWN_BLOCK, odd
 
 Expected = Mapping[str, torch.Tensor]
@@ -54,7 +55,7 @@ class ReferenceRun:
     streams: Mapping[int, torch.Tensor]
     """Of the first step, as in watch.Seen."""
     targets: Sequence[int]
-    """Counted ones of each step."""
+    """What each step's loss is a mean over: counted targets, or pairs."""
     held_out_targets: int
 
 
@@ -62,7 +63,7 @@ def global_rows(
     config: RunConfig, prepared: Prepared, with_keys: bool, borders: Sequence[int]
 ) -> list[dict[str, torch.Tensor]]:
     """The global batch of every step, read by one process."""
-    cut = BatchCut(config.sequences_per_step)
+    cut = BatchCut(config.samples_per_step)
     joined = DataConfig.model_validate(config.data.model_dump(by_alias=True) | {"isolate": False})
     source = open_stream(prepared, joined, cut, seed=config.run.seed, with_keys=with_keys)
     assert config.run.steps is not None
@@ -76,8 +77,11 @@ def global_rows(
 def held_out_rows(config: RunConfig, prepared: Prepared) -> list[dict[str, torch.Tensor]]:
     """The rows that are scored, read one by one from the shards."""
     rows = []
-    for ids_S, labels_S in itertools.islice(Reader(prepared.shards("validation")), config.evaluate.sequences):
-        ids, targets = (torch.from_numpy(values.astype(np.int64))[None] for values in (ids_S[:-1], labels_S[1:]))
+    sequences = config.data.sequences_per_sample
+    samples = itertools.islice(Reader(prepared.shards("validation")), config.evaluate.sequences // sequences)
+    for ids_S, labels_S in samples:
+        ids, targets = (torch.from_numpy(values.astype(np.int64)).view(sequences, -1) for values in (ids_S, labels_S))
+        ids, targets = ids[:, :-1], targets[:, 1:]
         row = {"input_ids": ids, "targets": targets}
         rows.append({**row, **apart(row, *prepared.borders("validation"))} if config.data.isolate else row)
     return rows
@@ -106,8 +110,10 @@ def positions_of(starts_BM: torch.Tensor, length: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
-def counted(rows: Sequence[Batch]) -> list[int]:
-    """Targets that count, of each batch."""
+def counted(rows: Sequence[Batch], is_preference: bool = False) -> list[int]:
+    """What a loss is a mean over, of each batch: targets that count, or pairs."""
+    if is_preference:
+        return [int((batch["targets"] != IGNORED).any(1).view(-1, 2).all(1).sum()) for batch in rows]
     return [int((batch["targets"] != IGNORED).sum()) for batch in rows]
 
 
@@ -171,9 +177,19 @@ def reference(
         [Group(group.names, group.learning_rate_scale, group.weight_decay, group.frozen) for group in optim.groups],
         muon=optim.kind == "muon",
         adapter=proxy_reference(config, architecture),
+        preference=_preferred(config),
     )
     batches, scored = ([_batch(row) for row in some] for some in (rows, held_out))
     return train_reference(directory, batches, torch.float64, settings, scored)
+
+
+def _preferred(config: RunConfig) -> Preferred | None:
+    given = config.objective
+    if given.kind != "dpo":
+        return None
+    named = {"beta": given.beta, "smoothing": given.label_smoothing, "target": given.target_margin}
+    values = {name: value for name, value in named.items() if value is not None}
+    return Preferred(given.preference_loss, **values, of_base=not config.keeps_reference)
 
 
 def _batch(row: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -51,7 +51,7 @@ from windlass.proof.reference_run import (
     write_model,
 )
 from windlass.proof.verdict import Verdict, conclude, show, write
-from windlass.proof.watch import borders_of, draw, train_proxy
+from windlass.proof.watch import draw, train_proxy
 from windlass.report.events import read_events
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import pin_model
@@ -113,7 +113,7 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
     prepared = prepare(proxy.config.data, {}, log=lambda _line: None)
     write_model(proxy.directory / "model", architecture)
     proxy, rows = _with_telling_rows(proxy, prepared, cell)
-    config, borders = proxy.config, borders_of(architecture, cell.layout.tp)
+    config, borders = proxy.config, proxy.borders(cell.layout.tp)
     given = rows, held_out_rows(config, prepared)
     try:
         proxy = clipping_some(proxy, _reference_run(proxy, "norms", given, pool, verdict).norms)
@@ -134,7 +134,7 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
 def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tuple[ProxyModel, list[Batch]]:
     """The proxy model with the first seed whose rows show what they are to show, and these rows: each step counts a target, and
     step 1, whose gradients are compared, counts some in the head's last chunk and, with isolation, behind a document's border."""
-    micro, borders = proxy.config.run.micro_batch, borders_of(proxy.architecture, cell.layout.tp)
+    micro, borders = proxy.config.run.micro_batch, proxy.borders(cell.layout.tp)
     has_rest = micro * proxy.config.data.sequence_length // cell.layout.context % proxy.head_tokens > 0
     for seed in range(proxy.config.run.seed, proxy.config.run.seed + SEEDS):
         config = _changed(proxy.config, run={"seed": seed})
@@ -177,7 +177,7 @@ def _reference_run(
     proxy: ProxyModel, name: str, given: tuple[list[Batch], list[Batch]], pool: Ranks, verdict: Verdict
 ) -> ReferenceRun:
     """What one process trains. `given`: the rows to learn and those to score."""
-    rows, held_out = map(counted, given)
+    rows, held_out = (counted(some, proxy.config.data.is_preference) for some in given)
     targets = rows, sum(held_out)
     why_not = has_reference(proxy.config, proxy.architecture)
     if why_not is None:
@@ -199,7 +199,7 @@ def _reference_run(
     verdict.against = f"our own decoder on one process ({why_not})"
     sentence = f"the decoder on one process, which is ours on both sides here: {why_not}"
     verdict.unproved += [sentence] * (sentence not in verdict.unproved)
-    borders = borders_of(proxy.architecture, verdict.cell.layout.tp)
+    borders = proxy.borders(verdict.cell.layout.tp)
     (one,) = pool.run(1, train_proxy, _on_one_process(proxy, proxy.directory / name), borders, USUAL, timeout_s=LIMIT_S)
     held = (one.gradients, one.first_weights, one.weights)
     gradients, first, weights = (trimmed(found, proxy.architecture) for found in held)
@@ -218,9 +218,7 @@ def _go_on(proxy: ProxyModel, cell: Cell, pool: Ranks, one_process: ReferenceRun
     for what, after, world, config in roads:
         for later in range(after + 1, STEPS + 1):
             shutil.rmtree(config.run.directory / "checkpoints" / f"step-{later:08d}")
-        seen = pool.run(
-            world, train_proxy, config, borders_of(proxy.architecture, cell.layout.tp), proxy.chunks, timeout_s=LIMIT_S
-        )
+        seen = pool.run(world, train_proxy, config, proxy.borders(cell.layout.tp), proxy.chunks, timeout_s=LIMIT_S)
         verdict.rows += compare_resumed(what, after, seen, one_process, proxy.architecture)
 
 

@@ -192,7 +192,10 @@ def borders_of(architecture: Architecture, tp: int) -> list[int]:
 
 
 def odd(batch: Batch, borders: Sequence[int]) -> Batch:
-    """ids and targets of a batch with `borders` at every fourth place, and targets taken away; by what each row itself holds."""
+    """ids and targets of a batch with `borders` at every fourth place, and targets taken away; by what each row itself holds.
+    Without borders unchanged: pairs, whose kept scores are of the rows as they are."""
+    if not borders:
+        return {}
     ids_BT = batch["input_ids"]
     table = torch.tensor(borders)
     place_BT = ids_BT.sum(1, keepdim=True) + torch.arange(ids_BT.shape[1])

@@ -74,6 +74,15 @@ def test_the_load_of_experts_is_that_of_the_worst_layer_and_of_the_middle_one():
     assert "experts" not in figures_of(step_line(1), step_line(2))
 
 
+def test_rewards_are_of_pairs_alone():
+    pairs = {"reward_chosen": 0.5, "reward_rejected": -0.25, "margin": 0.75, "accuracy": 1.0}
+    figures = figures_of(*[step_line(step, **pairs) for step in (1, 2)])
+    chosen, rejected, margin, accuracy = figures["rewards"]["data"]
+    assert (chosen["y"], rejected["y"], margin["y"]) == ([0.5, 0.5], [-0.25, -0.25], [0.75, 0.75])
+    assert accuracy["y"] == [1.0, 1.0] and accuracy["yaxis"] == "y2"
+    assert "rewards" not in figures_of(step_line(1), step_line(2))
+
+
 def test_memory_is_in_gib_and_data_wait_a_share_of_the_step(full):
     assert full["memory"]["data"][0]["y"][0] == 2.0
     assert full["data_wait"]["data"][0]["y"][0] == pytest.approx(0.02)

@@ -38,6 +38,7 @@ def make_figures(history: History, baselines: Mapping[str, Mapping[str, float]])
         "gradient_norm": norm_figure(history),
         "memory": memory_figure(history),
         "data_wait": wait_figure(history),
+        "rewards": rewards_figure(history),
         "experts": experts_figure(history),
         "ledger": ledger_figure(history.ledger),
     }
@@ -162,6 +163,18 @@ def experts_figure(history: History) -> Figure:
     ]
     axis = {"title": {"text": "busiest expert, times the mean"}, "rangemode": "tozero"}
     return {"data": data if lines else [], "layout": {"yaxis": axis, "showlegend": True, **_marks(history)}}
+
+
+def rewards_figure(history: History) -> Figure:
+    """Of pairs: by how much the chosen answer is rewarded over the rejected one, and in what share of pairs it is."""
+    lines = [line for line in history.steps if line.get("margin") is not None]
+    shown = _of(history, lines)
+    named = (("reward_chosen", BLUE), ("reward_rejected", RED), ("margin", PURPLE))
+    data = [_line(shown.curve(name), name.replace("_", " "), colour, width=2) for name, colour in named]
+    data.append({**_line(shown.curve("accuracy"), "accuracy", GREY, width=1, dash="dot"), "yaxis": "y2"})
+    right = {"overlaying": "y", "side": "right", "tickformat": ".0%", "range": [0, 1.02], "showgrid": False}
+    layout = {"yaxis": {"title": {"text": "reward"}}, "yaxis2": right, "showlegend": True, **_marks(history)}
+    return {"data": data if lines else [], "layout": layout}
 
 
 def ledger_figure(ledger: Mapping[str, float]) -> Figure:

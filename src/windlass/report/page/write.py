@@ -28,6 +28,7 @@ CAPTIONS: Final = {
     "gradient_norm": "Gradient norm",
     "memory": "Memory",
     "data_wait": "Waiting for data",
+    "rewards": "Rewards of pairs",
     "experts": "Experts' load",
 }
 MAX_SET_TILES: Final = 4  # further validation sets are in the chart
