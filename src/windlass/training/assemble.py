@@ -61,7 +61,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe, adapter)
     checkpoints = open_checkpoints(config, runtime, console.say)
     log = console.say if runtime.rank == 0 else _silent
-    start = restore(config, checkpoints, program, optimizer, log)
+    start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
     for sentence in (*choices, *notes):
         log(sentence)
     source = open_source(config, architecture, program.mesh, runtime, prepared, start, log)
@@ -86,17 +86,17 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source, rules, recompute, [*start.drift, *(notes if trainer_state else [])])
+    announce(run, start.source, rules, recompute, start.drift)
     return run
 
 
 def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     """The config with its length as a number of steps. A length in tokens or epochs is rounded up to whole steps."""
-    run = config.run
+    run, steps = config.run, config.run.known_steps
     if run.steps is not None:
         return config
-    tokens = run.tokens
-    if tokens is None:
+    if steps is None:
         assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
         tokens = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequence_length
-    return config.with_steps(math.ceil(tokens / run.tokens_per_step))
+        steps = math.ceil(tokens / run.tokens_per_step)
+    return config.with_steps(steps)

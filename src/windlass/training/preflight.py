@@ -5,6 +5,7 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
 from windlass.data.prepare.background import start
-from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, prepare
+from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, planned, prepare
 from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -32,7 +33,7 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import complete_adapter
 from windlass.training.choose_precision import keep_policy
-from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import interruptible
@@ -60,7 +61,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     config = complete_adapter(config, trainer_state)
     if trainer_state is not None:
         config = keep_policy(keep_pins(config, trainer_state), trainer_state)
-        check_settings(trainer_state, config)
+        _refuse_drift(trainer_state, config)
         architecture = architecture_from_hf(trainer_state["model"])
         config.check_layout(architecture, world)
         rules_of(config, architecture)
@@ -89,6 +90,18 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
         )
     _prepare_or_take(config, keep)
     return config
+
+
+def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
+    """Raises one UserError for all drift. The data is looked at only where something else has drifted: `prepare` looks at it
+    anyway, and refuses what is not the checkpoint's."""
+    try:
+        check_drift(trainer_state, config, None)
+    except UserError:
+        stream = None
+        with contextlib.suppress(UserError):  # sources that are not here say nothing of drift
+            stream = planned(pin_tokenizer(config).data, config.evaluate.sets).stream
+        check_drift(trainer_state, config, stream)
 
 
 def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
@@ -202,10 +215,11 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
 def check_data(
     trainer_state: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime
 ) -> list[str]:
-    """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
+    """Warnings on a new run's data; a run that goes on has the data that it began with. Raises UserError. Collective."""
     if trainer_state is None:
         return check_before_training(prepared, config, runtime)
-    return check_continuation(trainer_state, config, prepared)
+    check_drift(trainer_state, config, prepared.stream)  # before any tensor is touched; restoring says what is accepted
+    return []
 
 
 class ModelPlan(NamedTuple):

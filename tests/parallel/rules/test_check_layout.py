@@ -66,7 +66,7 @@ def test_a_contradiction_of_axes_hides_the_world_only():
     assert refused({"replicate": 0, "tp": 3}, MODEL, 5).given.count(";") == 1
 
 
-COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_settings", "rules_of")
+COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_drift", "rules_of")
 
 
 def calls_of(function):
@@ -98,5 +98,7 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known(
         "degree_errors": 2,
         "head_errors": 2,
     }
-    assert counts["check_settings"] == 2, "before anything is made, and of the checkpoint that is read"
+    assert counts["check_drift"] == 3, (
+        "before anything is made, once the data is known, and of the checkpoint that is read"
+    )
     assert counts["rules_of"] == 2, "once to refuse, once to train"
