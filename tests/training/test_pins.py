@@ -121,7 +121,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     hub.stop()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "texts")
-    ready = make_ready(config, 1, "cpu")
+    ready = make_ready(config, 1, "cpu").config
     assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
     assert (
         f"{prepared.where} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"

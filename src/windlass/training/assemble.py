@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
+from windlass.errors import exit_code_of
 from windlass.objectives.pretrain import Pretrain
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
+from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_of, complete_adapter
 from windlass.training.base_model_files import base_files
@@ -23,7 +25,7 @@ from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
-from windlass.training.preflight import check_data, make_ready_once, plan_model
+from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
 from windlass.training.restore import kept_weights, restore, starting_weights, state_tensors
 from windlass.training.run import Run
@@ -37,17 +39,21 @@ def _silent(_sentence: str) -> None:
 def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
     go of what it had opened."""
-    with ExitStack() as opened:
-        run = _assemble(config, runtime, is_prepared, probe, opened)
-        run.opened = opened.pop_all()
-        return run
+    try:
+        with ExitStack() as opened:
+            run = _assemble(config, runtime, is_prepared, probe, opened)
+            run.opened = opened.pop_all()
+            return run
+    except Exception as error:
+        if runtime.rank == 0:
+            note_failure(config.run.directory, exit_code_of(error))
+        raise
 
 
 def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, opened: ExitStack) -> Run:
     config.parallel.layout(runtime.world)  # refused before anything slow
-    if not is_prepared:
-        config = make_ready_once(config, runtime)
-    prepared = open_prepared(config.data, config.evaluate.sets)
+    config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
+    prepared = prepared or open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
     config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())

@@ -42,15 +42,22 @@ SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
 
 
-def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
-    """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub -> the config with the
-    commits of hub names. With a first epoch in written order, preparation goes on in the background until this process ends.
-    Raises UserError, and Interrupted where a signal comes. Rank 0 or the launcher calls it, alone."""
+class Ready(NamedTuple):
+    """A run that may begin. `config`: with the commits of hub names. `prepared`: its data, opened; None where it grows."""
+
+    config: RunConfig
+    prepared: Prepared | None
+
+
+def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
+    """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub. With a first epoch in
+    written order, preparation goes on in the background until this process ends. Raises UserError, and Interrupted where a signal
+    comes. Rank 0 or the launcher calls it, alone."""
     with interruptible(config.run.directory):
         return _make_ready(config, world, device_type)
 
 
-def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
+def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
@@ -83,13 +90,12 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
             check_adapter(config, architecture)
     if config.data.may_grow and config.run.epochs is None:
         start(config.data, config.evaluate.sets, begun=keep)
-        return config
+        return Ready(config, None)
     if config.data.may_grow:
         print(
             "run.epochs: the length of an epoch is known when all is prepared; with run.tokens training begins before"
         )
-    _prepare_or_take(config, keep)
-    return config
+    return Ready(config, _prepare_or_take(config, keep))
 
 
 def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
@@ -104,11 +110,11 @@ def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
         check_drift(trainer_state, config, stream)
 
 
-def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
+def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
     """Where a source is not here, as on a cluster to which shards were copied, what was prepared of it by the same recipe is
     taken as it is: there is nothing to compare it with. Raises UserError."""
     try:
-        prepare(config.data, config.evaluate.sets, begun=keep)
+        return prepare(config.data, config.evaluate.sets, begun=keep)
     except AbsentSource as error:
         try:
             prepared = open_prepared(config.data, config.evaluate.sets)
@@ -119,15 +125,17 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
         if keep is not None and prepared.stream != keep:
             raise other_stream(prepared.where) from None
         say(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
+        return prepared
 
 
-def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
+def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
     """The same on all ranks of a launcher that has prepared nothing: rank 0 makes ready, then one rank per host fetches the
-    weights that rank 0 pinned. Collective."""
-    pinned = runtime.shared(runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type)))
+    weights that rank 0 pinned. The data is open on rank 0 alone. Collective."""
+    ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
+    pinned = runtime.shared(None if ready is None else ready.config)
     assert pinned is not None
     runtime.first_on_host(lambda: fetch_weights(pinned) if begun(pinned) is None else None)
-    return pinned
+    return ready or Ready(pinned, None)
 
 
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
