@@ -190,16 +190,18 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
     return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these")
 
 
-def _field_meant(key: str, value: Any, known: list[str]) -> str:
+def _field_meant(key: str, value: Any, family: type[Family]) -> str:
     """The field that `key` is another word for, where the family has it, or the nearest in spelling."""
     hint = renamed("model", key, value)
     field = hint.partition("=")[0].removeprefix("use model.")
-    return hint if field in known else f"{near}write that, " if (near := nearest(key, known)) else ""
+    if field in family.model_fields:
+        return hint
+    near = nearest(key, [*family.model_fields, *family.aliases])
+    return f"{near}write that, " if near else ""
 
 
 def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[UserError]:
     """Keys that are no field of the family, and values that are not implemented."""
-    known = [*family.model_fields, *family.aliases]
     for key, value in given.items():
         if key in family.fixed:
             if value not in family.fixed[key]:
@@ -212,7 +214,7 @@ def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[Use
             yield UserError(
                 f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
-                f"{hint}or remove `{key}`" if (hint := _field_meant(key, value, known)) else f"remove `{key}`",
+                f"{hint}or remove `{key}`" if (hint := _field_meant(key, value, family)) else f"remove `{key}`",
             )
 
 
