@@ -98,7 +98,9 @@ def config_of(page: str, folder: Path, run: str, changes: tuple[str, ...]) -> Ru
 def count(ranks: Ranks, page: str, row: str, folder: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:
     """One row: what its ranks counted, and the layout. `more`: further changes of the recipe."""
     world, changes = ROWS[page][row]
-    config = make_ready(config_of(page, folder, f"{page}-{list(ROWS[page]).index(row)}", changes + more), world, "cpu")
+    config = make_ready(
+        config_of(page, folder, f"{page}-{list(ROWS[page]).index(row)}", changes + more), world, "cpu"
+    ).config
     found = ranks.run(world, measure, config, timeout_s=600)
     layout = {axis: size for axis, size in vars(config.parallel.layout(world)).items() if size > 1}
     result: dict[str, Any] = {"ranks": world, "layout": layout, "losses": found[0].pop("losses")}

@@ -39,8 +39,10 @@ below; a key that you leave out takes its default. On the command line, `section
     windlass train recipes/demo.yaml run.steps=100 optim.learning_rate=1e-3
 
 `${NAME}` in a value is the environment variable NAME, on every host that reads the recipe; one that is not set is an error.
-What a run writes and prints leaves out user, password and query of every URL (`https://host/x.jsonl?***`), and recipe.yaml in
-its directory keeps `${NAME}`. A resumed run takes both from your recipe again, and another signature of a URL is no change.
+What a run writes and prints leaves out user, password and query of every URL (`https://host/x.jsonl?***`), and what `${NAME}`
+put into its host or path (`https://host/***/x.jsonl`; of `data.directory` this is kept, since a checkpoint must find its data).
+recipe.yaml in the run directory keeps `${NAME}`. A resumed run takes all of it from your recipe again, and another secret is no
+change. A source at an http server may have a user and a password: `https://${USER}:${PASSWORD}@host/x.jsonl`.
 
 An unknown key is an error that names the nearest one ([errors.md](errors.md) shows some). A run writes the resolved
 recipe, with every default and every derived value, to `resolved.yaml` in its directory.

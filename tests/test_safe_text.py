@@ -5,8 +5,20 @@ import json
 
 import pytest
 
+from windlass import safe_text
 from windlass.errors import BadShard, SeveralErrors, UserError
-from windlass.safe_text import escaped, escaped_json, printable, redacted, say, shown, without_secrets
+from windlass.safe_text import (
+    escaped,
+    escaped_json,
+    keep_secret,
+    printable,
+    redacted,
+    say,
+    secret_values,
+    shown,
+    without_secrets,
+    without_values,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,20 @@ def test_the_secrets_of_a_url_are_left_out_and_nothing_else(text, left):
 )
 def test_what_is_no_secret_stays(text):
     assert redacted(text) == text
+
+
+def test_a_value_from_the_environment_is_left_out_of_every_url_and_of_nothing_else(monkeypatch):
+    monkeypatch.setattr(safe_text, "_VALUES", set())
+    keep_secret("tok/en+")
+    keep_secret("tok")
+    keep_secret("")
+    assert redacted("see https://h/tok/en+/x, https://tok.h/a%2Ftok%2Fen%2B?v=1: tok") == (
+        "see https://h/***/x, https://***.h/a%2F***?***: tok"
+    )
+    assert redacted("https://h/$" + "{TOKEN}/x") == "https://h/$" + "{TOKEN}/x"
+    assert without_secrets({"path": "https://h/tok/x"}) == {"path": "https://h/***/x"}
+    assert without_values("Cannot connect to host tok.h:443") == "Cannot connect to host ***.h:443"
+    assert secret_values() == ["tok", "tok%2Fen%2B", "tok/en%2B", "tok/en+"]
 
 
 def test_settings_keep_their_form():

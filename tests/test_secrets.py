@@ -1,7 +1,8 @@
-"""The signature of a URL, and a password, stand in no byte that a preparation or a run writes or prints.
+"""The secrets of a URL are in no byte that a preparation or a run writes or prints.
 
-A server answers only signed requests. What is searched for survives every encoding of a URL: the letters in the middle of the
-signature; besides it is searched for with each letter percent-encoded, and in base64.
+A server answers only requests that are signed, or have a password or a secret folder. What is searched for survives every
+encoding of a URL: the letters in the middle of the signature; besides it is searched for with each letter percent-encoded, and in
+base64.
 """
 
 import base64
@@ -27,6 +28,8 @@ from windlass.training.preflight import prepare_only
 CORES = ("xK9zvQ7TfL", "mW4hUe8RsB", "pA3dGy6NcJ")
 SIGNATURES = [f"a/{core}+b==" for core in CORES]  # as S3's: to be percent-encoded in a query
 NOT_SIGNED = "nO5tSiGn3D"
+TOKENS = [f"t-{core}/+" for core in CORES]  # folders of the server
+PASSWORDS = [f"p{core}" for core in CORES]
 
 
 def spellings(core):
@@ -59,8 +62,15 @@ def signed(tmp_path_factory):
 
     class Signed(SimpleHTTPRequestHandler):
         def send_head(self):
-            query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-            if query.get("sig", [""])[0] not in SIGNATURES:
+            given = urllib.parse.urlsplit(self.path)
+            folder, _, name = urllib.parse.unquote(given.path)[1:].rpartition("/")
+            user, _, password = (
+                base64.b64decode(self.headers.get("Authorization", "Basic ")[6:]).decode().partition(":")
+            )
+            is_signed = urllib.parse.parse_qs(given.query).get("sig", [""])[0] in SIGNATURES
+            if folder in TOKENS or (user, password) in [("me", one) for one in PASSWORDS]:
+                self.path = f"/{name}"
+            elif not is_signed:
                 self.send_error(403)
                 return None
             return super().send_head()
@@ -110,6 +120,35 @@ def test_a_run_on_signed_urls_writes_and_prints_no_signature_and_a_fresh_one_goe
         "resume",
     ]
     assert_no_secret([out.out, out.err], base)
+
+
+def test_a_run_on_a_secret_folder_and_a_password_writes_and_prints_neither_and_fresh_ones_go_on(
+    signed, tmp_path, capfd, monkeypatch
+):
+    host, base = signed("a", "").partition("//")[2].partition("/")[0], tmp_path / "run"
+    urls = {"a": f"http://{host}/${{FOLDER}}/a.jsonl", "b": f"http://me:${{PASSWORD}}@{host}/b.jsonl"}
+    urls["c"] = f"http://{host}/${{FOLDER}}/c.jsonl"
+    recipe = tmp_path / "given.yaml"
+    recipe.write_text(yaml.safe_dump(tree(base, urls.get)))
+    for number, steps in ((0, 2), (1, 3)):
+        monkeypatch.setenv("FOLDER", urllib.parse.quote(TOKENS[number], safe=""))
+        monkeypatch.setenv("PASSWORD", PASSWORDS[number])
+        config = load_recipe(recipe, f"run.steps={steps}")
+        assert train(config).step == steps and TOKENS[number] in urllib.parse.unquote(config.data.sources[0].path)
+    out = capfd.readouterr()
+    assert "prepared already and unchanged: skipped" in out.out and out.out.count("drift") == 1
+    kept = yaml.safe_load((base / "run" / "resolved.yaml").read_text())
+    assert kept["data"]["sources"][0]["path"] == f"http://{host}/***/a.jsonl"
+    assert "/${FOLDER}/a.jsonl" in (base / "run" / "recipe.yaml").read_text()
+    written = f"http://me:{PASSWORDS[2]}@{host}/b.jsonl"  # in the recipe itself
+    prepared = prepare_only(load_recipe(recipe, f"data.validation={{path: ['{written}']}}"))
+    assert prepared.sets["validation"].documents == 30
+    assert_no_secret([out.out, out.err, str(prepared)], base)
+    monkeypatch.setenv("FOLDER", f"t-{NOT_SIGNED}")
+    with pytest.raises(UserError) as caught:
+        prepare_only(load_recipe(recipe, f"data.directory={tmp_path / 'other'}"))
+    assert f"http://{host}/***/a.jsonl is refused to this process: status 403" in caught.value.given
+    assert_no_secret([str(caught.value), repr(caught.value)])
 
 
 def test_what_is_refused_names_no_signature(signed, tmp_path):

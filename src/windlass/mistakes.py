@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
+from windlass.near_names import renamed, renamed_elsewhere
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
 Location = tuple[int | str, ...]
@@ -28,7 +29,7 @@ def gather(
     rules: list[Mistake] = []
     sections: dict[str, Any] = {}
     complaints: list[Any] = [
-        {"type": "extra_forbidden", "loc": (key,)} for key in tree if key not in recipe.model_fields
+        {"type": "extra_forbidden", "loc": (key,), "input": tree[key]} for key in tree if key not in recipe.model_fields
     ]
     for name, field in recipe.model_fields.items():
         section: Any = field.annotation
@@ -79,7 +80,7 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         path = path_of(location)
         if item["type"] == "extra_forbidden":
             choices, where = _keys_at(recipe, location[:-1]), path_of(location[:-1]) or "the recipe"
-            hint = nearest(str(location[-1]), choices)
+            hint = _hint(recipe, location, item["input"], choices)
             yield (
                 location,
                 UserError(path, f"{where} has no key `{location[-1]}`", f"{hint}keys of {where}: {', '.join(choices)}"),
@@ -98,6 +99,17 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         must = " or ".join(dict.fromkeys(map(meant, items)))
         hint = nearest(str(given), choices)
         yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}see {path} in docs/recipe.md")
+
+
+def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
+    """What may be meant by a key that its section does not have: another word for one of its keys, a key of another section, a
+    word for one of those, or the nearest in spelling."""
+    section, key = ".".join(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
+    if (hint := renamed(section, key, value)) or len(location) > 2:
+        return hint or nearest(key, choices)
+    others = [f"`{name}.{key}`" for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
+    there = f"did you mean {' or '.join(others)}? " if others else ""
+    return there or renamed_elsewhere(key, value) or nearest(key, choices)
 
 
 def _as_user_errors(violation: Violation, location: Location, given: Any) -> Iterator[UserError]:

@@ -278,6 +278,11 @@ def _found(section: str, where: str, given: Mapping[str, Any]) -> Iterator[Found
                     yield f"{where}.{key}".removeprefix("."), value, ours, row.tool
 
 
+def answers(key: str, value: Any) -> set[str]:
+    """What to write for `key` in any section where another tool has it."""
+    return {ours for section in _RULES for _, _, ours, _ in _found(section, "", {key: value})}
+
+
 def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
     tools = ", ".join(dict.fromkeys(tool for *_, tool in rows))
     return UserError(

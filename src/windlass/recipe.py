@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from windlass.errors import UserError, nearest
-from windlass.safe_text import redacted
+from windlass.safe_text import keep_secret, redacted
 
 UNDER_WAY: Final = -1
 MAX_DEPTH: Final = 30
@@ -146,6 +146,9 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
 
     def variable(found: re.Match[str]) -> str:
         if found[1] in environ:
+            # data.directory is opened again from a checkpoint's settings, which hold no secret
+            if "://" in value[: found.start()] and where != "data.directory":
+                keep_secret(environ[found[1]])
             return environ[found[1]]
         raise UserError(
             f"{where} names the environment variable {found[1]}, which is not set",

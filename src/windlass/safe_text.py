@@ -1,9 +1,9 @@
 r"""Text that may be shown and kept: without the secrets of its URLs, and with nothing in it that drives a terminal. No torch.
 
 A signed URL is a password, and recipes, file systems and servers put URLs into messages. What a URL may hold that is secret is
-left out as a whole: user and password, and the query, since every store names its signature otherwise. `${NAME}`, the name
-of an environment variable, stays: it is no secret. A URL ends at white space, a quote, a backquote or an angle bracket, which a
-recipe's URLs therefore never hold (recipe.py).
+left out as a whole: user and password, and the query, since every store names its signature otherwise; and what an environment
+variable, `${NAME}` in a recipe, put into its host or path (`keep_secret`). The name itself stays: it is no secret. A URL ends at
+white space, a quote, a backquote or an angle bracket, which a recipe's URLs therefore never hold (recipe.py).
 
 The doors: every WindlassError, events.jsonl, what is printed (`say`, the console), and `without_secrets` for the settings in
 resolved.yaml, checkpoints and prepared data.
@@ -23,8 +23,29 @@ _BEHIND: Final = ",;:.)]}"  # what may follow a URL in a sentence, or in YAML
 _REFERENCE: Final = re.compile(r"\$\{\w+\}")
 _NO_SECRET: Final = re.compile(rf"(?:[\w.~-]*=)?(?:{_REFERENCE.pattern}|\*\*\*)(?::\d+)?")  # the number is a line's
 _HUB_TOKEN: Final = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
+_VALUES: Final[set[str]] = set()  # the doors see texts alone, which do not say what of them came from the environment
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """All control characters but tab and newline, separators of lines, turns of the direction, halves of pairs."""
+
+
+def keep_secret(value: str) -> None:
+    """From now on `value` is left out of every URL that this process shows or keeps, percent-encoded or not."""
+    import urllib.parse  # which `import windlass` does not need
+
+    quoted = (urllib.parse.quote(value, safe=safe) for safe in ("/", ""))
+    _VALUES.update(filter(None, (value, *quoted, urllib.parse.unquote(value))))
+
+
+def secret_values() -> list[str]:
+    """For a further process: what it is to keep secret."""
+    return sorted(_VALUES)
+
+
+def without_values(text: str) -> str:
+    """`text` without the values that are kept secret, in a URL or not: a library may name the host of one alone."""
+    for value in sorted(_VALUES, key=len, reverse=True):  # one may hold another
+        text = text.replace(value, HIDDEN)
+    return text
 
 
 def redacted(text: str) -> str:
@@ -44,6 +65,7 @@ def _without_secrets(found: re.Match[str]) -> str:
     end = max(least, len(query.rstrip(_BEHIND)))
     parts = [one if _NO_SECRET.fullmatch(one) else HIDDEN for one in query[:end].split("&")]
     kept = HIDDEN if set(parts) == {HIDDEN} else "&".join(parts)
+    place = place[: url.end()] + without_values(place[url.end() :])
     return _USER.sub(_hide_user, place) + kept * (end > 0) + query[end:]
 
 

@@ -2,8 +2,12 @@
 
 Rank 0 replaces it when the loop begins, on logging steps, and when the run ends; the launcher corrects it where the ranks died
 before they could. A run that still says "running" while nobody holds the lock of its directory was killed.
+
+A full disk must not leave the status of an earlier process there, "finished" of a run that was made longer. So the file has one
+length, whatever it says, and is written over where no new one fits.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -12,7 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR
+
 FILE: Final = "status.json"
+NUM_BYTES: Final = 128
 LOCK: Final = ".lock"
 State = Literal["running", "stopped", "finished", "failed"]
 
@@ -29,10 +36,26 @@ class Status:
 
 
 def write_status(run_directory: Path, state: State, step: int, exit_code: int | None) -> None:
-    """Replaces status.json: a reader sees the old one or the new one, whole."""
-    draft = run_directory / f"{FILE}.draft"
-    draft.write_text(json.dumps(asdict(Status(state, step, exit_code, time.time()))) + "\n", "utf-8")
-    os.replace(draft, run_directory / FILE)
+    """Replaces status.json: a reader sees the old one or the new one, whole. On a full disk the new one is written over the old
+    one. Where that fails too, the old one stays: no run ends by it."""
+    content = json.dumps(asdict(Status(state, step, exit_code, time.time()))).ljust(NUM_BYTES - 1).encode() + b"\n"
+    file, draft = run_directory / FILE, run_directory / f"{FILE}.draft"
+    try:
+        draft.write_bytes(content)
+        os.replace(draft, file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+            with file.open("r+b") as old:
+                old.write(content)
+
+
+def note_failure(run_directory: Path, exit_code: int) -> None:
+    """Writes down that a run that had begun before was started again and failed before its loop. A refusal that only the user can
+    lift changes nothing, nor does a stop; nor is the status of another process touched that holds the run now."""
+    before = read_status(run_directory)
+    if before is not None and exit_code not in (0, EXIT_USER_ERROR, EXIT_STOPPED) and not is_locked(run_directory):
+        write_status(run_directory, "failed", before.step, exit_code)
 
 
 def read_status(run_directory: Path) -> Status | None:

@@ -23,6 +23,7 @@ def run(tmp_path):
     [
         ("finished", 0, "finished at step 6"),
         ("stopped", 75, "stopped at step 6; the same command goes on from step 4"),
+        ("failed", 74, "stopped at step 6: data or storage failed (74); the same command goes on from step 4"),
         ("failed", 4, "failed at step 6 with exit code 4; its newest checkpoint: 4"),
         ("running", None, "dead: killed at step 6 or later; the same command goes on from step 4"),
     ],

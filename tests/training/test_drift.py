@@ -7,7 +7,7 @@ import pytest
 from tests import tiny
 from windlass.config import check_recipe
 from windlass.errors import SeveralErrors
-from windlass.training.drift import begun, check_settings, newest_trainer_state, stream_to_keep
+from windlass.training.drift import begun, check_drift, newest_trainer_state, stream_to_keep
 
 
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
@@ -33,7 +33,7 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
     tree["optim"] |= {"kind": "muon", "beta1": 0.8, "beta2": 0.9}
     tree["run"] |= {"seed": 7, "accept_drift": ["optim.beta2"]}
     with pytest.raises(SeveralErrors) as caught:
-        check_settings(trainer_state, check_recipe(tree))
+        check_drift(trainer_state, check_recipe(tree), None)
     assert [error.given for error in caught.value.errors] == [
         "model.rope_theta: None in the checkpoint, 500000.0 now",
         "optim.kind: adamw in the checkpoint, muon now",

@@ -11,7 +11,7 @@ from tests.training.resuming import GROUPS, checkpoint
 from windlass.checkpoint.keep import diff
 from windlass.commands.export import export
 from windlass.errors import UserError
-from windlass.training.drift import check_settings, newest_trainer_state
+from windlass.training.drift import check_drift, newest_trainer_state
 
 OPTIM = {"kind": "muon", "groups": GROUPS}
 
@@ -73,13 +73,13 @@ REFUSED = [
 def test_other_groups_are_drift_and_other_state_is_never_accepted(base, whole, optim, accepted, said):
     config = tiny.recipe(base, "whole", optim={**OPTIM, **optim}, run={"accept_drift": accepted})
     with pytest.raises(UserError, match=re.escape(said)):
-        check_settings(newest_trainer_state(whole), config)
+        check_drift(newest_trainer_state(whole), config, None)
 
 
 def test_other_rates_may_be_accepted(base, whole):
     faster = [GROUPS[0], {**GROUPS[1], "learning_rate_scale": 2.0}]
     config = tiny.recipe(base, "whole", optim={**OPTIM, "groups": faster}, run={"accept_drift": ["optim.groups"]})
-    (sentence,) = check_settings(newest_trainer_state(whole), config)
+    (sentence,) = check_drift(newest_trainer_state(whole), config, None)
     assert sentence.startswith("accepted drift: optim.groups")
 
 

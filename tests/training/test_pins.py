@@ -14,7 +14,7 @@ from tests.loopback import hub as hub  # a fixture
 from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
 from windlass.model.open_config import directory_of
-from windlass.training.drift import check_settings
+from windlass.training.drift import check_drift
 from windlass.training.pins import fingerprint, keep_pins, pin_model, pins, with_pins
 from windlass.training.preflight import make_ready, prepare_only
 
@@ -121,7 +121,7 @@ def test_what_prepare_fetched_is_found_without_a_network_and_what_is_missing_is_
     hub.stop()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     shutil.rmtree(tmp_path / "texts")
-    ready = make_ready(config, 1, "cpu")
+    ready = make_ready(config, 1, "cpu").config
     assert ready.model.commit == ready.data.tokenizer.commit == commit and cache in directory_of(ready.model).parents
     assert (
         f"{prepared.where} is taken as it was prepared: `path: {tmp_path}/texts` matches no file"
@@ -162,15 +162,15 @@ def recipe(tmp_path, model=None, tokenizer=None, data=None, **sections):
 
 def trainer_state(tmp_path, **model):
     pinned = recipe(tmp_path, model={"commit": COMMIT, **model}, tokenizer={"commit": COMMIT})
-    return {"config": pinned.model_dump(mode="json", by_alias=True)}
+    return {"config": pinned.model_dump(mode="json", by_alias=True), "step": 4, "total_steps": tiny.STEPS}
 
 
 def test_a_run_keeps_the_commit_it_began_with(tmp_path):
     kept = keep_pins(recipe(tmp_path), trainer_state(tmp_path))
     assert kept.model.commit == kept.data.tokenizer.commit == COMMIT
-    assert check_settings(trainer_state(tmp_path), kept) == []
+    assert check_drift(trainer_state(tmp_path), kept, None) == []
     same = keep_pins(recipe(tmp_path, model={"revision": COMMIT}), trainer_state(tmp_path, revision="v1"))
-    assert check_settings(trainer_state(tmp_path, revision="v1"), same) == [], "the same commit by its own name"
+    assert check_drift(trainer_state(tmp_path, revision="v1"), same, None) == [], "the same commit by its own name"
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_a_run_keeps_the_commit_it_began_with(tmp_path):
 def test_another_revision_is_drift(tmp_path, model, words):
     then = trainer_state(tmp_path, revision="v1")
     with pytest.raises(UserError) as caught:
-        check_settings(then, keep_pins(recipe(tmp_path, model=model), then))
+        check_drift(then, keep_pins(recipe(tmp_path, model=model), then), None)
     assert words in str(caught.value)
 
 
 def test_a_revision_where_there_was_none_is_drift(tmp_path):
     then = trainer_state(tmp_path)
     with pytest.raises(UserError, match=r"model\.revision: None in the checkpoint, v2 now"):
-        check_settings(then, keep_pins(recipe(tmp_path, model={"revision": "v2"}), then))
+        check_drift(then, keep_pins(recipe(tmp_path, model={"revision": "v2"}), then), None)
 
 
 def test_a_tokenizers_new_revision_may_be_accepted(tmp_path):
     accepted = {"accept_drift": ["data.tokenizer.revision", "data.tokenizer.commit"]}
     now = keep_pins(recipe(tmp_path, tokenizer={"revision": "v2"}, run=accepted), trainer_state(tmp_path))
     assert now.data.tokenizer.commit is None, "asked of the hub again"
-    assert len(check_settings(trainer_state(tmp_path), now)) == 2
+    assert len(check_drift(trainer_state(tmp_path), now, None)) == 2
 
 
 def test_pins_are_overrides_that_give_the_same_config(tmp_path):

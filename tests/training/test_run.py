@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from tests import tiny
+from windlass.commands.status import status
 from windlass.config import to_yaml
 from windlass.proof.pool import RankFailed
 
@@ -189,9 +191,14 @@ def test_a_run_on_a_disk_that_is_really_full_saves_what_fits_and_ends_with_74(tm
         assert "the disk is full: a checkpoint needs" in done.stderr
         assert f"step {tiny.STEPS}/{tiny.STEPS} |" in done.stdout, "every step was trained"
         assert steps_of(config.run.directory) == [3] and not list((disk / "run" / "checkpoints").glob(".tmp-*"))
+        assert status(config.run.directory).line == (
+            f"stopped at step {tiny.STEPS}: data or storage failed (74); the same command goes on from step 3"
+        )
         (disk / "neighbour").unlink()
         again = subprocess.run([sys.executable, "-m", "windlass", "train", str(tmp_path / "recipe.yaml")], check=False)
         assert again.returncode == 0 and steps_of(config.run.directory) == [3, 6, 9, 10]
+        assert status(config.run.directory).line == f"finished at step {tiny.STEPS}"
+        assert not list((disk / "run").glob(".report*")), "the page is larger than the disk"
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
@@ -218,6 +225,41 @@ events.EventLog.write = write
 sys.argv = ["windlass", "train", recipe, "--nproc", "1"]
 main()
 """
+
+
+def train_on_a_full_disk(config):
+    """The same as what a disk without a free byte does: no draft of a status, no recipe.yaml, no save."""
+    from windlass.checkpoint import store
+
+    def full(self, *_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    statvfs = os.statvfs
+    with (
+        mock.patch.object(Path, "write_bytes", full),
+        mock.patch.object(Path, "write_text", full),
+        mock.patch.object(store.os, "statvfs", lambda path: os.statvfs_result((*statvfs(path)[:3], 1, 1, *[1] * 5))),
+    ):
+        return tiny.train(config)
+
+
+def test_the_status_of_a_finished_run_that_was_made_longer_on_a_full_disk_is_no_longer_that_it_finished(base, ranks):
+    sections = {"checkpoint": {"every_steps": 6, "async": False}, "evaluate": {"every_steps": 6}}
+    config = tiny.recipe(base, "full-from-its-start", run={"steps": 3}, **sections)
+    ranks.run(1, tiny.train, config)
+    kept = (config.run.directory / "recipe.yaml").read_text()
+    longer = tiny.recipe(base, "full-from-its-start", run={"steps": 5}, **sections)
+    with pytest.raises(RankFailed, match="the disk is full: a checkpoint needs"):
+        ranks.run(1, train_on_a_full_disk, longer)
+    assert status(config.run.directory).line == (
+        "stopped at step 5: data or storage failed (74); the same command goes on from step 3"
+    )
+    (config.run.directory / "run.json").unlink()
+    with pytest.raises(RankFailed, match=r"the disk is full: a run needs 30 B"):  # before its loop
+        ranks.run(1, train_on_a_full_disk, longer)
+    assert status(config.run.directory).exit_code == 74
+    assert (config.run.directory / "recipe.yaml").read_text() == kept
+    assert not [*config.run.directory.glob("*.draft")]
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -87,10 +87,10 @@ def _free_bytes(directory: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _disk_full(directory: Path, need: int) -> DiskFull:
+def _disk_full(directory: Path, need: int, what: str = "a checkpoint") -> DiskFull:
     free = format_bytes(_free_bytes(directory))
     return DiskFull(
-        f"the disk is full: a checkpoint needs {format_bytes(need)}, {free} are free in {directory}",
+        f"the disk is full: {what} needs {format_bytes(need)}, {free} are free in {directory}",
         f"{SPACE_FACTOR} times the need must be free when a save begins; the last committed checkpoint stays",
         "free some space, lower checkpoint.keep_last or keep_best, or set another run.directory",
     )
@@ -103,13 +103,13 @@ def check_space(directory: Path, need: int) -> None:
 
 
 @contextmanager
-def named_errors(directory: Path, need: int) -> Iterator[None]:
-    """Turns an OSError while writing into a UserError with the path, and a full disk into DiskFull."""
+def named_errors(directory: Path, need: int, what: str = "a checkpoint") -> Iterator[None]:
+    """Turns an OSError while writing `what`, of `need` bytes, into a UserError with the path, and a full disk into DiskFull."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _disk_full(directory, need) from error
+            raise _disk_full(directory, need, what) from error
         raise UserError(
             f"cannot write to {error.filename or directory}: {error.strerror}",
             "the run directory must be on storage that takes writes; the last committed checkpoint stays",

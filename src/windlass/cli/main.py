@@ -30,6 +30,7 @@ from windlass.cli.arguments import (
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
 from windlass.safe_text import escaped, say
+from windlass.status import note_failure
 
 if TYPE_CHECKING:  # it takes a second to load
     from windlass.config import RunConfig
@@ -135,16 +136,21 @@ def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str
 def _train_here(config: "RunConfig", num_ranks: int) -> int:
     """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
     from windlass.training.pins import pins
-    from windlass.training.preflight import make_ready
     from windlass.training.run_directory import interruptible
 
-    config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu")
-    if num_ranks > 1:
-        with interruptible(config.run.directory):
-            return local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True)
-    from windlass.training.loop import train as run
+    if num_ranks == 1:
+        from windlass.training.loop import train as run
 
-    return EXIT_STOPPED if run(config, is_prepared=True).stopped else 0
+        return EXIT_STOPPED if run(config).stopped else 0
+    from windlass.training.preflight import make_ready
+
+    try:
+        config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu").config
+    except WindlassError as error:
+        note_failure(config.run.directory, error.code)
+        raise
+    with interruptible(config.run.directory):
+        return local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.checkpoint.store import committed_steps
-from windlass.errors import UserError
+from windlass.errors import EXIT_UNAVAILABLE, UserError
 from windlass.status import is_locked, read_status
 from windlass.units import format_duration
 
@@ -32,6 +32,8 @@ class Found:
                 return f"finished at step {self.step}"
             case "stopped":
                 return f"stopped at step {self.step}; the same command goes on {goes_on}"
+            case "failed" if self.exit_code == EXIT_UNAVAILABLE:
+                return f"stopped at step {self.step}: data or storage failed (74); the same command goes on {goes_on}"
             case "failed":
                 newest = "none" if self.checkpoint is None else str(self.checkpoint)
                 return f"failed at step {self.step} with exit code {self.exit_code}; its newest checkpoint: {newest}"

@@ -24,7 +24,7 @@ from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, Wind
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
-from windlass.status import Status, read_status, write_status
+from windlass.status import Status, note_failure, read_status, write_status
 
 SHUTDOWN_S = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
@@ -158,6 +158,8 @@ def _settle(run_directory: Path, since_s: float, code: int) -> int:
     still says "running" is corrected."""
     status: Status | None = read_status(run_directory)
     if status is None or status.time < since_s:
+        if code - EXIT_SIGNAL not in SIGNALS:  # one of these asked for the end
+            note_failure(run_directory, code)
         return code
     if status.state == "stopped":
         return EXIT_STOPPED

@@ -23,6 +23,7 @@ from windlass.model.families.family import ANSWERS
 from windlass.model.families.family_table import FAMILIES, NEAREST, Family
 from windlass.model.families.presets import PRESETS
 from windlass.model.families.rope_scaling import merge_rope
+from windlass.near_names import renamed
 from windlass.settings import Settings, Violation, meant
 
 MAX_SHOWN: Final = 200  # characters of a value in a message
@@ -79,7 +80,10 @@ class ModelConfig(Settings):
 
     def _meant(self) -> str:
         """The nearest name for a key that was to say which model: `familly` is nobody's field."""
-        hints = [nearest(key, ["preset", "from", "family"]) for key in self.__pydantic_extra__ or {}]
+        given = self.__pydantic_extra__ or {}
+        hints = [
+            renamed("model", key, value) or nearest(key, ["preset", "from", "family"]) for key, value in given.items()
+        ]
         return next((hint for hint in hints if hint), "")
 
     def hf_fields(self, file: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -186,9 +190,18 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
     return UserError(f"model.{what}: {name}", rule, f"{nearest(str(name), choices)}give one of these")
 
 
+def _field_meant(key: str, value: Any, family: type[Family]) -> str:
+    """The field that `key` is another word for, where the family has it, or the nearest in spelling."""
+    hint = renamed("model", key, value)
+    field = hint.partition("=")[0].removeprefix("use model.")
+    if field in family.model_fields:
+        return hint
+    near = nearest(key, [*family.model_fields, *family.aliases])
+    return f"{near}write that, " if near else ""
+
+
 def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[UserError]:
     """Keys that are no field of the family, and values that are not implemented."""
-    known = [*family.model_fields, *family.aliases]
     for key, value in given.items():
         if key in family.fixed:
             if value not in family.fixed[key]:
@@ -201,7 +214,7 @@ def _unknown_fields(given: dict[str, Any], family: type[Family]) -> Iterator[Use
             yield UserError(
                 f"model: {key}: {_cut(json.dumps(value, default=str))}",
                 f"{family.architecture_class} has no such field known here; an ignored one may change the maths",
-                f"{hint}write that, or remove `{key}`" if (hint := nearest(key, known)) else f"remove `{key}`",
+                f"{hint}or remove `{key}`" if (hint := _field_meant(key, value, family)) else f"remove `{key}`",
             )
 
 

@@ -1,6 +1,8 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
+import contextlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from windlass.config import RunConfig, to_yaml
@@ -51,8 +53,8 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
     for name, value in derived.items():
         say(f"  {name:<{width}}  {value}")
     header = "".join(f"# {name}: {printable(redacted(value))}\n" for name, value in derived.items())
-    (config.run.directory / "recipe.yaml").write_text(config.recipe)
-    (config.run.directory / "resolved.yaml").write_text(header + model_header(architecture) + to_yaml(config))
+    _keep(config.run.directory / "recipe.yaml", config.recipe)
+    _keep(config.run.directory / "resolved.yaml", header + model_header(architecture) + to_yaml(config))
     run.recorder.event(
         "resume" if run.start_step else "start",
         run.start_step,
@@ -62,6 +64,18 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         **({"drift": list(drift)} if drift else {}),
         data={"stream": run.prepared.stream, **run.source.entry()},
     )
+
+
+def _keep(file: Path, text: str) -> None:
+    """Replaces `file`, whole. A full disk ends no run: what was there stays, and the checkpoints hold their own."""
+    draft = file.with_suffix(".draft")
+    try:
+        draft.write_text(text, "utf-8")
+        draft.replace(file)
+    except OSError as error:
+        say(f"{file} is not written: {error.strerror}")
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def describe_nulls(model: ModelConfig, family: str) -> str:

@@ -4,19 +4,20 @@ What can be refused is refused before anything slow starts: the layout and the b
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
 """
 
-import math
 import sys
 from contextlib import ExitStack
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared, open_prepared
+from windlass.errors import exit_code_of
 from windlass.objectives.kept_scores import SCORES
 from windlass.objectives.objective import objective_of
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
+from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_of, complete_adapter
 from windlass.training.base_model_files import base_files
@@ -24,7 +25,7 @@ from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
 from windlass.training.open_data import evaluation_sets, open_source, reference_scores
 from windlass.training.open_program import open_program
-from windlass.training.preflight import check_data, make_ready_once, plan_model
+from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
 from windlass.training.restore import kept_weights, restore, starting_weights, state_tensors
 from windlass.training.run import Run
@@ -38,17 +39,21 @@ def _silent(_sentence: str) -> None:
 def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
     go of what it had opened."""
-    with ExitStack() as opened:
-        run = _assemble(config, runtime, is_prepared, probe, opened)
-        run.opened = opened.pop_all()
-        return run
+    try:
+        with ExitStack() as opened:
+            run = _assemble(config, runtime, is_prepared, probe, opened)
+            run.opened = opened.pop_all()
+            return run
+    except Exception as error:
+        if runtime.rank == 0:
+            note_failure(config.run.directory, exit_code_of(error))
+        raise
 
 
 def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, opened: ExitStack) -> Run:
     config.parallel.layout(runtime.world)  # refused before anything slow
-    if not is_prepared:
-        config = make_ready_once(config, runtime)
-    prepared = open_prepared(config.data, config.evaluate.sets)
+    config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
+    prepared = prepared or open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))
     config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
@@ -62,7 +67,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe, adapter)
     checkpoints = open_checkpoints(config, runtime, console.say)
     log = console.say if runtime.rank == 0 else _silent
-    start = restore(config, checkpoints, program, optimizer, log)
+    start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
     for sentence in (*choices, *notes):
         log(sentence)
     files = base_files(config, is_new=trainer_state is None)
@@ -89,18 +94,17 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source, rules, recompute, [*start.drift, *(notes if trainer_state else [])])
+    announce(run, start.source, rules, recompute, start.drift)
     return run
 
 
 def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
     """The config with its length as a number of steps. A length in tokens or epochs is rounded up to whole steps."""
-    run = config.run
+    run, steps = config.run, config.run.known_steps
     if run.steps is not None:
         return config
-    tokens = run.tokens
-    if tokens is None:
+    if steps is None:
         assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
         sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
-        tokens = sequences * config.data.sequence_length
-    return config.with_steps(math.ceil(tokens / run.tokens_per_step))
+        steps = math.ceil(sequences * config.data.sequence_length / run.tokens_per_step)
+    return config.with_steps(steps)

@@ -1,5 +1,6 @@
 """The recipe's `run` section: how long a run trains, on what global batch, and where it starts. No torch."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -39,6 +40,11 @@ class RunSettings(Settings):
         if "://" in str(directory):  # a Path would make folders of its parts, with what is secret in their names
             raise ValueError("a run writes to a local directory, and this is a URL")
         return directory
+
+    @property
+    def known_steps(self) -> int | None:
+        """The length in optimizer steps; None where it is given in epochs of data that is not open yet."""
+        return math.ceil(self.tokens / self.tokens_per_step) if self.tokens is not None else self.steps
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._length(), self._start()

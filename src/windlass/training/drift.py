@@ -12,7 +12,7 @@ from typing import Any
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
-from windlass.data.prepare.prepare import Prepared, other_stream
+from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
@@ -98,10 +98,29 @@ def begun(config: RunConfig) -> dict[str, Any] | None:
     return None
 
 
-def check_settings(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
-    """Sentences on settings whose drift is accepted. Raises UserError on drift that is not."""
-    accepted = set(config.run.accept_drift)
+def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | None) -> list[str]:
+    """Sentences on settings, length and data that changed since the checkpoint, and may. Raises one UserError for all that may
+    not. `stream`: that of the data as it is now (Prepared.stream); None where it is not known yet, and not judged."""
     found = drift(without_secrets(trainer_state["config"]), config.kept())  # a fresh signature is no drift
+    now = config.run.known_steps
+    lengths = [] if now is None else list(judged(_length_errors(trainer_state, config, now)))
+    is_other = stream is not None and stream != trainer_state["data"]["stream"]
+    is_refused = is_other and stream_to_keep(trainer_state, config) is not None
+    streams = [other_stream(config.data.directory)] if is_refused else []
+    raise_all([*_setting_errors(trainer_state, config, found), *lengths, *streams])
+    return [
+        *(f"accepted drift: {item}" for item in found),
+        *([] if now is None else _longer(trainer_state, config, now)),
+        *(
+            ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]
+            if is_other
+            else []
+        ),
+    ]
+
+
+def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: list[Drift]) -> list[UserError]:
+    accepted = set(config.run.accept_drift)
     model = [item for item in found if item.key.startswith("model.")]
     state = [item for item in found if item.key in ("optim.kind", "optim.groups")]
     errors = list(judged(_state_errors(trainer_state, config))) if state else []
@@ -126,8 +145,7 @@ def check_settings(trainer_state: dict[str, Any], config: RunConfig) -> list[str
                 f"run.accept_drift=[{', '.join(item.key for item in refused)}]",
             )
         )
-    raise_all(errors)
-    return [f"accepted drift: {item}" for item in found]
+    return errors
 
 
 def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[UserError]:
@@ -156,16 +174,20 @@ def stream_to_keep(trainer_state: dict[str, Any], config: RunConfig) -> str | No
     return None if "data" in config.run.accept_drift else trainer_state["data"]["stream"]
 
 
-def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
-    """A sentence on a run that became longer, or shorter where that is accepted. Raises UserError. `run.steps` is resolved."""
-    before, now, step = trainer_state["total_steps"], config.run.steps, trainer_state["step"]
-    assert now is not None
+def _length_errors(trainer_state: dict[str, Any], config: RunConfig, now: int) -> Iterator[UserError]:
+    """`now`: the steps of the run that goes on."""
+    before, step = trainer_state["total_steps"], trainer_state["step"]
     if now < step or (now < before and "run.steps" not in config.run.accept_drift):
-        raise UserError(
+        yield UserError(
             f"run.steps={now}, and the checkpoint has done {step} of {before}",
             "a run may become longer; it becomes shorter only where that is accepted, and never shorter than what is done",
             f"set run.steps to {before} or more, or to {step} or more with run.accept_drift=[run.steps]",
         )
+
+
+def _longer(trainer_state: dict[str, Any], config: RunConfig, now: int) -> list[str]:
+    """A sentence on a run of another length, and its learning rate."""
+    before, step = trainer_state["total_steps"], trainer_state["step"]
     if now == before:
         return []
     old_rate = learning_rate(step, before, OptimConfig.model_validate(trainer_state["config"]["optim"]))
@@ -174,14 +196,3 @@ def check_length(trainer_state: dict[str, Any], config: RunConfig) -> list[str]:
         f"drift: run.steps {before} in the checkpoint, {now} now: the {config.optim.schedule} schedule is stretched; "
         f"the learning rate of step {step + 1} becomes {new_rate:.3g} (was to be {old_rate:.3g})"
     ]
-
-
-def check_continuation(trainer_state: dict[str, Any], config: RunConfig, prepared: Prepared) -> list[str]:
-    """Drift is refused before any tensor is touched, so that a setting is named and not a shape (preflight has checked the other
-    settings). -> sentences on data whose drift is accepted. Raises UserError."""
-    check_length(trainer_state, config)
-    if trainer_state["data"]["stream"] == prepared.stream:
-        return []
-    if stream_to_keep(trainer_state, config) is not None:
-        raise other_stream(prepared.where)
-    return ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]

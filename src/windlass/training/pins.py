@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from windlass.config import RunConfig
 from windlass.data.config import TokenizerConfig
-from windlass.data.prepare.prepare import data_fingerprint
+from windlass.data.prepare.prepare import planned
 from windlass.errors import UserError
 from windlass.hub import client as hub
 from windlass.hub.config import COMMIT
@@ -69,7 +69,7 @@ def fingerprint(recipe: RunConfig) -> str:
     """The hash of all that decides what `recipe` prepares, 32 hexadecimal digits: sources and their contents, tokenizer, and the
     settings of `data` that shards depend on. Two recipes with one fingerprint share a preparation; `prepared.json` holds that of
     what is there. Sources are read, nothing is written, torch is not loaded. Raises UserError for sources that are not here."""
-    return data_fingerprint(pin_tokenizer(recipe).data, recipe.evaluate.sets)
+    return planned(pin_tokenizer(recipe).data, recipe.evaluate.sets).fingerprint
 
 
 def fetch_weights(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ One refusal comes later, since it needs the prepared data: a length in epochs th
 already is.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
 from windlass.data.prepare.background import start
-from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, prepare
+from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, planned, prepare
 from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -32,7 +33,7 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import complete_adapter
 from windlass.training.choose_precision import keep_policy
-from windlass.training.drift import begun, check_continuation, check_settings, stream_to_keep
+from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import interruptible
@@ -41,15 +42,22 @@ SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
 
 
-def make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
-    """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub -> the config with the
-    commits of hub names. With a first epoch in written order, preparation goes on in the background until this process ends.
-    Raises UserError, and Interrupted where a signal comes. Rank 0 or the launcher calls it, alone."""
+class Ready(NamedTuple):
+    """A run that may begin. `config`: with the commits of hub names. `prepared`: its data, opened; None where it grows."""
+
+    config: RunConfig
+    prepared: Prepared | None
+
+
+def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
+    """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub. With a first epoch in
+    written order, preparation goes on in the background until this process ends. Raises UserError, and Interrupted where a signal
+    comes. Rank 0 or the launcher calls it, alone."""
     with interruptible(config.run.directory):
         return _make_ready(config, world, device_type)
 
 
-def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
+def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
@@ -61,7 +69,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
     config = complete_adapter(config, trainer_state)
     if trainer_state is not None:
         config = keep_policy(keep_pins(config, trainer_state), trainer_state)
-        check_settings(trainer_state, config)
+        _refuse_drift(trainer_state, config)
         architecture = architecture_from_hf(trainer_state["model"])
         config.check_layout(architecture, world)
         check_router_loss(config, architecture)
@@ -85,20 +93,31 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> RunConfig:
             check_adapter(config, architecture)
     if config.data.may_grow and config.run.epochs is None:
         start(config.data, config.evaluate.sets, begun=keep)
-        return config
+        return Ready(config, None)
     if config.data.may_grow:
         print(
             "run.epochs: the length of an epoch is known when all is prepared; with run.tokens training begins before"
         )
-    _prepare_or_take(config, keep)
-    return config
+    return Ready(config, _prepare_or_take(config, keep))
 
 
-def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
+def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
+    """Raises one UserError for all drift. The data is looked at only where something else has drifted: `prepare` looks at it
+    anyway, and refuses what is not the checkpoint's."""
+    try:
+        check_drift(trainer_state, config, None)
+    except UserError:
+        stream = None
+        with contextlib.suppress(UserError):  # sources that are not here say nothing of drift
+            stream = planned(pin_tokenizer(config).data, config.evaluate.sets).stream
+        check_drift(trainer_state, config, stream)
+
+
+def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
     """Where a source is not here, as on a cluster to which shards were copied, what was prepared of it by the same recipe is
     taken as it is: there is nothing to compare it with. Raises UserError."""
     try:
-        prepare(config.data, config.evaluate.sets, begun=keep)
+        return prepare(config.data, config.evaluate.sets, begun=keep)
     except AbsentSource as error:
         try:
             prepared = open_prepared(config.data, config.evaluate.sets)
@@ -109,15 +128,17 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> None:
         if keep is not None and prepared.stream != keep:
             raise other_stream(prepared.where) from None
         say(f"{prepared.where} is taken as it was prepared: {error.given}, so whether that has changed is not known")
+        return prepared
 
 
-def make_ready_once(config: RunConfig, runtime: Runtime) -> RunConfig:
+def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
     """The same on all ranks of a launcher that has prepared nothing: rank 0 makes ready, then one rank per host fetches the
-    weights that rank 0 pinned. Collective."""
-    pinned = runtime.shared(runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type)))
+    weights that rank 0 pinned. The data is open on rank 0 alone. Collective."""
+    ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
+    pinned = runtime.shared(None if ready is None else ready.config)
     assert pinned is not None
     runtime.first_on_host(lambda: fetch_weights(pinned) if begun(pinned) is None else None)
-    return pinned
+    return ready or Ready(pinned, None)
 
 
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
@@ -215,10 +236,11 @@ def check_before_training(prepared: Prepared, config: RunConfig, runtime: Runtim
 def check_data(
     trainer_state: dict[str, Any] | None, config: RunConfig, prepared: Prepared, runtime: Runtime
 ) -> list[str]:
-    """What is to be said of the data: a new run's warnings, or what a run that goes on accepts. Raises UserError. Collective."""
+    """Warnings on a new run's data; a run that goes on has the data that it began with. Raises UserError. Collective."""
     if trainer_state is None:
         return check_before_training(prepared, config, runtime)
-    return check_continuation(trainer_state, config, prepared)
+    check_drift(trainer_state, config, prepared.stream)  # before any tensor is touched; restoring says what is accepted
+    return []
 
 
 class ModelPlan(NamedTuple):

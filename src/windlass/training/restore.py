@@ -18,7 +18,7 @@ from windlass.model.open_config import directory_of
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
-from windlass.training.drift import check_length, check_settings
+from windlass.training.drift import check_drift
 from windlass.training.open_saved import check_trainer_state
 
 STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
@@ -61,13 +61,19 @@ def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
 
 
 def restore(
-    config: RunConfig, checkpoints: Checkpoints, program: Program, optimizer: Optimizer, log: Callable[[str], None]
+    config: RunConfig,
+    checkpoints: Checkpoints,
+    program: Program,
+    optimizer: Optimizer,
+    stream: str,
+    log: Callable[[str], None],
 ) -> Start:
-    """Fills weights and optimizer state in place. Collective. Raises UserError for drift and for a wrong start_from."""
+    """Fills weights and optimizer state in place. `stream`: Prepared.stream. Collective. Raises UserError for drift and for a
+    wrong start_from."""
     directory = config.run.directory
     trainer_state = checkpoints.restore(state_tensors(program, optimizer))
     if trainer_state is not None:
-        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", log)
+        return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", stream, log)
     if config.run.start_from is None:
         return Start(0, f"at step 0: {directory} holds no committed checkpoint")
     source = Path(config.run.start_from)
@@ -75,12 +81,14 @@ def restore(
         trainer_state = checkpoints.restore_from(source, weight_tensors(program), what="weights")
         return Start(0, f"at step 0 with the weights of step {trainer_state['step']} of {source}")
     trainer_state = checkpoints.restore_from(source, state_tensors(program, optimizer), what="all")
-    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", log)
+    return _continue(trainer_state, config, f"from step {trainer_state['step']} of {source}", stream, log)
 
 
-def _continue(trainer_state: dict[str, Any], config: RunConfig, source: str, log: Callable[[str], None]) -> Start:
+def _continue(
+    trainer_state: dict[str, Any], config: RunConfig, source: str, stream: str, log: Callable[[str], None]
+) -> Start:
     check_trainer_state(trainer_state, config.run.directory)
-    drift = check_settings(trainer_state, config) + check_length(trainer_state, config)
+    drift = check_drift(trainer_state, config, stream)
     for sentence in drift:
         log(sentence)
     return Start(trainer_state["step"], source, trainer_state, tuple(drift))

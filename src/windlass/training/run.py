@@ -89,8 +89,7 @@ class Run:
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
         self.step = step
         if self.runtime.rank == 0:
-            with contextlib.suppress(OSError):  # a full disk ends no run; events.jsonl, and the console, say it
-                write_status(self.config.run.directory, state, step, exit_code)
+            write_status(self.config.run.directory, state, step, exit_code)
 
     @property
     def total_steps(self) -> int:

@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
-from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.store import committed_steps, named_errors
 from windlass.config import RunConfig
 from windlass.contract import num_ranks
 from windlass.errors import Interrupted, UserError
@@ -141,6 +141,8 @@ def _run_id(file: Path, log: Callable[[str], None]) -> str:
         )
     run_id = secrets.token_hex(8)
     draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps({"run_id": run_id}))
-    draft.replace(file)  # whole or not there, however the process ends
+    content = json.dumps({"run_id": run_id})
+    with named_errors(file.parent, len(content), "a run"):
+        draft.write_text(content)
+        draft.replace(file)  # whole or not there, however the process ends
     return run_id

@@ -15,7 +15,8 @@ from tests.data.prepare.test_build import without_journal
 from tests.data.prepare.test_prepare import content, quietly
 from tests.data.sources.test_growing import DONE, put
 from tests.data.sources.test_growing import filled as filled  # a fixture
-from windlass.data.prepare.background import start
+from windlass import safe_text
+from windlass.data.prepare.background import Background, start
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.shards.journal import open_journal
 from windlass.errors import UserError
@@ -72,6 +73,17 @@ def test_errors_come_back_as_they_were_raised(corpus, tmp_path):
     with pytest.raises(UserError, match="are not those that the run's checkpoint has read"):
         start(config, {}, lambda _: None, begun="another stream")
     assert not (tmp_path / "data").exists()
+
+
+def test_it_keeps_the_secrets_of_who_started_it(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(safe_text, "_VALUES", set())
+    safe_text.keep_secret("tOk3n")
+    url = "http://127.0.0.1:9/tOk3n/x.jsonl"
+    found = Background(data_config(tmp_path, sources=[{"path": url}]), {}, print, None)
+    safe_text._VALUES.clear()  # what is hidden from here on is hidden by the process
+    with pytest.raises(UserError) as caught:
+        found.wait_until(lambda: False)
+    assert caught.value.given.startswith("http://127.0.0.1:9/***/x.jsonl")
 
 
 def test_a_process_that_is_killed_is_told_by_its_exit_code(open_source, tmp_path):

@@ -15,7 +15,7 @@ from windlass.data.sources.source_files import source_of
         ({"path": "a", "hub": "b/c"}, "`path` and `hub` are given"),
         ({"path": ""}, "`path` is empty"),
         ({"hub": ""}, "`hub` is empty"),
-        ({"path": "s3://me:secret@host/x"}, "a URL with a user or password"),
+        ({"path": "s3://me:secret@host/x"}, "a URL with a user or password, which an http server alone takes"),
         ({"builtin": "python-stdlib", "text": "x"}, "has no effect on `builtin`"),
         ({"path": "a", "split": "train"}, "`split` has no effect without `hub`"),
         ({"path": "a", "revision": "main"}, "`revision` has no effect without `hub`"),

@@ -66,16 +66,19 @@ def test_a_contradiction_of_axes_hides_the_world_only():
     assert refused({"replicate": 0, "tp": 3}, MODEL, 5).given.count(";") == 1
 
 
-COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_settings", "rules_of")
+COUNTED = ("layout_errors", "degree_errors", "head_errors", "check_drift", "rules_of")
+OF_DATA = ("load_prepared", "open_prepared", "check_shards", "check_small_files", "read_index")
 
 
 def calls_of(function):
-    """How often each of COUNTED is called in this process while `function` runs. A generator's frame is one call."""
+    """How often each of COUNTED and, in data/, of OF_DATA is called in this process while `function` runs. A generator's frame
+    is one call."""
     frames = set()
 
     def profile(frame, event, _argument):
         code = frame.f_code
-        if event == "call" and code.co_name in COUNTED and "/windlass/" in code.co_filename:
+        names, room = (OF_DATA, "/windlass/data/") if code.co_name in OF_DATA else (COUNTED, "/windlass/")
+        if event == "call" and code.co_name in names and room in code.co_filename:
             frames.add(frame)
 
     sys.setprofile(profile)
@@ -86,7 +89,7 @@ def calls_of(function):
     return Counter(frame.f_code.co_name for frame in frames)
 
 
-def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known(tmp_path):
+def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known_and_opens_its_data_once(tmp_path):
     train(tiny.recipe(tmp_path, run={"steps": 3}))
 
     def resume():
@@ -98,5 +101,11 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known(
         "degree_errors": 2,
         "head_errors": 2,
     }
-    assert counts["check_settings"] == 2, "before anything is made, and of the checkpoint that is read"
+    assert counts["check_drift"] == 3, (
+        "before anything is made, once the data is known, and of the checkpoint that is read"
+    )
     assert counts["rules_of"] == 2, "once to refuse, once to train"
+    assert {name: counts[name] for name in OF_DATA} == {
+        **dict.fromkeys(OF_DATA, 1),
+        "read_index": 2,  # of the training set and of the validation set
+    }, "the data is opened once, to be prepared, and handed over"

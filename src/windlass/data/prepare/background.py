@@ -24,7 +24,7 @@ from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.journal import BEAT_NAME, open_journal, tell_failure
 from windlass.errors import AbsentSource, BadShard, Unavailable, UnreachableSource, UserError
-from windlass.safe_text import say
+from windlass.safe_text import keep_secret, say, secret_values
 
 POLL_S: Final = 0.1
 KINDS: Final = {kind.__name__: kind for kind in (UserError, AbsentSource, BadShard, Unavailable, UnreachableSource)}
@@ -38,6 +38,8 @@ def serve() -> None:
     sys.excepthook = _send_crash
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
+    for value in task["secrets"]:
+        keep_secret(value)
     config = DataConfig.model_validate({**task["config"], "rehash": task["rehash"]})
     sets = {name: SourceConfig.model_validate(source) for name, source in task["sets"].items()}
     try:
@@ -89,6 +91,7 @@ class Background:
             "sets": {name: source.model_dump(mode="json", by_alias=True) for name, source in sets.items()},
             "begun": begun,
             "rehash": config.rehash,
+            "secrets": secret_values(),
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task) + "\n")

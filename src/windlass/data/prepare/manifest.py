@@ -226,8 +226,8 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
 
 
 def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: Prepared | None = None) -> Prepared:
-    """The preparation of these settings; `found`: the finished one that is there, where it is open already. Raises UserError if
-    there is none or its settings differ, BadShard if damaged."""
+    """The preparation of these settings; `found`: the finished one that is there, where it is open already and its shards were
+    checked. Raises UserError if there is none or its settings differ, BadShard if damaged."""
     directory = config.directory if is_url(config.directory) else str(Path(config.directory).absolute())
     prepared = found or find_prepared(config) or (find_growing(config) if config.may_grow else None)
     if prepared is None:
@@ -243,7 +243,8 @@ def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: P
     if not prepared.is_whole:
         return prepared
     if prepared.remote is None:
-        check_shards(prepared, config.max_bad_shards)
+        if found is None:
+            check_shards(prepared, config.max_bad_shards)
     else:
         prepared.remote.check_window("train", config.shuffle_window, len(config.weights or [1]))
     return prepared

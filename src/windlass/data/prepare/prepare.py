@@ -97,13 +97,13 @@ def prepare(
     return open_prepared(config, sets)
 
 
-def data_fingerprint(config: DataConfig, sets: Mapping[str, SourceConfig]) -> str:
-    """The fingerprint by which `prepare` recognises its work, of the sources as they are now. Every source that has changed since
-    it was prepared is read, to be hashed; nothing is written. Raises UserError."""
+def planned(config: DataConfig, sets: Mapping[str, SourceConfig]) -> PreparePlan:
+    """What `prepare` would make of the sources as they are now, with the fingerprints by which it recognises its work. Every
+    source that has changed since it was prepared is read, to be hashed; nothing is written. Raises UserError."""
     directory = local_directory(config)
     hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
     plan, _ = _plan(config, sets, lambda _line: None, directory, hashes, is_asked=True)
-    return plan.fingerprint
+    return plan
 
 
 def _plan(
@@ -136,10 +136,11 @@ def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None
 
 def other_stream(place: str) -> UserError:
     return UserError(
-        f"the files of data.sources, or the tokenizer's, are not those that the run's checkpoint has read ({place})",
+        "the files of data.sources, the tokenizer's, or settings of data that make samples of them, are not those that the run's "
+        f"checkpoint has read ({place})",
         "a resumed run goes on in the stream it began, with the tokenizer it began",
-        "put the old files back; or take another run.directory and data.directory, with run.start_from for the weights; "
-        "or accept another stream with run.accept_drift=[data]",
+        "put the old files and settings back; or take another run.directory and data.directory, with run.start_from for the "
+        "weights; or accept another stream with run.accept_drift=[data]",
     )
 
 

@@ -99,9 +99,10 @@ class SourceConfig(Settings):
     def _credentials(self) -> Iterator[ValueError]:
         for path in self.paths:
             rest = path.partition("://")[2]
-            if "@" in rest.partition("/")[0] and not path.startswith("hf://"):
+            if "@" in rest.partition("/")[0] and not path.startswith(("hf://", "http://", "https://")):
                 yield ValueError(
-                    "`path` is a URL with a user or password: give the bare URL, and credentials in the environment"
+                    "`path` is a URL with a user or password, which an http server alone takes: give the bare URL, and "
+                    "credentials in the environment"
                 )
 
     def _keys(self) -> Iterator[ValueError]:

@@ -21,7 +21,7 @@ from windlass.data.files import EXTRAS
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
-from windlass.safe_text import redacted
+from windlass.safe_text import redacted, without_values
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"
 NO_NETWORK: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -205,4 +205,4 @@ def _is_outage(cause: BaseException) -> bool:
 def _said(causes: list[BaseException]) -> str:
     """The message of the first cause that says more than the URL."""
     cause = causes[1] if isinstance(causes[0], FileNotFoundError) and len(causes) > 1 else causes[0]
-    return str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+    return without_values(str(cause).splitlines()[0]) if str(cause) else type(cause).__name__

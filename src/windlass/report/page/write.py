@@ -53,8 +53,11 @@ def write_report(run_directory: Path, baselines: Mapping[str, Mapping[str, float
     )
     target = run_directory / "report.html"
     partial = run_directory / ".report.html.part"
-    partial.write_text(page.replace("\0", "\ufffd"), "utf-8")  # HTML knows no NUL; a young model writes some
-    os.replace(partial, target)  # a reader sees the old page or the new one, never half of one
+    try:
+        partial.write_text(page.replace("\0", "\ufffd"), "utf-8")  # HTML knows no NUL; a young model writes some
+        os.replace(partial, target)  # a reader sees the old page or the new one, never half of one
+    finally:
+        partial.unlink(missing_ok=True)  # where a full disk took half of it
     return target
 
 

@@ -1,0 +1,109 @@
+"""Wrong keys in nearly the right place are answered with ours, which exist."""
+
+import copy
+import re
+
+import pytest
+
+from tests import tiny
+from tests.test_config import TREE
+from windlass import mistakes
+from windlass.config import RunConfig, check_recipe
+from windlass.errors import UserError
+from windlass.near_names import NEARLY
+from windlass.recipe import apply_override
+
+WRONG_KEYS = {  # as people write them -> what they are told
+    "optim.lr=1e-4": "use optim.learning_rate=0.0001; ",
+    "optim.max_lr=1e-4": "use optim.learning_rate=0.0001; ",
+    "optim.warmup=10": "use optim.warmup_steps=10; ",
+    "optim.warmup_ratio=0.1": "use optim.warmup_steps, that share of the run's steps; ",
+    "optim.scheduler=cosine": "use optim.schedule=cosine; ",
+    "optim.min_lr=1e-5": "use optim.floor, as a share of optim.learning_rate; ",
+    "optim.name=adamw": "use optim.kind=adamw; ",
+    "optim.betas=[0.9, 0.95]": "use optim.beta1 and optim.beta2; ",
+    "optim.eps=1e-8": "use optim.epsilon=1e-08; ",
+    "optim.grad_clip=1.0": "use optim.max_norm=1.0; ",
+    "optim.wd=0.1": "use optim.weight_decay=0.1; ",
+    "optim.learningRate=1e-4": "use optim.learning_rate=0.0001; ",
+    "parallel.tensor=2": "use parallel.tp=2; ",
+    "parallel.tensor_parallel_size=2": "use parallel.tp=2; ",
+    "parallel.pipeline=2": "use parallel.pp=2; ",
+    "parallel.data=2": "use parallel.replicate=2 parallel.zero=0 (whole copies, DDP) or parallel.shard=2 (ZeRO, FSDP); ",
+    "parallel.dp=2": "use parallel.replicate=2 parallel.zero=0 (whole copies, DDP) or parallel.shard=2 (ZeRO, FSDP); ",
+    "parallel.sequence=2": "parallel.tp brings along; parallel.context=2 cuts long sequences; ",
+    "parallel.cp=2": "use parallel.context=2; ",
+    "parallel.ep=2": "use parallel.expert=2; ",
+    "data.seq_len=64": "use data.sequence_length=64; ",
+    "data.path=texts": "use data.sources=[{path: texts}], or hub for path; ",
+    "data.val_split=0.1": "use data.validation=0.1; ",
+    "data.text_column=body": "use text of an entry of data.sources; ",
+    "data.batch_size=8": "use run.tokens_per_step (sequences x data.sequence_length); ",
+    "data.learning_rate=1e-4": "did you mean `optim.learning_rate`? ",
+    "run.output_dir=out": "use run.directory=out; ",
+    "run.max_steps=9": "use run.steps=9; ",
+    "run.batch_size=9": "use run.tokens_per_step (sequences x data.sequence_length); ",
+    "run.micro_batch_size=9": "use run.micro_batch=9; ",
+    "run.gradient_accumulation_steps=4": "use nothing (accumulation follows from run.tokens_per_step and run.micro_batch); ",
+    "run.num_epochs=2": "use run.epochs=2; ",
+    "run.resume=true": "use nothing (the same command resumes), or run.start_from for another run's weights; ",
+    "run.lr=1e-4": "use optim.learning_rate=0.0001; ",
+    "run.sequence_length=64": "did you mean `data.sequence_length`? ",
+    "run.precision_policy=bf16": "",
+    "run.policy=bf16": "did you mean `precision.policy`? ",
+    "checkpoint.save_steps=5": "use checkpoint.every_steps=5; ",
+    "checkpoint.save_total_limit=5": "use checkpoint.keep_last=5; ",
+    "checkpoint.directory=x": "did you mean `run.directory` or `data.directory`? ",
+    "evaluate.eval_steps=5": "use evaluate.every_steps=5; ",
+    "report.logging_steps=5": "use report.every_steps=5; ",
+    "training={steps: 5}": "use the section run; ",
+    "optimizer={lr: 5}": "use the section optim; ",
+    "lr=1e-4": "use optim.learning_rate=0.0001; ",
+    "max_steps=5": "use run.steps=5; ",
+    "model.n_layers=4": "use model.num_hidden_layers=4; ",
+    "model.dim=4": "use model.hidden_size=4; ",
+}
+
+
+def told(overrides, tree=TREE):
+    """The key of each refused override -> what is said of it."""
+    tree = copy.deepcopy(tree)
+    for override in overrides:
+        apply_override(tree, override)
+    with pytest.raises(UserError) as caught:
+        check_recipe(tree)
+    return {error.given: error for error in getattr(caught.value, "errors", [caught.value])}
+
+
+def test_a_wrong_key_in_nearly_the_right_place_is_answered_with_ours():
+    family = {**TREE, "model": {"family": "qwen3", "hidden_size": 8}}
+    said = told(WRONG_KEYS, family)
+    for override, answer in WRONG_KEYS.items():
+        key = override.partition("=")[0]
+        errors = [error for given, error in said.items() if given == key or given.startswith(f"model: {key[6:]}: ")]
+        assert errors and answer in errors[0].change, (override, [error.change[:80] for error in errors])
+        assert answer or not errors[0].change.startswith(("use", "did")), override
+
+
+def test_a_model_by_another_word_for_its_name():
+    (said,) = told(["model={name: org/some}"]).values()
+    assert said.change.startswith("use model.from=org/some; ")
+    source = told(["data.sources=[{dataset: org/some, column: body}]"])
+    assert {given: error.change.partition(";")[0] for given, error in source.items()} == {
+        "data.sources[0].dataset": "use hub: org/some",
+        "data.sources[0].column": "use text: body",
+    }
+
+
+def test_what_is_answered_to_a_wrong_key_is_a_key_and_no_word_is_one():
+    def keys(*sections):
+        return mistakes._keys_at(RunConfig, sections)
+
+    for section, rows in NEARLY.items():
+        own = [*keys(*section.split(".")), *(tiny.QWEN3_KEYS if section == "model" else [])]
+        for ours, words in rows.items():
+            for place, key in re.findall(r"\b([a-z]+)\.([a-z_0-9]+)", ours):
+                assert key in [*keys(place), *(tiny.QWEN3_KEYS + ["vocab_size"] if place == "model" else [])], ours
+            assert not set(words.split()) & set(own), (section, ours)
+        listed = [word for words in rows.values() for word in words.split()]
+        assert len(listed) == len(set(listed)), section
