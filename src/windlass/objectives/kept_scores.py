@@ -36,15 +36,15 @@ class ReferenceScores:
     sets: Mapping[str, np.ndarray]
 
     def to_bytes(self) -> bytes:
-        digest = _digest(self.sets)
-        return save(dict(self.sets), {"began_with": self.began_with, "digest": digest})
+        facts = {"began_with": self.began_with, "digest": _digest(self.sets)}
+        return save(dict(self.sets), {"scores": json.dumps(facts)})  # one key: safetensors writes several in any order
 
     @staticmethod
     def parse(data: bytes) -> "ReferenceScores | None":
         """None where `data` is not what `to_bytes` made."""
         try:
             size = int.from_bytes(data[:8], "little")
-            facts = json.loads(data[8 : 8 + size])["__metadata__"]
+            facts = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["scores"])
             sets = load(data)
         except (ValueError, KeyError, TypeError, SafetensorError):
             return None

@@ -84,12 +84,9 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         unproved.append("the grouped product of experts: the proxy model's experts run one by one")
     if config.run.start_from is not None:
         unproved.append("run.start_from: the proxy model begins with weights of its own")
-    is_preference = config.objective.kind == "dpo"
-    if is_preference:
+    if config.objective.kind == "dpo":
         unproved.append("rows at the borders of the vocabulary's parts: pairs are compared as they are prepared")
-        write_pairs(directory / "text")
-    else:
-        write_text(directory / "text")
+    (write_pairs if config.objective.kind == "dpo" else write_text)(directory / "text")
     section = adapter_section(config, architecture, small, layers, directory / "adapter")
     adapter = adapter_of(AdapterConfig.model_validate(section), small)
     tree = {

@@ -4,6 +4,7 @@ What can be refused is refused before anything slow starts: the layout and the b
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
 """
 
+import math
 import sys
 from contextlib import ExitStack
 
