@@ -108,11 +108,8 @@ class Block(nn.Module):
 
     def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
-        self.dropout, self.residual_scale, self.is_parallel = (
-            arch.resid_dropout,
-            arch.residual_scale,
-            arch.parallel_block,
-        )
+        self.dropout, self.residual_scale = arch.resid_dropout, arch.residual_scale
+        self.is_parallel = arch.parallel_block
         self.self_attn = Attention(arch)
         self.mlp = MoE(arch) if is_sparse else MLP(arch)
         size = arch.hidden_size
@@ -219,22 +216,23 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
-        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py).
+        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py);
+        with a cache the new positions are of each row's last one.
         `keys` [B]: one per sample, for dropout; training a model with dropout needs them."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
         if cache is not None:
-            cache.check(num_positions, documents)
+            cache.check(num_positions)
             offset = cache.length
         end = offset + num_positions
-        found = None if documents is None else find_documents(documents, num_positions)
-        positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT
+        found = None if documents is None else find_documents(documents, end, offset)
+        positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT + offset
         parts: tuple[Documents, ...] = ()
         if context is not None:
             positions = context.zigzag.take(positions)
             parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
-        hidden_BTD = self._embed(input_ids, positions, end) if self.first else input_ids
+        hidden_BTD = self._embed(input_ids, positions, end if cache is None else None) if self.first else input_ids
         dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: no extra call
         stream_T, heads_H = (None, None) if dropped is None else self._shares(num_positions, input_ids.device)
         if dropped is not None and self.first:
@@ -279,18 +277,18 @@ class Decoder(nn.Module):
         found = {str(layer): keys_B for layer, keys_B in zip(layers, layer_keys(keys_B, numbers_L), strict=True)}
         return {**found, "embedding": fold(keys_B, EMBEDDING)}
 
-    def _embed(self, ids_BT: Tensor, positions: Tensor, end: int) -> Tensor:
-        """Token rows, plus position rows where positions are learned; `end`: one past the last position."""
+    def _embed(self, ids_BT: Tensor, positions: Tensor, end: int | None) -> Tensor:
+        """Token rows, plus position rows where positions are learned; `end`: one past the last position, None to look for it."""
         hidden_BTD = self.model.embed_tokens(ids_BT)
         here = self.share.of(ids_BT.shape[1])  # the positions of the stream
         if self.arch.pad_row is not None:
-            hidden_BTD = torch.where(
-                (ids_BT[:, here] == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD
-            )
+            is_pad_BT1 = (ids_BT[:, here] == self.arch.pad_row)[:, :, None]
+            hidden_BTD = torch.where(is_pad_BT1, hidden_BTD.detach(), hidden_BTD)
         if self.arch.embedding_scale != 1.0:
             hidden_BTD = hidden_BTD * self.arch.embedding_scale
         if self.arch.rope_theta is not None:
             return hidden_BTD
+        end = int(positions.max()) + 1 if end is None else end
         if end > self.arch.max_positions:
             raise UserError(
                 f"a sequence of {end} tokens",
