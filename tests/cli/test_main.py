@@ -142,6 +142,7 @@ def test_help_names_every_command_and_loads_no_torch():
         (["train", "nothing.yaml"], "no recipe at nothing.yaml"),
         (["prepare", "tiny.yaml", "data.directory=new", "data.sources=[{path: nowhere}]"], "nowhere"),
         (["evaluate", "new"], "new"),
+        (["evaluate", "new", "--tasks", "x.yaml", "--nproc", "2"], "--tasks x.yaml"),
         (["generate", "new"], "new"),
         (["generate", "new", "--chat", "--record"], "--chat without a prompt"),
         (["generate", "new", "--prompts", "none.txt"], "none.txt"),

@@ -18,11 +18,27 @@ def evaluate(
         str | None, typer.Option(help="Score on this recipe's prepared sets; for a model that is no run.")
     ] = None,
     step: Step = None,
-    sequences: Annotated[int | None, typer.Option(help="Sequences per set, instead of the recipe's number.")] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Sequences per set, instead of the recipe's number; rows per task.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Run these tasks of lm-eval instead; on one process.")
+    ] = None,
     base: Base = None,
     nproc: Nproc = None,
 ) -> None:
     """Validation loss, perplexity and bits per byte; of conversations, per answer token."""
+    if tasks is not None:
+        if recipe is not None or nproc not in (None, "1") or local.is_worker():
+            raise UserError(
+                f"--tasks {tasks} with --recipe, --nproc or a launcher",
+                "tasks bring their own data, and run on one process",
+                "leave these out",
+            )
+        from windlass.commands.tasks import run_tasks
+
+        print_lines(run_tasks(path, tasks, step=step, base=base, limit=sequences))
+        return
     local.die_with_agent()
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:
