@@ -1,4 +1,4 @@
-"""Fills the marked places of docs/techniques/*.md and docs/walkthrough.md from the source and from counted results.
+"""Fills the marked places of docs/techniques/*.md, walkthrough.md and howto/finetune.md from the source and from counted results.
 
 A place is an HTML comment, what was filled in, and `<!-- end -->`. Five kinds:
 
@@ -31,7 +31,7 @@ Row = Mapping[str, Any]
 
 
 def pages() -> list[Path]:
-    return [*sorted((DOCS / "techniques").glob("*.md")), DOCS / "walkthrough.md"]
+    return [*sorted((DOCS / "techniques").glob("*.md")), DOCS / "walkthrough.md", DOCS / "howto" / "finetune.md"]
 
 
 def filled(page: Path) -> str:
@@ -132,11 +132,13 @@ def figure(argument: str, _page: Path) -> str:
 
 def table(argument: str, _page: Path) -> str:
     places, _, names = argument.partition(" | ")
+    recipes = RESULTS.with_name("finetune.json")  # benchmarks/finetune.py
+    counted = results() | {"finetune": json.loads(recipes.read_text())["recipes"]}
     chosen: dict[str, Row] = {}
     for place in places.split("; "):
         place, _, name = place.partition(" as ")
         page, _, row = place.partition("/")
-        chosen |= {name or row: results()[page][row]} if row else results()[page]
+        chosen |= {name or row: counted[page][row]} if row else counted[page]
     columns = [COLUMNS[name] for name in names.split(", ")]
     head = "| layout | " + " | ".join(title for title, _ in columns) + " |\n|---|" + "---:|" * len(columns)
     body = "\n".join(

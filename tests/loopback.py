@@ -4,6 +4,7 @@ Small files are answered at once, safetensors are redirected to a content store 
 X-Error-Code. Every answer is recorded with the bytes of its body that were sent, so that a test can count them.
 """
 
+import base64
 import hashlib
 import json
 import threading
@@ -41,7 +42,8 @@ class Answer:
 class Hub:
     """`repositories` by name, `moved` from old to new name, `cut`: file -> bytes of its body after which the line dies (one
     entry per time), `token`: the one that may read what is gated or private, `down`: 503 for everything, `failing`: files
-    that are answered by 503, `slow_s`: how long large files take."""
+    that are answered by 503, `slow_s`: how long large files take, `uploaded`: large files of a push, by their hash,
+    `refused_writes`: part of a path -> the status that a push gets there, `refused_uploads`: the store takes no large file."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
@@ -50,6 +52,9 @@ class Hub:
     down: bool = False
     failing: set[str] = field(default_factory=set)
     slow_s: float = 0.0
+    uploaded: dict[str, bytes] = field(default_factory=dict)
+    refused_writes: dict[str, int] = field(default_factory=dict)
+    refused_uploads: bool = False
     answers: list[Answer] = field(default_factory=list)
     endpoint: str = ""
 
@@ -108,14 +113,74 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self):
         self._route()
 
-    def do_POST(self):  # which paths of a dataset there are, and what they are
-        asked = urllib.parse.parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["paths"]
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        if "paths-info" in path:
+            self._paths(path, urllib.parse.parse_qs(body.decode())["paths"])
+        elif self.hub.down:
+            self._answer(503)
+        elif path == "/api/validate-yaml":
+            self._json(200, {"warnings": [], "errors": []})
+        else:
+            self._write(path, body)
+
+    def do_PUT(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.uploaded[hashlib.sha256(body).hexdigest()] = body
+        self._answer(200 if not self.hub.refused_uploads else 507)
+
+    def _write(self, path, body):
+        """What a push asks, in its order: a repository, how each file is to come, where the large ones go, the commit."""
+        token, refused = (self.headers.get("Authorization") or "").removeprefix("Bearer "), self.hub.refused_writes
+        status = 401 if token == "hf_invalid" else 403 if token != self.hub.token else None
+        status = status or next((refused[part] for part in refused if part in path), None)
+        if status is not None:
+            self._answer(status, {"X-Error-Message": f"not you, {token}"[:8]})
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            is_there = name in self.hub.repositories
+            if not is_there:
+                self.hub.add(name, {}, private=asked.get("visibility") == "private")
+            self._json(409 if is_there else 200, {"url": f"{self.hub.endpoint}/{name}"})
+        elif "/preupload/" in path:
+            modes = [
+                (file["path"], "lfs" if file["path"].endswith(LARGE) else "regular")
+                for file in json.loads(body)["files"]
+            ]
+            self._json(200, {"files": [{"path": p, "uploadMode": mode, "shouldIgnore": False} for p, mode in modes]})
+        elif path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{self.hub.endpoint}/upload/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            self._json(200, {"objects": objects, "transfer": "basic"})
+        else:
+            self._commit("/".join(path.split("/")[3:5]), [json.loads(line) for line in body.splitlines()])
+
+    def _commit(self, name, lines):
+        repository = self.hub.repositories[name]
+        files = dict(repository.commits[repository.revisions["main"]])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.hub.uploaded[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = self.hub.add(name, files)
+        self._json(200, {"commitUrl": f"{self.hub.endpoint}/{name}/commit/{commit}", "commitOid": commit})
+
+    def _json(self, status, value):
+        self._answer(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+    def _paths(self, path, asked):  # which paths of a dataset there are, and what they are
         _, _, *name, _, revision = path.strip("/").split("/")
         files = self.hub.repositories["datasets/" + "/".join(name)]
         listed = self._entries(files.commits[files.commit(revision)])
-        body = json.dumps([entry for entry in listed if entry["path"] in asked]).encode()
-        self._answer(200, {"Content-Type": "application/json"}, body)
+        self._json(200, [entry for entry in listed if entry["path"] in asked])
 
     def log_message(self, *_):
         pass
@@ -253,12 +318,14 @@ def hub(tmp_path, monkeypatch):
             "ENDPOINT": served.endpoint,
             "HUGGINGFACE_CO_URL_TEMPLATE": url,
             "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
             "HF_HUB_CACHE": str(tmp_path / "cache"),
             "HF_TOKEN_PATH": str(tmp_path / "token"),
         }
         for name, value in settings.items():
             monkeypatch.setattr(constants, name, value)
         monkeypatch.delenv("HF_TOKEN", raising=False)
-        monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _s: None)
+        for module in ("file_download", "utils._http"):
+            monkeypatch.setattr(f"huggingface_hub.{module}.time.sleep", lambda _s: None)
         yield served
         close_session()

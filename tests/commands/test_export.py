@@ -8,7 +8,7 @@ import torch
 
 from tests.cases import write_model
 from windlass.commands.export import export
-from windlass.commands.generate import generate
+from windlass.commands.generate import Sampling, generate
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.training.open_saved import open_saved
@@ -25,7 +25,7 @@ def test_an_export_loads_in_transformers_with_the_same_logits_and_text(run, expo
     with torch.no_grad():
         assert (theirs(ids).logits - saved.model(ids)).abs().max() <= 1e-5
     text = theirs.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :]
-    (ours,) = generate(run, ["the ship and the anchor"], max_tokens=20, temperature=0)
+    (ours,) = generate(run, ["the ship and the anchor"], Sampling(max_tokens=20, temperature=0))
     assert tokenizer.decode(text, skip_special_tokens=True) == ours
     eos = open_tokenizer(exported.directory)[1]
     assert theirs.config.eos_token_id == eos == tokenizer.eos_token_id

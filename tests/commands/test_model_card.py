@@ -1,5 +1,6 @@
 """The model card: what it says is true, and what is not known is not said."""
 
+import dataclasses
 import json
 import shlex
 
@@ -11,7 +12,7 @@ from windlass.commands.export import export
 from windlass.commands.model_card import base_license, front_matter
 from windlass.config import check_recipe
 from windlass.training.base_model_files import FRONT_MATTER
-from windlass.training.open_saved import SavedModel, open_saved
+from windlass.training.open_saved import open_saved
 
 
 def read_card(directory):
@@ -55,9 +56,7 @@ def saved_with(run, **model):
     saved = open_saved(run)
     config = {**saved.trainer_state["config"], "model": {"revision": None, "commit": None, **model}}
     trainer_state = {**saved.trainer_state, "config": config}
-    return SavedModel(
-        saved.model, saved.architecture, saved.tokenizer_directory, saved.directory, saved.step, trainer_state
-    )
+    return dataclasses.replace(saved, trainer_state=trainer_state)
 
 
 def test_a_hub_name_is_the_base_model_and_a_directory_is_not(run, tmp_path):

@@ -10,7 +10,8 @@ from tests import tiny
 from windlass.checkpoint.keep import diff
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
-from windlass.commands.generate import generate
+from windlass.commands.generate import Sampling, generate
+from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.training.loop import train
 from windlass.training.open_saved import open_saved
@@ -86,7 +87,7 @@ def test_commands_read_an_adapter(runs):
     (line, *_) = evaluate(runs / "lora", sequences=6)
     logged = [event for event in tiny.lines(runs / "lora") if event["kind"] == "validation"][-1]
     assert f"loss {logged['loss']:.4f}" in line
-    assert len(generate(runs / "nf4", ["wind"], max_tokens=4, temperature=0)) == 1
+    assert len(generate(runs / "nf4", ["wind"], Sampling(max_tokens=4, temperature=0))) == 1
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -101,6 +102,87 @@ def test_peft_loads_the_export(runs, name, tmp_path):
 def test_merged_it_is_a_model_like_any_other(runs, name, tmp_path):
     done = export(runs / name, tmp_path / "merged", merge=True)
     assert done.largest_difference <= 1e-5 and done.base is None
+
+
+@pytest.fixture(scope="module")
+def adapter(runs):
+    """PEFT's files of the run `lora`."""
+    return export(runs / "lora", runs / "as PEFT").directory
+
+
+def write_recipe(runs, base, **sections):
+    file = runs / "recipe.yaml"
+    file.write_text(to_yaml(recipe(runs, base, "lora", **sections)))
+    return str(file)
+
+
+def test_an_adapters_directory_says_what_its_run_says(runs, base, adapter, tmp_path):
+    greedy = Sampling(max_tokens=8, temperature=0)
+    (said,) = generate(runs / "lora", ["the wind"], greedy)
+    assert generate(adapter, ["the wind"], greedy) == [said]
+    file = write_recipe(runs, base)
+    (line, *_) = evaluate(runs / "lora", sequences=6)
+    (again, *_) = evaluate(adapter, sequences=6, recipe=file)
+    assert again.replace("validation: ", f"validation: step {tiny.STEPS}, ") == line
+    (whole, *_) = evaluate(export(adapter, tmp_path / "merged", merge=True).directory, sequences=6, recipe=file)
+    assert whole.split(", perplexity")[0] == again.split(", perplexity")[0]
+    (alone, *_) = evaluate(with_tokenizer(base, adapter, tmp_path), sequences=6, recipe=file)
+    assert alone != whole, "the base without the adapter"
+
+
+def with_tokenizer(base, adapter, tmp_path):
+    copied = shutil.copytree(base, tmp_path / "base")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(adapter / name, copied)
+    return copied
+
+
+def test_an_adapter_finds_its_base_and_its_tokenizer(base, adapter, tmp_path):
+    own = with_tokenizer(base, adapter, tmp_path)
+    copied = shutil.copytree(adapter, tmp_path / "adapter")
+    said = generate(copied, ["the"], Sampling(4, 0.0))
+    file = copied / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "base_model_name_or_path": str(tmp_path / "gone")}))
+    assert f"the base of {copied} is not at {tmp_path / 'gone'}" in refusal(generate, copied, ["a"], Sampling())
+    assert generate(copied, ["the"], Sampling(4, 0.0), base=own) == said
+    (copied / "tokenizer.json").unlink()
+    assert generate(copied, ["the"], Sampling(4, 0.0), base=own) == said, "the base's tokenizer"
+    assert "has no tokenizer.json" in refusal(generate, copied, ["a"], Sampling(), base=base)
+    file.write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    assert "base_model_name_or_path: None" in refusal(generate, copied, ["a"], Sampling())
+    file.write_text(json.dumps({**config, "use_dora": True}))
+    message = refusal(generate, copied, ["a"], Sampling(), base=own)
+    assert "has use_dora" in message and "--merge" in message
+    other = tiny.write_base(tmp_path / "other", num_hidden_layers=3)
+    file.write_text(json.dumps(config))
+    assert "it has no base_model.model.model.layers.2" in refusal(generate, copied, ["a"], Sampling(), base=other)
+
+
+def test_what_is_no_model_is_named(runs, adapter, tmp_path):
+    for path, what in (
+        (tmp_path, "is empty"),
+        (tmp_path / "none", "does not exist"),
+        (runs / "corpus", "holds no model"),
+    ):
+        for command in (lambda path: generate(path, ["a"], Sampling()), evaluate):
+            message = refusal(command, path)
+            assert f"{path} {what}" in message and "config.json" in message and "adapter_config.json" in message
+    assert "has no recipe" in (message := refusal(evaluate, adapter)) and "--recipe" in message
+    assert "as PEFT writes it" in refusal(export, adapter, tmp_path / "x")
+
+
+def test_data_of_another_tokenizer_is_refused(runs, base, adapter, tmp_path):
+    copied = shutil.copytree(adapter, tmp_path / "adapter")
+    tokenizer = json.loads((copied / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, two = list(vocabulary)[5:7]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    (copied / "tokenizer.json").write_text(json.dumps(tokenizer))
+    file = write_recipe(runs, base)
+    assert "made by another tokenizer" in refusal(evaluate, copied, recipe=file)
+    (copied / "tokenizer.json").unlink()
+    assert f"{base} has no tokenizer.json" in refusal(evaluate, copied, recipe=file)
 
 
 def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path):
@@ -128,14 +210,14 @@ def test_another_base_is_refused_and_a_moved_one_is_found(runs, base, tmp_path):
     train(recipe(runs, own, "lora", "moved", run={"steps": 3}))
     other = tmp_path / "elsewhere"
     own.rename(other)
-    message = refusal(generate, runs / "moved", ["a"], max_tokens=1)
+    message = refusal(generate, runs / "moved", ["a"], Sampling(1))
     assert f"not at {own}" in message and "--base DIR" in message
-    assert generate(runs / "moved", ["a"], max_tokens=1, base=other)
+    assert generate(runs / "moved", ["a"], Sampling(1), base=other)
     weights = other / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    message = refusal(generate, runs / "moved", ["a"], max_tokens=1, base=other)
+    message = refusal(generate, runs / "moved", ["a"], Sampling(1), base=other)
     assert f"{other} is not the base" in message and f"in {own}" in message and "model.safetensors has hash" in message
     other.rename(own)
     message = refusal(train, recipe(runs, own, "lora", "moved", run={"steps": 6}))
@@ -146,7 +228,7 @@ def test_options_that_do_not_fit(runs, tmp_path):
     assert "exported in fp32" in refusal(export, runs / "lora", tmp_path / "x", dtype="bf16")
     train(tiny.recipe(runs, "no adapter", run={"steps": 2}))
     assert "this model has none" in refusal(export, runs / "no adapter", tmp_path / "x", merge=True)
-    assert "it has no base" in refusal(generate, runs / "no adapter", ["a"], base=tmp_path)
+    assert "it has no base" in refusal(generate, runs / "no adapter", ["a"], Sampling(), base=tmp_path)
     assert not (tmp_path / "x").exists()
 
 

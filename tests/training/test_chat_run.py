@@ -4,6 +4,7 @@ import json
 
 from tests import tiny
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
+from windlass.commands.evaluate import evaluate
 from windlass.config import RunConfig
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
@@ -46,6 +47,8 @@ def test_a_run_learns_answers_alone(tmp_path, capfd):
     assert 0.3 < sum(counted) / len(counted) < 0.7, "questions and marks of turns are about half"
     losses = [line["loss"] for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "step"]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    (line,) = evaluate(config.run.directory)
+    assert " nats per answer token, perplexity" in line and line.endswith(" answer tokens")
     out = capfd.readouterr().out
     assert "of conversations only answers are learned" in out
     assert "warning" not in out

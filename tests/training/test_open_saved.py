@@ -12,7 +12,7 @@ from windlass.checkpoint.hashed_file import PieceWriter
 from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.commands import checkpoints
-from windlass.commands.generate import generate
+from windlass.commands.generate import Sampling, generate
 from windlass.errors import BadCheckpoint
 from windlass.training.open_saved import find_checkpoint, open_saved, read_trainer_state
 
@@ -21,7 +21,8 @@ def test_text_is_the_same_from_the_run_the_checkpoint_a_copy_and_the_export(run,
     newest = find_checkpoint(run, None)
     copied = shutil.copytree(newest, tmp_path / "elsewhere")
     texts = {
-        generate(path, ["the deck"], max_tokens=12, seed=5)[0] for path in (run, newest, copied, exported.directory)
+        generate(path, ["the deck"], Sampling(max_tokens=12, seed=5))[0]
+        for path in (run, newest, copied, exported.directory)
     }
     assert len(texts) == 1
 

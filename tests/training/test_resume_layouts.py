@@ -9,7 +9,7 @@ from tests import tiny
 from tests.commands.test_evaluate import evaluate
 from tests.training.resuming import around, assert_close
 from windlass.commands.export import export
-from windlass.commands.generate import generate
+from windlass.commands.generate import Sampling, generate
 from windlass.report.events import read_events
 
 RINGS = {
@@ -83,7 +83,7 @@ def test_step_lines_tell_the_routers_loss_and_the_busiest_experts(runs):
 )
 def test_one_process_scores_and_continues_what_the_ranks_trained(runs, ranks, settings, layout):
     directory = runs.whole(settings, layout)[0].run.directory
-    assert generate(directory, ["a rope"], max_tokens=8, temperature=0) != [""]
+    assert generate(directory, ["a rope"], Sampling(max_tokens=8, temperature=0)) != [""]
     logged = lines_of(runs.whole(settings, layout)[0], "validation")[-1]
     (lines,) = ranks.run(1, evaluate, directory)
     assert f"step {logged['step']}, loss {logged['loss']:.4f}" in lines[0]
@@ -98,7 +98,7 @@ def test_export_and_text_of_a_pipelines_run_are_those_of_one_process(runs, tmp_p
         directory = runs.whole("deep", layout)[0].run.directory
         export(directory, tmp_path / layout)
         held.append(load_file(tmp_path / layout / "model.safetensors"))
-        said.append(generate(directory, ["the"], max_tokens=4, temperature=0))
+        said.append(generate(directory, ["the"], Sampling(max_tokens=4, temperature=0)))
     one, piped = held
     assert one.keys() == piped.keys() and said[0] == said[1]
     assert all((one[name] - piped[name]).abs().max() < 1e-3 for name in one)

@@ -7,4 +7,5 @@ Inside:
 arguments   arguments that several commands share
 checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
+models      `windlass evaluate`, `generate`, `export`
 """

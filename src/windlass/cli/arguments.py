@@ -1,6 +1,7 @@
-"""What several commands take and do: arguments with their help, and lines printed as they come."""
+"""What several commands take and do: arguments with their help, lines printed and read as they come."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +20,15 @@ PreparedPlace = Annotated[
 ]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]
 SavedPath = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run directory, one of its checkpoints, or a Hugging Face directory.")
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A run directory, one of its checkpoints, a Hugging Face directory, or an adapter's (PEFT).",
+    ),
 ]
 Nproc = Annotated[str | None, typer.Option(help="Processes: a number, or auto. Default: all visible GPUs, else 1.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint of this step. Default: the newest.")]
-Base = Annotated[
-    Path | None, typer.Option(help="Of a run with an adapter: the directory of its base, where that has moved.")
-]
+Base = Annotated[Path | None, typer.Option(help="Of an adapter: the directory of its base, where that has moved.")]
 Rehash = Annotated[
     bool, typer.Option("--rehash", help="Hash all local files of the sources, not only those that look changed.")
 ]
@@ -39,3 +42,15 @@ def rehashing(is_asked: bool) -> list[str]:
 def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         say(line)
+
+
+def lines_of_stdin() -> Iterator[str]:
+    """The lines of stdin that say something, with a sign in front of them on a terminal."""
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()

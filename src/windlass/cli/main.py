@@ -15,21 +15,11 @@ import typer
 from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
-from windlass.cli.arguments import (
-    Base,
-    Nproc,
-    Overrides,
-    Recipe,
-    Rehash,
-    RunDirectory,
-    SavedPath,
-    Step,
-    print_lines,
-    rehashing,
-)
+from windlass.cli import models as cli_models
+from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, rehashing
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
-from windlass.safe_text import escaped, say
+from windlass.safe_text import say
 from windlass.status import note_failure
 
 if TYPE_CHECKING:  # it takes a second to load
@@ -171,78 +161,8 @@ def verify(
         raise typer.Exit(EXIT_NOT_EQUAL)
 
 
-@app.command()
-def evaluate(
-    run: RunDirectory,
-    step: Step = None,
-    sequences: Annotated[int | None, typer.Option(help="Sequences per set, instead of the recipe's number.")] = None,
-    base: Base = None,
-    nproc: Nproc = None,
-) -> None:
-    """Validation loss, perplexity and bits per byte of a checkpoint."""
-    local.die_with_agent()
-    num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
-    if num_ranks > 1:
-        raise typer.Exit(local.launch(sys.argv[1:], num_ranks, run))
-    from windlass.commands.evaluate import evaluate as score
-
-    print_lines(score(run, step=step, sequences=sequences, base=base))
-
-
-@app.command()
-def generate(
-    path: SavedPath,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="What the text begins with; may be given several times.")
-    ] = None,
-    step: Annotated[
-        list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
-    record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
-    base: Base = None,
-) -> None:
-    """Text from a checkpoint or an exported directory."""
-    from windlass.commands.generate import generate as write
-
-    prompts = prompt or [""]
-    steps: list[int | None] = [*step] if step else [None]
-    for at in steps:
-        texts = write(
-            path,
-            prompts,
-            step=at,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            record=record,
-            base=base,
-        )
-        for given, text in zip(prompts, texts):
-            print(f"--- step {at}" if at is not None else "---", escaped(given + text), sep="\n", flush=True)
-
-
-@app.command()
-def export(
-    path: SavedPath,
-    target: Annotated[
-        Path | None, typer.Argument(metavar="TARGET", help="Where to. Default: export/ in the run directory.")
-    ] = None,
-    step: Step = None,
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    merge: Annotated[bool, typer.Option("--merge", help="The whole model of a run with an adapter.")] = False,
-    base: Base = None,
-) -> None:
-    """A Hugging Face directory, or PEFT's of an adapter: loaded back and compared before it is there."""
-    from windlass.commands.export import export as write
-
-    done = write(path, target, step=step, dtype=dtype, merge=merge, base=base)
-    what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"
-    say(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
+for command in (cli_models.evaluate, cli_models.generate, cli_models.export):
+    app.command()(command)
 
 
 @app.command()

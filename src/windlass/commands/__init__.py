@@ -1,7 +1,8 @@
 """What each command of the command line calls.
 
-evaluate       validation loss of a checkpoint
-generate       text from a checkpoint or an exported directory
+evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
+generate       text and conversations from one of these
+tasks          tasks of lm-eval from local files (`evaluate --tasks`)
 export         a checkpoint as a Hugging Face directory, loaded back and compared
 smoke          the whole life of a run at full size in 5 steps (`train --smoke`)
 checkpoints    `windlass checkpoint list, verify, diff, prune`

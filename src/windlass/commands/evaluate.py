@@ -1,70 +1,109 @@
-"""Validation of a checkpoint, on the sets of its own recipe, over any number of ranks."""
+"""Validation of a model, over any number of ranks: a checkpoint on the sets of its own recipe, any model on those of a recipe."""
 
 from pathlib import Path
 
-from windlass.config import RunConfig, check_recipe
-from windlass.data.prepare.prepare import open_prepared, other_stream
+from windlass.config import RunConfig, check_recipe, load_recipe
+from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
+from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.evaluation_set import EvaluationSet
+from windlass.data.tokenize.tokenizer import TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
-from windlass.model.config import architecture_from_hf
-from windlass.model.lora.adapter import adapter_of
-from windlass.parallel.build import Fill, build_program
+from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
-from windlass.training.base_model import find_base
 from windlass.training.open_data import evaluation_sets
-from windlass.training.open_saved import find_checkpoint, open_reader, read_trainer_state
-from windlass.training.restore import nothing, weight_tensors, weights_of
+from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
+from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
 
 def evaluate(
-    path: Path, *, step: int | None = None, sequences: int | None = None, base: Path | None = None
+    path: Path,
+    *,
+    step: int | None = None,
+    sequences: int | None = None,
+    base: Path | None = None,
+    recipe: str | None = None,
 ) -> list[str]:
-    """Scores every set of the run on all ranks -> one line per set, on rank 0. `sequences`: per set, instead of the recipe's
-    number. `base`: of an adapter, where that has moved. Collective. Raises UserError."""
+    """Scores every validation set on all ranks -> one line per set, on rank 0. `recipe`: whose prepared sets, in place of the
+    run's own; a model that is no run needs it. `sequences`: per set, instead of the recipe's number. `base`: of an adapter,
+    where that has moved. Collective. Raises UserError."""
     if sequences is not None and sequences < 1:
         raise UserError(f"--sequences {sequences}", "at least one sequence is scored", "use 1 or more")
-    directory = find_checkpoint(path, step)
-    trainer_state = read_trainer_state(directory)
-    config = for_evaluation(check_recipe(trainer_state["config"]), sequences)
-    prepared = open_prepared(config.data, config.evaluate.sets)
-    if prepared.stream != trainer_state["data"]["stream"]:
-        raise other_stream(prepared.where)
     with start_runtime() as runtime:
+        saved = runtime.shared(runtime.first(lambda: find_saved(path, step, base)))
+        assert saved is not None
+        config = for_evaluation(_recipe_of(saved, recipe), sequences)
+        prepared = open_prepared(config.data, config.evaluate.sets)
+        if recipe is not None:
+            check_tokenizer(saved, prepared)
+        elif prepared.stream != saved.trainer_state["data"]["stream"]:
+            raise other_stream(prepared.where)
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
-        architecture, precision = architecture_from_hf(trainer_state["model"]), precision_of(config.precision)
-        adapter = adapter_of(config.adapter, architecture)
-        fill: Fill = nothing
-        if adapter is not None:
-            source = runtime.shared(runtime.first(lambda: find_base(trainer_state, base)))
-            assert source is not None
-            fill = weights_of(source, architecture)
-        parts = (architecture, config.parallel, precision, mesh, runtime.device)
-        program = build_program(*parts, fill, adapter=adapter)
-        reader = open_reader(directory, runtime.rank, runtime.world, runtime.saving)
-        reader.restore_from(directory, weight_tensors(program), what="weights")
+        parts = (saved.architecture, config.parallel, precision_of(config.precision), mesh, runtime.device)
+        program = build_program(*parts, stored_weights(saved), adapter=saved.adapter)
+        if saved.step is not None:
+            reader = open_reader(saved.directory, runtime.rank, runtime.world, runtime.saving)
+            reader.restore_from(saved.directory, weight_tensors(program), what="weights")
         lines = []
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
             nats = float(program.evaluate(data.batches))
-            lines.append(describe(name, trainer_state["step"], nats, data))
+            lines.append(describe(name, saved.step, nats, data, counts_answers(config, name)))
         return lines if runtime.rank == 0 else []
 
 
+def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:
+    if recipe is not None:
+        return load_recipe(recipe)
+    if saved.step is None:
+        raise UserError(
+            f"{saved.directory} has no recipe",
+            "a run is scored on the validation sets of its own recipe; any other model on those that a recipe names",
+            "name one whose data is prepared: windlass evaluate PATH --recipe RECIPE",
+        )
+    return check_recipe(saved.trainer_state["config"])
+
+
+def check_tokenizer(saved: Saved, prepared: Prepared) -> None:
+    """Raises UserError where the data was made by another tokenizer than the model's."""
+    if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
+        raise UserError(
+            f"{saved.tokenizer_directory} has no {TOKENIZER_FILE}",
+            "a model is scored on ids of its own tokenizer",
+            f"copy the model's {TOKENIZER_FILE} there",
+        )
+    own, of_data = (open_tokenizer(path)[0] for path in (saved.tokenizer_directory, prepared.tokenizer_directory))
+    if own.get_vocab() != of_data.get_vocab():
+        raise UserError(
+            f"the data in {prepared.where} was made by another tokenizer than the one in {saved.tokenizer_directory}",
+            "a model is scored on ids of its own tokenizer",
+            "prepare the recipe's data with it: data.tokenizer.from, and a data.directory of its own",
+        )
+
+
 def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:
-    """The run's recipe on whatever ranks are here: parameters sharded, random weights that the checkpoint replaces."""
+    """The recipe on whatever ranks are here: parameters sharded, whatever the run's layout was."""
     watch = config.evaluate if sequences is None else config.evaluate.changed(sequences=sequences)
     return config.changed(evaluate=watch, parallel=ParallelConfig())
 
 
-def describe(name: str, step: int, nats: float, data: EvaluationSet) -> str:
+def counts_answers(config: RunConfig, name: str) -> bool:
+    """Whether all of a set are conversations, of which answers alone count."""
+    own = config.evaluate.sets.get(name, config.data.validation)
+    sources = [own] if isinstance(own, SourceConfig) else config.data.sources
+    return all(source.format == "chat" for source in sources)
+
+
+def describe(name: str, step: int | None, nats: float, data: EvaluationSet, are_answers: bool = False) -> str:
     """A set's figures in one line; bits per byte only where the tokenizer's bytes are exact."""
     loss = nats / data.num_targets
     power = perplexity(loss)
-    text = f"{name}: step {step}, loss {loss:.4f}, perplexity {'n/a' if power is None else f'{power:.4g}'}"
+    text = f"{name}: {'' if step is None else f'step {step}, '}loss {loss:.4f}"
+    text += " nats per answer token" if are_answers else ""
+    text += f", perplexity {'n/a' if power is None else f'{power:.4g}'}"
     per_byte = bits_per_byte(nats, data.num_bytes)
     if per_byte is not None:
         text += f", {per_byte:.3f} bits per byte"
-    return f"{text}, {data.num_targets:,} targets"
+    return f"{text}, {data.num_targets:,} {'answer tokens' if are_answers else 'targets'}"

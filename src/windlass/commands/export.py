@@ -19,6 +19,8 @@ from windlass.commands.export_adapter import load_with_peft, merged, write_adapt
 from windlass.commands.model_card import write_card
 from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_tokenizer
 from windlass.errors import UserError
+from windlass.hub.push import check_push
+from windlass.hub.push import push as upload
 from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
 from windlass.training.base_model_files import KEPT_GENERATION, kept_files
 from windlass.training.open_saved import SavedModel, open_saved
@@ -37,6 +39,8 @@ class Exported:
     """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
     base: str | None = None
     """Of an adapter: the model that it belongs to."""
+    pushed: str | None = None
+    """The address of the commit on the hub."""
 
 
 def export(
@@ -48,20 +52,17 @@ def export(
     max_shard_bytes: int = SHARD_BYTES,
     merge: bool = False,
     base: Path | None = None,
+    push: str | None = None,
+    private: bool = False,
 ) -> Exported:
     """Writes `target` (default: export/ in the run directory). Of a run with an adapter PEFT's files in fp32, or with `merge` the
-    whole model; `base`: where its base is, if that has moved. Raises UserError; a target that exists is never overwritten unless
-    it is the default one."""
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
-    if target is not None and target.exists():
-        raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
-    if target is None and not (path / "checkpoints").is_dir():
-        raise UserError(
-            f"{path} is no run directory, and no target is given",
-            "only a run has a place for its export: its own export/",
-            "name the target: windlass export PATH TARGET",
-        )
+    whole model; `base`: where its base is, if that has moved. `push`: a repository of the hub that gets it once it has compared
+    equal, `private` to others. Raises UserError; a target that exists is never overwritten unless it is the default one."""
+    if push is not None:
+        check_push(push)
+    elif private:
+        raise UserError("--private without --push", "a directory here has no readers", "leave it out, or add --push")
+    _check_target(path, target, dtype)
     saved = open_saved(path, step, base=base)
     check_merge(saved, dtype, merge)
     target = target or path / "export"
@@ -87,7 +88,22 @@ def export(
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # what did not compare equal is not left behind
     name = saved.trainer_state["base"]["from"] if is_adapter else None
-    return Exported(target, saved.step, difference, name)
+    message = f"windlass export{'' if saved.step is None else f' of step {saved.step}'}"
+    pushed = upload(target, push, message, private=private) if push is not None else None
+    return Exported(target, saved.step, difference, name, pushed)
+
+
+def _check_target(path: Path, target: Path | None, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
+    if target is not None and target.exists():
+        raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
+    if target is None and not (path / "checkpoints").is_dir():
+        raise UserError(
+            f"{path} is no run directory, and no target is given",
+            "only a run has a place for its export: its own export/",
+            "name the target: windlass export PATH TARGET",
+        )
 
 
 def _write_weights(draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int) -> SavedModel:
@@ -108,6 +124,12 @@ def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
             f"--merge with {saved.directory}",
             "an adapter is merged into its base, and this model has none",
             "leave --merge out: the whole model is exported",
+        )
+    if saved.adapter is not None and saved.step is None and not merge:
+        raise UserError(
+            f"{saved.directory} is an adapter as PEFT writes it",
+            "that is what an export of an adapter is",
+            "use it as it is, or export the whole model with --merge",
         )
     if saved.adapter is not None and not merge and dtype != "fp32":
         raise UserError(

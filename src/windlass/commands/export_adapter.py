@@ -17,8 +17,7 @@ from windlass.config import check_recipe
 from windlass.errors import UserError
 from windlass.model.lora.adapter import is_factor
 from windlass.model.lora.linear import merge
-from windlass.training.open_saved import SavedModel, empty
-from windlass.training.restore import weights_of
+from windlass.training.open_saved import SavedModel, empty, weights_of
 
 IN_NF4 = (
     "The base was quantised to NF4 in training. Here the adapter belongs to the base as it was before, whose matrices differ "

@@ -1,16 +1,27 @@
-"""Text from a model: one prompt, one token at a time, with a KV cache.
+"""Text from a model: prompts together, one token of each at a time, with a KV cache.
 
 Each new token needs only its own query: keys and values of earlier positions are kept, so a token costs one pass over the
-weights. temperature 0 takes the likeliest token; else the distribution is sharpened by 1/temperature and cut to the smallest set
-of tokens with probability top_p (nucleus sampling, Holtzman et al., arXiv 1904.09751). Draws are a function of the seed.
+weights, for all prompts of a batch together. Rows are padded in front to the longest prompt; the padding is a document of its own
+(model/attention/documents.py), so that a row sees itself alone, at its own positions, and says what it says alone. A row that has
+ended leaves the batch.
+
+temperature 0 takes the likeliest token; else the distribution is sharpened by 1/temperature and cut to the smallest set of tokens
+with probability top_p (nucleus sampling, Holtzman et al., arXiv 1904.09751). Draws are a function of the seed, the prompt, and
+how often it came before: not of the batch.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import torch
+from tokenizers import Tokenizer
 
+from windlass.data.tokenize.chat_template import PROBE, Template
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
@@ -18,22 +29,46 @@ from windlass.model.cache import KVCache
 from windlass.report.events import EventLog
 from windlass.training.open_saved import SavedModel, open_saved
 
+ROWS: Final = 16  # prompts at a time: a bound on the cache's memory
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen, and how many. Raises UserError for what cannot be."""
+
+    max_tokens: int = 64
+    temperature: float = 0.6
+    top_p: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UserError(f"--max-tokens {self.max_tokens}", "at least one token is generated", "use 1 or more")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(
+                f"--temperature {self.temperature}",
+                "a temperature is 0 (greedy) or positive",
+                "0.6 is a usual value",
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(
+                f"--top-p {self.top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual"
+            )
+
 
 def generate(
     path: Path,
     prompts: list[str],
+    sampling: Sampling,
     *,
     step: int | None = None,
-    max_tokens: int = 64,
-    temperature: float = 0.6,
-    top_p: float = 0.95,
-    seed: int = 0,
+    chat: bool = False,
     record: bool = False,
     base: Path | None = None,
 ) -> list[str]:
-    """One continuation per prompt. `record`: also write them to the run's events, for the report. `base`: of a run with an
-    adapter, where that has moved. Raises UserError."""
-    check_sampling(max_tokens, temperature, top_p)
+    """One continuation per prompt, in their order; `chat`: one answer to each, as the tokenizer's chat template writes questions.
+    `record`: also write them to the run's events, for the report. `base`: of an adapter, where that has moved. Raises
+    UserError."""
     if record and not (path / "events.jsonl").is_file():
         raise UserError(
             f"--record with {path}",
@@ -41,19 +76,13 @@ def generate(
             "give the run directory, and --step",
         )
     saved = open_saved(path, step, base=base)
-    if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
-        raise UserError(
-            f"{saved.tokenizer_directory} has no {TOKENIZER_FILE}",
-            "text is made of a tokenizer's tokens",
-            f"copy the model's {TOKENIZER_FILE} and {CONFIG_FILE} there",
-        )
-    tokenizer, eos_id = open_tokenizer(saved.tokenizer_directory)
-    ends = ends_of(saved.architecture, eos_id)
-    texts = []
-    for prompt in prompts:
-        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id]
-        new_ids = list(sample(saved, prompt_ids, ends, max_tokens, temperature, top_p, seed))
-        texts.append(tokenizer.decode(new_ids))
+    if chat:
+        writer = ChatWriter(saved)
+        texts = writer.answer([[{"role": "user", "content": prompt}] for prompt in prompts], sampling)
+    else:
+        tokenizer, eos_id = tokenizer_of(saved)
+        given = [tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+        texts = [tokenizer.decode(ids) for ids in sample(saved, given, ends_of(saved.architecture, eos_id), sampling)]
     if record:
         assert saved.step is not None, "a run directory has checkpoints"
         log = EventLog(path / "events.jsonl")
@@ -62,15 +91,73 @@ def generate(
     return texts
 
 
-def check_sampling(max_tokens: int, temperature: float, top_p: float) -> None:
-    if max_tokens < 1:
-        raise UserError(f"--max-tokens {max_tokens}", "at least one token is generated", "use 1 or more")
-    if not 0 <= temperature < math.inf:
+def converse(
+    path: Path, lines: Iterable[str], sampling: Sampling, *, step: int | None, base: Path | None
+) -> Iterator[str]:
+    """Answers to what the user says line by line; each sees all that was said before it. Raises UserError."""
+    writer, said = ChatWriter(open_saved(path, step, base=base)), list[dict[str, Any]]()
+    for line in lines:
+        said.append({"role": "user", "content": line})
+        (answer,) = writer.answer([said], sampling)
+        said.append({"role": "assistant", "content": answer})
+        yield answer
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt per line of a UTF-8 file; blank lines are none. Raises UserError."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--temperature {temperature}", "a temperature is 0 (greedy) or positive", "0.6 is a usual value"
+            f"--prompts {file}: {error}",
+            "prompts are the lines of a text file in UTF-8",
+            "correct the path or the file",
+        ) from None
+    found = [line for line in lines if line.strip()]
+    if not found:
+        raise UserError(f"--prompts {file} has no line with text", "each line is a prompt", "write one a line")
+    return found
+
+
+class ChatWriter:
+    """A model, and conversations as its tokenizer's chat template writes them, with the cue for an answer."""
+
+    def __init__(self, saved: SavedModel):
+        """Raises UserError for a tokenizer without a template."""
+        self._saved = saved
+        self._tokenizer, eos_id = tokenizer_of(saved)
+        self._template = Template(saved.tokenizer_directory)
+        self._tokenizer.encode_special_tokens = False  # those of the template; in words they are refused
+        self._ends = ends_of(saved.architecture, eos_id) | self._turn_end()
+
+    def answer(self, conversations: list[list[dict[str, Any]]], sampling: Sampling) -> list[str]:
+        """What the model says next in each. Raises UserError."""
+        given = []
+        for messages in conversations:
+            self._template.check_words(messages, "what is asked")
+            given.append(self._ids(self._template.render(messages, "what is asked", cue=True)))
+        return [self._tokenizer.decode(ids) for ids in sample(self._saved, given, self._ends, sampling)]
+
+    def _turn_end(self) -> set[int]:
+        """The first special token that the template writes behind an answer. The tokenizer's EOS may be another one."""
+        question, answer = PROBE[:2]
+        behind = self._template.render([question, answer], "a probe").rpartition(answer["content"])[2]
+        special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return set([number for number in self._ids(behind) if number in special][:1])
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def tokenizer_of(saved: SavedModel) -> tuple[Tokenizer, int]:
+    """(tokenizer, EOS id) of a model. Raises UserError where it has none."""
+    if not (saved.tokenizer_directory / TOKENIZER_FILE).is_file():
+        raise UserError(
+            f"{saved.tokenizer_directory} has no {TOKENIZER_FILE}",
+            "text is made of a tokenizer's tokens",
+            f"copy the model's {TOKENIZER_FILE} and {CONFIG_FILE} there",
         )
-    if not 0 < top_p <= 1:
-        raise UserError(f"--top-p {top_p}", "top-p is a probability above 0", "use 1 for no cut, 0.95 as usual")
+    return open_tokenizer(saved.tokenizer_directory)
 
 
 def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
@@ -79,44 +166,75 @@ def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
     return {eos_id, *(own if isinstance(own, tuple) else [] if own is None else [own])}
 
 
-@torch.no_grad()
-def sample(
-    saved: SavedModel,
-    prompt_ids: list[int],
-    ends: set[int],
-    max_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-) -> Iterator[int]:
-    """New ids until one of `ends`, `max_tokens`, or the last position of the model."""
-    model, architecture = saved.model, saved.architecture
-    room = architecture.max_positions - len(prompt_ids)
-    if room < 1:
+def sample(saved: SavedModel, prompts: Sequence[list[int]], ends: set[int], sampling: Sampling) -> list[list[int]]:
+    """New ids of each prompt, until one of `ends`, `max_tokens`, or the last position of the model. Raises UserError for a prompt
+    that leaves no position."""
+    most = saved.architecture.max_positions
+    longest = max(map(len, prompts), default=0)
+    if longest >= most:
         raise UserError(
-            f"a prompt of {len(prompt_ids)} tokens for a model of {architecture.max_positions} positions",
+            f"a prompt of {longest} tokens for a model of {most} positions",
             "prompt and continuation fit the model's positions",
-            f"shorten the prompt to {architecture.max_positions - 1} tokens or less",
+            f"shorten the prompt to {most - 1} tokens or less",
         )
-    parameter = next(model.parameters())
-    length = min(architecture.max_positions, len(prompt_ids) + max_tokens)
-    cache = KVCache(architecture, 1, length, dtype=parameter.dtype, device=parameter.device)
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.tensor([prompt_ids], device=parameter.device)
-    for _ in range(min(max_tokens, room)):
-        logits_V = model(ids, cache=cache)[0, -1]
-        new_id = choose(logits_V.cpu(), temperature, top_p, generator)
-        if new_id in ends:
+    before: Counter[tuple[int, ...]] = Counter()
+    rows = [_Row.begin(ids, before, sampling, most) for ids in prompts]
+    for at in range(0, len(rows), ROWS):
+        _continue(saved, rows[at : at + ROWS], ends, sampling)
+    return [row.new_ids for row in rows]
+
+
+@dataclass(frozen=True)
+class _Row:
+    prompt_ids: list[int]
+    room: int
+    """New tokens at most."""
+    generator: torch.Generator
+    new_ids: list[int]
+
+    @classmethod
+    def begin(cls, ids: list[int], before: Counter[tuple[int, ...]], sampling: Sampling, most: int) -> "_Row":
+        """`before`: how often each prompt came; this one is counted."""
+        drawn_by = hashlib.blake2b(repr((sampling.seed, before[tuple(ids)], ids)).encode(), digest_size=8).digest()
+        before[tuple(ids)] += 1
+        generator = torch.Generator().manual_seed(int.from_bytes(drawn_by, "big", signed=True))
+        return cls(ids, min(sampling.max_tokens, most - len(ids)), generator, [])
+
+
+@torch.no_grad()
+def _continue(saved: SavedModel, rows: list[_Row], ends: set[int], sampling: Sampling) -> None:
+    """Fills `new_ids` of rows of one batch."""
+    parameter = next(saved.model.parameters())
+    longest = max(len(row.prompt_ids) for row in rows)
+    padding = [longest - len(row.prompt_ids) for row in rows]
+    capacity = longest + max(row.room for row in rows)
+    cache = KVCache(saved.architecture, len(rows), capacity, dtype=parameter.dtype, device=parameter.device)
+    ids_BT = torch.tensor([[0] * pad + row.prompt_ids for pad, row in zip(padding, rows)], device=parameter.device)
+    # a row without padding is one document: its second begins where no position is
+    starts_B2 = torch.tensor([[0, pad or capacity] for pad in padding], device=parameter.device)
+    while True:
+        logits_BV = saved.model(ids_BT, cache=cache, documents=starts_B2 if any(padding) else None)[:, -1].cpu()
+        chosen = [choose(one_V, sampling, row.generator) for one_V, row in zip(logits_BV, rows)]
+        kept = []
+        for number, (row, new_id) in enumerate(zip(rows, chosen)):
+            if new_id not in ends:
+                row.new_ids.append(new_id)
+                if len(row.new_ids) < row.room:
+                    kept.append(number)
+        if not kept:
             return
-        yield new_id
-        ids = torch.tensor([[new_id]], device=parameter.device)
+        if len(kept) < len(rows):
+            rows, padding = [rows[number] for number in kept], [padding[number] for number in kept]
+            cache.keep(torch.tensor(kept, dtype=torch.int64, device=parameter.device))
+            starts_B2 = starts_B2[kept]
+        ids_BT = torch.tensor([[chosen[number]] for number in kept], device=parameter.device)
 
 
-def choose(logits_V: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+def choose(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """One token id."""
-    if temperature == 0:
+    if sampling.temperature == 0:
         return int(logits_V.argmax())
-    probabilities_V, order_V = (logits_V.double() / temperature).softmax(-1).sort(descending=True)
+    probabilities_V, order_V = (logits_V.double() / sampling.temperature).softmax(-1).sort(descending=True)
     before_V = probabilities_V.cumsum(-1) - probabilities_V  # a token stays while those before it hold less than top_p
-    kept_V = probabilities_V.where(before_V < top_p, 0.0)
+    kept_V = probabilities_V.where(before_V < sampling.top_p, 0.0)
     return int(order_V[torch.multinomial(kept_V, 1, generator=generator)])

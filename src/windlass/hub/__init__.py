@@ -2,6 +2,7 @@
 
 client  commits, downloads and local copies of hub repositories
 config  the recipe's `hub` section
+push    an exported directory into a repository
 
 Inside:
 

@@ -6,6 +6,7 @@ distinguished: then the cache may help.
 """
 
 import errno
+from pathlib import Path
 from typing import Final
 
 from windlass.errors import Unavailable, UserError
@@ -87,6 +88,45 @@ def refused(
         "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
         "try again; look at HF_ENDPOINT and at the proxy; or give a local directory",
     )
+
+
+def not_pushed(error: BaseException, name: str, directory: Path) -> UserError:
+    """What huggingface_hub raised while `directory` was pushed. The repository is as it was: a commit is its last act."""
+    from huggingface_hub import constants, errors
+
+    page, again = f"{constants.ENDPOINT}/{name}", f"{directory} is whole: hf upload {name} {directory}"
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # of a large file
+        error = error.__cause__
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    said = (error.server_message if isinstance(error, errors.HfHubHTTPError) else None) or "no reason given"
+    if status in (401, 403, 404):
+        return UserError(
+            f"{name}: the hub does not let this token write ({status}): {said}",
+            "a token of the kind `write`, or a fine-grained one for that repository, of an account that may write there",
+            f"mend the token (HF_TOKEN, or `hf auth login`) or the name; {again}",
+        )
+    if status == 409:
+        return UserError(
+            f"{name}: the hub reports a conflict (409): {said}",
+            "one commit at a time changes a repository",
+            f"look at {page} for what else writes there, then push again; {again}",
+        )
+    if is_outage(error):
+        return Unavailable(
+            f"{name} was not pushed: {constants.ENDPOINT} does not take it ({reason(error)})",
+            "a push ends with one commit, and before it the repository is as it was",
+            f"try again where that address can be reached; {again}",
+        )
+    if isinstance(error, OSError) and status is None and error.errno is not None:
+        return UserError(
+            f"{name} was not pushed: {error.filename or directory}: {error.strerror}",
+            "every file of the export is read while it is uploaded",
+            "mend the disk or the permissions, and export again",
+        )
+    what = (
+        f"({status}): {said}" if status is not None else (str(error).strip().splitlines() or [type(error).__name__])[0]
+    )
+    return UserError(f"{name} was not pushed: {what}", "the hub takes what is pushed, or says why not", again)
 
 
 def _unwritable(error: OSError, name: str, file: str | None, cache: str | None) -> UserError:

@@ -26,6 +26,9 @@ class LayerCache:
         self._values_BGSK[:, :, length:end] = v_BGTK
         return self._keys_BGSK[:, :, :end], self._values_BGSK[:, :, :end]
 
+    def keep(self, rows: Tensor) -> None:
+        self._keys_BGSK, self._values_BGSK = self._keys_BGSK[rows], self._values_BGSK[rows]
+
 
 class KVCache:
     """Keys and values for `batch_size` sequences of at most `capacity` positions, for the blocks named by `layers`."""
@@ -52,19 +55,18 @@ class KVCache:
     def __getitem__(self, layer: str) -> LayerCache:
         return self._layers[layer]
 
-    def check(self, num_new: int, documents: Tensor | None = None) -> None:
-        """Raise UserError where a cache cannot be used (gradients, documents) or has no room for `num_new` positions."""
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the sequences `rows` alone, by their numbers."""
+        for layer in self._layers.values():
+            layer.keep(rows)
+
+    def check(self, num_new: int) -> None:
+        """Raise UserError where a cache cannot be used (gradients) or has no room for `num_new` positions."""
         if torch.is_grad_enabled():
             raise UserError(
                 "a KV cache in a forward that records gradients",
                 "kept keys and values belong to older weights: training with them is wrong",
                 "leave the cache out, or generate under torch.no_grad()",
-            )
-        if documents is not None:
-            raise UserError(
-                f"a KV cache and rows of up to {documents.shape[1]} documents",
-                "generation goes on with one document per row",
-                "leave out the cache or `documents`",
             )
         if self.length + num_new > self.capacity:
             raise UserError(

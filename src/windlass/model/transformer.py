@@ -217,22 +217,23 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
-        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py).
-        `keys` [B]: one per sample; training with dropout needs them. `per_row` [B, 2], `by_row`: see loss.head_loss."""
+        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py);
+        with a cache the new positions are of each row's last one. `keys` [B]: one per sample; training with dropout needs them.
+        `per_row` [B, 2], `by_row`: see loss.head_loss."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
         if cache is not None:
-            cache.check(num_positions, documents)
+            cache.check(num_positions)
             offset = cache.length
         end = offset + num_positions
-        found = None if documents is None else find_documents(documents, num_positions)
-        positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT
+        found = None if documents is None else find_documents(documents, end, offset)
+        positions = torch.arange(offset, end, device=input_ids.device) if found is None else found.positions_BT + offset
         parts: tuple[Documents, ...] = ()
         if context is not None:
             positions = context.zigzag.take(positions)
             parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
-        hidden_BTD = self._embed(input_ids, positions, end) if self.first else input_ids
+        hidden_BTD = self._embed(input_ids, positions, end if cache is None else None) if self.first else input_ids
         dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: no extra call
         stream_T, heads_H = (None, None) if dropped is None else self._shares(num_positions, input_ids.device)
         if dropped is not None and self.first:
@@ -255,8 +256,7 @@ class Decoder(nn.Module):
     def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
         is_tied = self.arch.tied and self.first
         assert not is_tied or self.lm_head.weight is self.model.embed_tokens.weight, "call tie() after to_empty"
-        normed_BTD = self.model.norm(hidden_BTD)
-        scale = self.arch.logit_scale
+        normed_BTD, scale = self.model.norm(hidden_BTD), self.arch.logit_scale
         return self.lm_head(normed_BTD if scale == 1.0 else normed_BTD * scale, targets, *per_row)
 
     def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
@@ -279,18 +279,18 @@ class Decoder(nn.Module):
         found = {str(layer): keys_B for layer, keys_B in zip(layers, layer_keys(keys_B, numbers_L), strict=True)}
         return {**found, "embedding": fold(keys_B, EMBEDDING)}
 
-    def _embed(self, ids_BT: Tensor, positions: Tensor, end: int) -> Tensor:
-        """Token rows, plus position rows where positions are learned; `end`: one past the last position."""
+    def _embed(self, ids_BT: Tensor, positions: Tensor, end: int | None) -> Tensor:
+        """Token rows, plus position rows where positions are learned; `end`: one past the last position, None to look for it."""
         hidden_BTD = self.model.embed_tokens(ids_BT)
         here = self.share.of(ids_BT.shape[1])  # the positions of the stream
         if self.arch.pad_row is not None:
-            hidden_BTD = torch.where(
-                (ids_BT[:, here] == self.arch.pad_row)[:, :, None], hidden_BTD.detach(), hidden_BTD
-            )
+            is_pad_BT1 = (ids_BT[:, here] == self.arch.pad_row)[:, :, None]
+            hidden_BTD = torch.where(is_pad_BT1, hidden_BTD.detach(), hidden_BTD)
         if self.arch.embedding_scale != 1.0:
             hidden_BTD = hidden_BTD * self.arch.embedding_scale
         if self.arch.rope_theta is not None:
             return hidden_BTD
+        end = int(positions.max()) + 1 if end is None else end
         if end > self.arch.max_positions:
             raise UserError(
                 f"a sequence of {end} tokens",

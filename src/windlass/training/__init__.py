@@ -6,11 +6,10 @@ assemble          recipe -> Run: data, program, optimizer, checkpoints, made in 
 preflight         refuses what can be refused before anything slow happens; then downloads and prepares data, once
 restore           where a run starts: its newest checkpoint, another run's, or step 0
 open_data         the training stream and the validation sets, cut over the batch axes
-open_saved        opens a run, a checkpoint or a Hugging Face directory for reading
+open_saved        opens a run, a checkpoint, a Hugging Face directory or an adapter for reading
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how
 base_model_files  files of the base model that every checkpoint keeps
-base_model        the frozen base of a run with an adapter: which files, and whether they are the same
 run_directory     makes and locks the run directory; its checkpoints
 
 Inside:
@@ -21,5 +20,6 @@ health            whether a run still learns: skipped steps, updates that round 
 choose_precision  resolves `precision.policy: auto` by the devices of the ranks
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
+base_model        the frozen base of a run with an adapter: which files, and whether they are the same
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

@@ -1,49 +1,65 @@
-"""A model on disk: a run directory, one of its checkpoints (perhaps copied elsewhere), or a Hugging Face directory."""
+"""A model on disk: a run directory, one of its checkpoints (perhaps copied elsewhere), a Hugging Face directory, or an adapter's
+directory as PEFT writes it, beside its base.
+
+`find_saved` says which of them a path is, and reads no weights; `open_saved` makes the model of it on the CPU. Who lays it out
+over ranks takes the first and fills what it has made.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from windlass.adapters.config import AdapterConfig
+from windlass.adapters.peft_format import CONFIG as ADAPTER_CONFIG
+from windlass.adapters.peft_format import completed, load_factors, read_config
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
-from windlass.checkpoint.manifest import TRAINER_STATE, step_name
+from windlass.checkpoint.manifest import MANIFEST, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.sealed_json import bad, unseal
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe
 from windlass.errors import UserError
+from windlass.hub import client as hub
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, load_weights, stored_sizes
-from windlass.model.lora.adapter import Adapter, adapter_of, frozen_base
+from windlass.model.lora.adapter import Adapter, adapter_of, frozen_base, is_factor
 from windlass.model.open_config import StoredSizes, architecture_within, read_hf_config
 from windlass.model.transformer import Decoder
-from windlass.parallel.build import store
+from windlass.parallel.build import Fill, store
 from windlass.precision.policy import uniform
 from windlass.training.base_model import find_base
 
 REQUIRED: Final = {"step": int, "model": dict, "config": dict, "data": dict}
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """A model in memory, on one device. `step` and `trainer_state` are of the checkpoint; a Hugging Face directory has none."""
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What is at a path. `step` and `trainer_state` are of the checkpoint; Hugging Face's directories and PEFT's have none."""
 
-    model: Decoder
+    directory: Path
     architecture: Architecture
     tokenizer_directory: Path
-    directory: Path
-    step: int | None
-    trainer_state: dict[str, Any]
+    step: int | None = None
+    trainer_state: dict[str, Any] = field(default_factory=dict)
     adapter: Adapter | None = None
     base: Path | None = None
-    """With an adapter: where its frozen base was read from."""
+    """With an adapter: where its frozen base is read from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModel(Saved):
+    """A model in memory, on one device."""
+
+    model: Decoder
 
 
 def read_trainer_state(directory: Path) -> dict[str, Any]:
@@ -87,17 +103,27 @@ def open_reader(directory: Path, rank: int, world: int, group: dist.ProcessGroup
     return Checkpoints(directory.parent, CheckpointConfig(), run_id="reader", rank=rank, world=world, group=group)
 
 
-def open_saved(
-    path: Path, step: int | None = None, dtype: torch.dtype = torch.float32, base: Path | None = None
-) -> SavedModel:
-    """The model at `path` on the CPU, in `dtype`; of a run with an adapter beside its base, which is at `base` if it has moved.
-    Raises UserError where there is none, BadCheckpoint where it is damaged."""
-    if (path / "config.json").is_file():
+def find_saved(path: Path, step: int | None = None, base: Path | None = None) -> Saved:
+    """What `path` is; `base`: where the base of an adapter is, if it has moved. Fetches what an adapter's directory names of the
+    hub. Raises UserError where there is no model, BadCheckpoint where it is damaged."""
+    is_model, is_adapter = (path / "config.json").is_file(), (path / ADAPTER_CONFIG).is_file()
+    if (is_model or is_adapter) and step is not None:
+        raise UserError(f"step {step} of {path}", "only a run has steps", "leave --step out, or give the run directory")
+    if is_adapter:
+        return _find_adapter(path, base)
+    if is_model:
+        _refuse_base(base, path)
         architecture = architecture_within(read_hf_config(path), stored_sizes(path), path)
         check_weights(path, architecture)  # before memory is taken for them
-        model = empty(architecture, dtype)
-        load_weights(path, architecture, dict(model.named_parameters()))
-        return SavedModel(model, architecture, path, path, None, {})
+        return Saved(directory=path, architecture=architecture, tokenizer_directory=path)
+    if not any(place.exists() for place in (path / MANIFEST, path / "checkpoints")) and not committed_steps(path):
+        what = "does not exist" if not path.exists() else "is empty" if _is_empty(path) else "holds no model"
+        raise UserError(
+            f"{path} {what}",
+            "a model is a run directory, one of its checkpoints, a Hugging Face directory (config.json) or an adapter's "
+            f"directory ({ADAPTER_CONFIG})",
+            "correct the path",
+        )
     directory = find_checkpoint(path, step)
     trainer_state = read_trainer_state(directory)
     architecture = architecture_from_hf(trainer_state["model"])
@@ -106,21 +132,113 @@ def open_saved(
         source = find_base(trainer_state, base)
         architecture_within(trainer_state["model"], stored_sizes(source), source)
         adapter = adapter_of(check_recipe(trainer_state["config"]).adapter, architecture)
-    elif base is not None:
+    else:
+        _refuse_base(base, directory)
+    return Saved(
+        directory=directory,
+        architecture=architecture,
+        tokenizer_directory=directory / "tokenizer",
+        step=trainer_state["step"],
+        trainer_state=trainer_state,
+        adapter=adapter,
+        base=source,
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _refuse_base(base: Path | None, path: Path) -> None:
+    if base is not None:
+        raise UserError(f"--base {base} with {path}", "the whole model is there: it has no base", "leave --base out")
+
+
+def _find_adapter(path: Path, moved: Path | None) -> Saved:
+    """An adapter as PEFT writes it; `moved`: where the user says that its base is. Raises UserError."""
+    try:
+        given = read_config(path)
+        config = completed(AdapterConfig.model_validate({"kind": "lora", "from": str(path)}))
+    except UserError as error:  # which speaks to a recipe
+        change = "give another adapter, or the whole model: windlass export RUN TARGET --merge"
+        raise UserError(error.given.removeprefix("adapter.from="), error.rule, change) from None
+    source = moved if moved is not None else _base_of(path, given)
+    if not (source / "config.json").is_file():
         raise UserError(
-            f"--base {base} with {directory}",
-            "this checkpoint holds the whole model: it has no base",
-            "leave --base out",
+            f"the base of {path} is not at {source}: there is no config.json",
+            "an adapter is factors alone; its base is read from the place that adapter_config.json names",
+            "say where it is now: --base DIR",
         )
-    model = empty(architecture, dtype, adapter)
-    trained = dict(model.named_parameters())
-    if source is not None:
-        frozen = frozen_base(architecture, adapter)
-        load_weights(source, architecture, {name: trained.pop(name) for name in frozen})
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in trained.items()}
-    open_reader(directory, 0, 1, None).restore_from(directory, tensors, what="weights")
-    tokenizer, at = directory / "tokenizer", trainer_state["step"]
-    return SavedModel(model, architecture, tokenizer, directory, at, trainer_state, adapter, source)
+    architecture = architecture_within(read_hf_config(source), stored_sizes(source), source)
+    check_weights(source, architecture)
+    tokenizer = path if (path / hub.TOKENIZER[0]).is_file() else source
+    return Saved(
+        directory=path,
+        architecture=architecture,
+        tokenizer_directory=tokenizer,
+        adapter=adapter_of(config, architecture),
+        base=source,
+    )
+
+
+def _base_of(path: Path, given: Mapping[str, Any]) -> Path:
+    """The directory that an adapter_config.json names, or its repository of the hub, fetched as training fetches it."""
+    name, revision = given.get("base_model_name_or_path"), given.get("revision")
+    if not isinstance(name, str) or not name:
+        raise UserError(
+            f"{path / ADAPTER_CONFIG} has base_model_name_or_path: {name!r}",
+            "an adapter is factors alone, beside the model that it names",
+            "say where that is: --base DIR",
+        )
+    if not hub.is_hub_name(name):
+        return Path(name).expanduser()
+    commit = hub.resolve(name, revision)
+    hub.fetch_config(name, commit)
+    hub.fetch_weights(name, commit)
+    if not (path / hub.TOKENIZER[0]).is_file():
+        hub.fetch_tokenizer(name, commit)
+    return hub.locate(name, commit, "base_model_name_or_path")
+
+
+def open_saved(
+    path: Path, step: int | None = None, dtype: torch.dtype = torch.float32, base: Path | None = None
+) -> SavedModel:
+    """The model at `path` on the CPU, in `dtype`, an adapter beside its base (see find_saved)."""
+    saved = find_saved(path, step, base)
+    model = empty(saved.architecture, dtype, saved.adapter)
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+    stored_weights(saved)(parameters)
+    if saved.step is not None:
+        frozen = frozen_base(saved.architecture, saved.adapter)
+        tensors = {f"model.{name}": value.detach() for name, value in parameters.items() if name not in frozen}
+        open_reader(saved.directory, 0, 1, None).restore_from(saved.directory, tensors, what="weights")
+    return SavedModel(model=model, **vars(saved))
+
+
+def stored_weights(saved: Saved) -> Fill:
+    """What is not in a checkpoint of ours: a Hugging Face directory's weights, an adapter's base, and PEFT's factors."""
+    source = saved.base if saved.base is not None else saved.directory
+    if saved.step is not None:
+        return nothing if saved.base is None else weights_of(source, saved.architecture)
+
+    def fill(named: dict[str, torch.Tensor]) -> None:
+        weights_of(source, saved.architecture)(named)
+        if saved.adapter is not None:
+            factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
+            load_factors(saved.directory, saved.architecture, factors)
+
+    return fill
+
+
+def weights_of(source: Path, architecture: Architecture) -> Fill:
+    """Reads the model's own parameters from a Hugging Face directory, and leaves an adapter's factors alone."""
+    return lambda named: load_weights(
+        source, architecture, {name: tensor for name, tensor in named.items() if not is_factor(name)}
+    )
+
+
+def nothing(_named: dict[str, torch.Tensor]) -> None:
+    """For weights that a checkpoint replaces whole."""
 
 
 def empty(architecture: Architecture, dtype: torch.dtype, adapter: Adapter | None = None) -> Decoder:

@@ -11,7 +11,6 @@ from windlass.adapters.peft_format import load_factors
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
-from windlass.model.hf import load_weights
 from windlass.model.init import BLOCK, initialise
 from windlass.model.lora.adapter import is_factor
 from windlass.model.open_config import directory_of
@@ -19,7 +18,7 @@ from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
 from windlass.training.drift import check_drift
-from windlass.training.open_saved import check_trainer_state
+from windlass.training.open_saved import check_trainer_state, nothing, weights_of
 
 STREAM_STATE: Final = ("samples_consumed", "skipped", "read_from")
 
@@ -115,14 +114,3 @@ def starting_weights(config: RunConfig, architecture: Architecture, block: int =
 def kept_weights(config: RunConfig, architecture: Architecture) -> Fill:
     """What a checkpoint does not hold of the run that goes on from it: nothing, but for an adapter's base."""
     return nothing if config.adapter.kind == "none" else weights_of(directory_of(config.model), architecture)
-
-
-def weights_of(source: Path, architecture: Architecture) -> Fill:
-    """Reads the model's own parameters from a Hugging Face directory, and leaves an adapter's factors alone."""
-    return lambda named: load_weights(
-        source, architecture, {name: tensor for name, tensor in named.items() if not is_factor(name)}
-    )
-
-
-def nothing(_named: dict[str, torch.Tensor]) -> None:
-    """For weights that a checkpoint replaces whole."""

@@ -75,10 +75,10 @@ class Template:
 
         Raises UserError: no answer is learned, or everything is; the template changes answers, or cannot be followed.
         """
-        self._check_words(messages, where)
+        self.check_words(messages, where)
         wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
         bare = _without_weights(messages)
-        text = self._render(bare, where)
+        text = self.render(bare, where)
         follow = self._marked if self._marks_answers else self._followed
         ids, is_answer, written = follow(text, bare, where, wanted)
         ids_N, is_learned_N = np.array(ids, np.int32), _up_to_turn_ends(ids, is_answer, set(self._specials))
@@ -105,7 +105,7 @@ class Template:
             if message["role"] != ASSISTANT and words:
                 begins[number] = mark = f"zq{number}qz"
                 bare[number] = {**message, "content": message["content"].replace(words, mark + words, 1)}
-        text, marked = self._render(_without_weights(messages), where), self._render(bare, where)
+        text, marked = self.render(_without_weights(messages), where), self.render(bare, where)
         spans, num_before = list[tuple[int, int]](), 0
         for number, mark in begins.items():
             start, words = marked.find(mark) - num_before, messages[number]["content"].strip()
@@ -119,8 +119,8 @@ class Template:
                 is_words_N[at] = any(start <= first < last <= end for start, end in spans)
         return is_words_N
 
-    def _check_words(self, messages: list[dict[str, Any]], where: str) -> None:
-        """Of every field, for a template may write any: tool calls, names, reasoning, the role itself."""
+    def check_words(self, messages: list[dict[str, Any]], where: str) -> None:
+        """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises UserError."""
         for message in messages:
             words = "\0".join(texts_in(message))
             found = next((text for text in self._specials.values() if text in words), None)
@@ -142,7 +142,7 @@ class Template:
         others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
         marks = {number: f"zq{number}qz" for number in others}
         marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
-        written = self._render(marked, where).lower() if marks else ""
+        written = self.render(marked, where).lower() if marks else ""
         for number, message in enumerate(messages):
             is_kept = marks[number] in written if number in marks else message["content"].strip() in text
             if message["role"] != ASSISTANT and not is_kept:
@@ -190,7 +190,8 @@ class Template:
         written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
         return list(ids), is_answer_N.tolist(), written
 
-    def _render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
+    def render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
+        """The text of the template; `cue`: with its opening of an answer. Raises UserError."""
         from jinja2 import TemplateError
 
         try:
@@ -213,8 +214,8 @@ class Template:
 
     def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
         """Start and end of answer `number` in `text`, its end of turn included."""
-        before = self._render(messages[:number], where, cue=True) if number else self._opening(where)
-        upto = self._render(messages[: number + 1], where)
+        before = self.render(messages[:number], where, cue=True) if number else self._opening(where)
+        upto = self.render(messages[: number + 1], where)
         if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
             return len(before), len(upto)
         words = messages[number]["content"].strip()
@@ -235,8 +236,8 @@ class Template:
         Many templates look at the first message, and cannot write none; so the cue is looked for in a lone answer, as it is
         written behind a question. Where a template has no cue, an answer begins where it differs from a question.
         """
-        asked, cued = (self._render(PROBE[:1], where, cue=has_cue) for has_cue in (False, True))
-        lone = self._render(PROBE[1:2], where)
+        asked, cued = (self.render(PROBE[:1], where, cue=has_cue) for has_cue in (False, True))
+        lone = self.render(PROBE[1:2], where)
         cue = cued[len(_common_begin(asked, cued)) :].lstrip()  # without a cue, Phi-3 writes EOS in its place
         return lone.rpartition(cue)[0] + cue if cue else _common_begin(asked, lone)
 

@@ -1,0 +1,119 @@
+"""`windlass evaluate`, `generate` and `export`: what is done with a model that is there."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from windlass.cli.arguments import Base, Nproc, SavedPath, Step, lines_of_stdin, print_lines
+from windlass.errors import UserError
+from windlass.launch import local
+from windlass.safe_text import escaped, say
+
+
+def evaluate(
+    path: SavedPath,
+    recipe: Annotated[
+        str | None, typer.Option(help="Score on this recipe's prepared sets; for a model that is no run.")
+    ] = None,
+    step: Step = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Sequences per set, instead of the recipe's number; rows per task.")
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Run these tasks of lm-eval instead; on one process.")
+    ] = None,
+    base: Base = None,
+    nproc: Nproc = None,
+) -> None:
+    """Validation loss, perplexity and bits per byte; of conversations, per answer token."""
+    if tasks is not None:
+        if recipe is not None or nproc not in (None, "1") or local.is_worker():
+            raise UserError(
+                f"--tasks {tasks} with --recipe, --nproc or a launcher",
+                "tasks bring their own data, and run on one process",
+                "leave these out",
+            )
+        from windlass.commands.tasks import run_tasks
+
+        print_lines(run_tasks(path, tasks, step=step, base=base, limit=sequences))
+        return
+    local.die_with_agent()
+    num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
+    if num_ranks > 1:
+        raise typer.Exit(local.launch(sys.argv[1:], num_ranks, path))
+    from windlass.commands.evaluate import evaluate as score
+
+    print_lines(score(path, step=step, sequences=sequences, base=base, recipe=recipe))
+
+
+def generate(
+    path: SavedPath,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What the text begins with; may be given several times.")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="More prompts, one a line.")] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Prompts are questions, in the chat template. Without one: a conversation on stdin."
+        ),
+    ] = False,
+    step: Annotated[
+        list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest continuation, in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
+    top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
+    base: Base = None,
+) -> None:
+    """Text from a model: of a run, a Hugging Face directory, or an adapter."""
+    from windlass.commands.generate import Sampling, converse, read_prompts
+    from windlass.commands.generate import generate as write
+
+    steps: list[int | None] = [*step] if step else [None]
+    sampling = Sampling(max_tokens, temperature, top_p, seed)
+    given = [*(prompt or []), *(read_prompts(prompts) if prompts is not None else [])]
+    if chat and not given:
+        if len(steps) > 1 or record:
+            raise UserError(
+                "--chat without a prompt, with several steps or --record",
+                "a conversation is with one model, and is not recorded",
+                "give one --step, or the questions by --prompt",
+            )
+        for answer in converse(path, lines_of_stdin(), sampling, step=steps[0], base=base):
+            print(escaped(answer), flush=True)
+        return
+    given = given or [""]
+    for at in steps:
+        texts = write(path, given, sampling, step=at, chat=chat, record=record, base=base)
+        for one, text in zip(given, texts):
+            whole = f"{one}\n{text}" if chat else one + text
+            print(f"--- step {at}" if at is not None else "---", escaped(whole), sep="\n", flush=True)
+
+
+def export(
+    path: SavedPath,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="TARGET", help="Where to. Default: export/ in the run directory.")
+    ] = None,
+    step: Step = None,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    merge: Annotated[bool, typer.Option("--merge", help="The whole model of a run with an adapter.")] = False,
+    base: Base = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Then upload it to this repository of the hub (HF_TOKEN).")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: nobody else reads the repository.")] = False,
+) -> None:
+    """A Hugging Face directory, or PEFT's of an adapter: loaded back and compared before it is there."""
+    from windlass.commands.export import export as write
+
+    done = write(path, target, step=step, dtype=dtype, merge=merge, base=base, push=push, private=private)
+    what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"
+    say(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
+    if done.pushed is not None:
+        say(f"pushed: {done.pushed}")
