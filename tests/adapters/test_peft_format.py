@@ -8,10 +8,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from tests import cases
+from tests.model.test_dropout import OurMask
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.peft_format import check_factors, completed, load_factors, save_adapter
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
+from windlass.model.dropout import layer_keys
 from windlass.model.hf import load_weights
 from windlass.model.lora.adapter import adapter_of, is_factor
 from windlass.model.open_config import architecture_of
@@ -79,6 +81,38 @@ def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings
         found = grads.pop(f"base_model.model.{name}")
         assert (found - tensor.grad).abs().max() <= 1e-5 * found.abs().max(), name
     assert not grads
+
+
+SITES = {"q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9}
+SITES |= {"attn.c_attn": 3, "attn.c_proj": 6, "mlp.c_fc": 8, "mlp.c_proj": 9}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_peft_drops_what_we_drop(bases, tmp_path, family):
+    """With our masks in PEFT's places: one for each of its modules, and so one for GPT-2's query, key and value."""
+    config, architecture, adapter, model = ours(bases[family], dropout=0.3)
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), str(bases[family]))
+    assert peft.LoraConfig.from_pretrained(tmp_path).lora_dropout == 0.3
+    other, keys_B = theirs(bases[family], tmp_path).train(), torch.tensor([5, -7])
+    keys = layer_keys(keys_B, torch.arange(architecture.num_layers))
+    places = [(name, module) for name, module in other.named_modules() if hasattr(module, "lora_dropout")]
+    assert len(places) == len({name: "" for name in SITES if ("c_" in name) == (family == "gpt2")}) * 3
+    for name, module in places:
+        (site,) = (site for last, site in SITES.items() if name.endswith(f".{last}"))
+        layer = int(next(part for part in name.split(".") if part.isdigit()))
+        module.lora_dropout["default"] = OurMask(keys[layer], site, 0.3)
+    ids_BT = torch.randint(0, cases.VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(2))
+    clean = model(ids_BT)
+    found, expected = model.train()(ids_BT, keys=keys_B), other(input_ids=ids_BT).logits
+    assert (found - expected).abs().max() <= 2e-6 and (found - clean).abs().max() >= 1e-2
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(3))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    grads = {name.replace(".default", ""): p.grad for name, p in other.named_parameters() if p.grad is not None}
+    if family == "qwen3":
+        for name, tensor in factors_of(model).items():
+            theirs_ = grads[f"base_model.model.{name}"]
+            assert (theirs_ - tensor.grad).abs().max() <= 1e-5 * theirs_.abs().max(), name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

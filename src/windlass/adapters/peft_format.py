@@ -232,7 +232,7 @@ def _config(
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": config.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": config.dropout,
         "use_rslora": config.rank_stabilized,
         "target_modules": sorted(dict.fromkeys(name.rpartition(".")[2] for name in names)),
         "modules_to_save": whole or None,
