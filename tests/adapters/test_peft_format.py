@@ -10,7 +10,7 @@ from torch.nn import functional
 from tests import cases
 from tests.model.test_dropout import OurMask
 from windlass.adapters.config import AdapterConfig
-from windlass.adapters.peft_format import check_factors, completed, load_factors, save_adapter
+from windlass.adapters.peft_format import check_files, completed, load_adapter, save_adapter
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.model.dropout import layer_keys
@@ -119,9 +119,9 @@ def test_peft_drops_what_we_drop(bases, tmp_path, family):
 def test_what_is_written_is_read_back_to_the_bit(bases, tmp_path, family):
     config, architecture, adapter, model = ours(bases[family])
     save_adapter(tmp_path, config, architecture, adapter, factors_of(model), "base")
-    check_factors(tmp_path, architecture, adapter)
+    check_files(tmp_path, architecture, adapter)
     held = {name: torch.empty_like(tensor, dtype=torch.float32) for name, tensor in factors_of(model).items()}
-    load_factors(tmp_path, architecture, held)
+    load_adapter(tmp_path, architecture, held)
     for name, tensor in factors_of(model).items():
         assert torch.equal(held[name], tensor.detach().float()), name
     read = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
@@ -143,8 +143,8 @@ def test_peft_writes_and_we_compute_the_same(bases, tmp_path, family):
     other.save_pretrained(tmp_path)
     config = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
     _, architecture, adapter, model = ours(bases[family], rank=config.rank, alpha=config.alpha, targets=config.targets)
-    check_factors(tmp_path, architecture, adapter)
-    load_factors(tmp_path, architecture, factors_of(model))
+    check_files(tmp_path, architecture, adapter)
+    load_adapter(tmp_path, architecture, factors_of(model))
     ids = torch.arange(12).view(2, 6)
     assert (other.double()(input_ids=ids).logits - model(ids)).abs().max() <= 2e-6
 
@@ -161,7 +161,6 @@ def write(directory, **changes):
     [
         ({"peft_type": "IA3"}, "is of kind IA3"),
         ({"use_dora": True}, "has use_dora: True"),
-        ({"modules_to_save": ["lm_head"]}, "trained whole here by adapter.also_train"),
         ({"r": "3"}, "has r='3'"),
         ({"target_modules": "all-linear"}, "targets a list of names"),
     ],
@@ -196,8 +195,8 @@ def test_files_that_do_not_fit(bases, tmp_path, change):
     save_file(held, file)
     if change == "damaged":
         file.write_bytes(file.read_bytes()[:-5])
-    words = {"missing": f"it has no {name}", "left over": "for which this recipe has no factors"}
+    words = {"missing": f"it has no {name}", "left over": "which this recipe does not train"}
     words |= {"shape": "is (2, 36) there and (3, 36)", "damaged": "one safetensors file"}
     with pytest.raises(UserError) as caught:
-        check_factors(tmp_path, architecture, adapter)
+        check_files(tmp_path, architecture, adapter)
     assert words[change] in str(caught.value)

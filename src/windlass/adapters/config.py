@@ -28,7 +28,8 @@ class AdapterConfig(Settings):
     """How the matrices of attention and MLP are stored. plain: in the dtype that computes. nf4: in four bits (QLoRA), 0.53 bytes
     per parameter."""
     from_: str | None = Field(None, alias="from")
-    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with."""
+    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with, and what it
+    holds whole (modules_to_save)."""
     also_train: list[str] = []
     """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
     holds them too."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from windlass.adapters.peft_format import load_factors
+from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
@@ -95,11 +95,11 @@ def starting_weights(config: RunConfig, architecture: Architecture, block: int =
 
     def fill(named: dict[str, torch.Tensor]) -> None:
         read(named)
+        if adapter is not None:
+            load_adapter(Path(adapter), architecture, named)
+            return
         factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
-        if adapter is None:
-            initialise(factors.items(), architecture, config.run.seed, block)
-        else:
-            load_factors(Path(adapter), architecture, factors)
+        initialise(factors.items(), architecture, config.run.seed, block)
 
     return fill
 

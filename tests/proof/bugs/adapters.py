@@ -34,7 +34,7 @@ ADAPTERS = {
     ),
     "alpha is not divided by the rank": Bug(
         "the product of the factors is scaled by something else than alpha / rank",
-        ((LINEAR, "        self.scale = scale\n", "        self.scale = scale * rank\n"),),
+        ((LINEAR, "= scale, probability, site", "= scale * rank, probability, site"),),
         ("exact: qwen3 tied: shard2 lora",),
     ),
     "a mask of this rank's own columns": Bug(
