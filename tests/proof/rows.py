@@ -233,7 +233,7 @@ MASKS = [
     *pairs("qwen3 tied, gpt2 tied heads4", each(DROPPED_ADAPTED, "lora-drops")),
     *pairs("phi3", each(split("shard2, tp2 zero0 micro4"), "lora-drops")),
     *pairs("gpt2 tied heads4 drops", each(split("tp2, context2 packed allgather"), "lora-drops")),
-    *pairs("qwen3 tied", each(split("one, shard2 full, tp2"), "compile lora-drops")),
+    *pairs("qwen3 tied", each(split("one, shard2 full, tp2"), "compile lora-few-drops")),
     *pairs(
         "qwen3 tied blocks5", each(split("pp2 1f1b, pp2 zbv, pp2 1f1b tp2, pp2 1f1b context2 allgather"), "lora-drops")
     ),

@@ -54,6 +54,12 @@ def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Ten
     return weight_tensors(program) | state | scale
 
 
+def compared_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """What ranks that share it must hold alike: all of a checkpoint, and the frozen base of an adapter, which is in none."""
+    base = {f"model.{record.name}": record.tensor.detach() for record in program.records() if not record.kept}
+    return state_tensors(program, optimizer) | base
+
+
 def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
     return {
         f"model.{record.name}": record.tensor.detach() for record in program.records() if record.counted and record.kept
