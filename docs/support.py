@@ -61,7 +61,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"precision.policy": "bf16"},
     "fp16": {"precision.policy": "fp16"},
     "bf16-pure": {"precision.policy": "bf16-pure"},
+    "lora": {"adapter.kind": "lora", "adapter.base": "plain"},
+    "lora on nf4": {"adapter.kind": "lora", "adapter.base": "nf4"},
 }
+ADAPTERS = ("lora", "lora on nf4")
+"""The other features are proved by cells that train all of the model."""
 BASE = {
     "run": {"directory": "runs/mine", "steps": 10, "tokens_per_step": 4096, "micro_batch": 1},
     "model": {"family": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
@@ -101,8 +105,10 @@ class Listener:
     def run(self, _pool: object, world: int, _function: object, *args: Any, **_more: Any) -> list[Any]:
         layouts = [one for one in args if type(one).__name__ == "Layout"]
         directories = [one for one in args if isinstance(one, str) and Path(one, "config.json").is_file()]
+        drops = any(dict(one.adapter).get("dropout") for one in layouts)
         if layouts and directories and not any(word in self.test for word in NO_PROOF):
             cell = {"world": world, **settings_of(layouts[0]), **model_of(Path(directories[0]))}
+            cell["dropout"] |= drops
             self.cells.setdefault(json.dumps(cell, sort_keys=True, default=str), {**cell, "test": self.test})
         if self.is_called:
             pytest.skip("written down")
@@ -119,6 +125,11 @@ def settings_of(layout: Any) -> dict[str, Any]:
         "data.isolate": layout.packed,
         "optim.kind": layout.optim.kind,
         "frozen": any(group["frozen"] for group in groups),
+        **(
+            {"adapter.kind": "lora", "adapter.base": dict(layout.adapter).get("base", "plain")}
+            if layout.adapter
+            else {}
+        ),
     }
 
 
@@ -208,6 +219,8 @@ def refusal(first: str, second: str) -> str | None:
     """Why the real config refuses both in one recipe; None where it takes them, '' where they are two values of one setting."""
     from windlass.config import check_recipe
     from windlass.errors import UserError
+    from windlass.model.config import ModelConfig
+    from windlass.training.parameter_rules import rules_of
 
     one, other = FEATURES[first], FEATURES[second]
     if any(one[key] != other[key] for key in one.keys() & other.keys()):
@@ -221,8 +234,13 @@ def refusal(first: str, second: str) -> str | None:
             tree["model"]["attention_dropout"] = 0.1
         else:
             tree.setdefault(section, {})[name] = value
+    model = ModelConfig.model_validate(tree["model"] | {"vocab_size": 300})
+    if "adapter" in tree:
+        tree["model"] = {"from": "base"}
     try:
-        check_recipe(tree)
+        config = check_recipe(tree)
+        if "adapter" in tree:  # which names the model's parameters
+            rules_of(config, model.architecture())
     except UserError as error:
         return getattr(error, "errors", [error])[0].rule
     return None
@@ -240,7 +258,9 @@ def support_page(cells: list[dict[str, Any]]) -> str:
     for at, first in enumerate(names):
         marks = []
         for second in names[: at + 1]:
-            proved = [cell for cell in cells if has(cell, first) and has(cell, second)]
+            asked = [one for one in (first, second) if one in ADAPTERS]
+            full = [cell for cell in cells if asked or "adapter.kind" not in cell]
+            proved = [cell for cell in full if has(cell, first) and has(cell, second)]
             why = refusal(first, second)
             if first == second:
                 marks.append("**yes**" if proved else "refused" if why else "")
@@ -267,7 +287,8 @@ def support_page(cells: list[dict[str, Any]]) -> str:
             "refused beside the defaults of other settings, for the reason below. open: accepted, and in no test's cell; "
             "`windlass verify` proves it. unproved: accepted, in no test's cell, and `windlass verify` cannot prove it, since "
             "its proxy model runs in fp64, uncompiled, without a budget. Empty: two values of one setting. 16-bit policies "
-            "are held to their own tolerances.\n",
+            "are held to their own tolerances. lora, lora on nf4: factors beside a frozen base, plain or in NF4; "
+            "other rows and columns are of training all of the model.\n",
             pairs,
             f"\n## Refused\n\n{refused}\n",
             "Besides, a model's numbers limit `tp` and `context` (heads, channels, positions): the message names what fits.\n",
@@ -306,7 +327,10 @@ def layout_of(cell: dict[str, Any]) -> str:
     words = [f"{key} {value}" if value is not True else key for key, value in own.items()
              if key not in (*AXES, "zero") and usual.get(key) != value]  # fmt: skip
     words += (
-        ["isolate"] * cell["data.isolate"] + ["muon"] * (cell["optim.kind"] == "muon") + ["frozen"] * cell["frozen"]
+        ["isolate"] * cell["data.isolate"]
+        + ["muon"] * (cell["optim.kind"] == "muon")
+        + ["frozen"] * cell["frozen"]
+        + [name for name in ADAPTERS if has(cell, name)]
     )
     return ", ".join(
         [" x ".join(axes) or "one process", f"zero {cell['parallel.zero']}", *words, cell["precision.policy"]]

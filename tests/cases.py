@@ -257,6 +257,8 @@ def reference_preference(settings: dict[str, Any]) -> Preferred:
 
 def train_layout(directory: str, case: Layout) -> dict:
     """On one of `case.world` ranks: the same steps through build_program, clip and AdamW. fp64 gathers no moments."""
+    if case.compile:  # as a new process: other models that this one compiled count towards dynamo's limit
+        torch._dynamo.reset()
     parallel = ParallelConfig(
         zero=case.zero,
         replicate=case.replicate,
@@ -300,7 +302,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         if case.packed:
             for batch, starts in zip(batches, documents(step, case.length)[mine].split(micro), strict=True):
                 batch["documents"] = starts
-        if architecture.dropout:
+        if architecture.dropout or (adapter is not None and adapter.dropout):
             for batch, keys in zip(batches, keys_of(step, mine).split(micro), strict=True):
                 batch["keys"] = keys
         if kept:

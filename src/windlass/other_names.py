@@ -149,7 +149,7 @@ TABLE: Final = (
     OtherName("precision", "mixed_precision_buffer", "torchtitan", "nothing (buffers stay as they are)"),
     OtherName("adapter", "r lora_r lora_rank", _LORA, lambda v: f"adapter.kind=lora adapter.rank={v}"),
     OtherName("adapter", "lora_alpha", _LORA, lambda v: f"adapter.kind=lora adapter.alpha={v}"),
-    OtherName("adapter", "lora_dropout", _LORA, "nothing (factors have no dropout here)"),
+    OtherName("adapter", "lora_dropout", _LORA, lambda v: f"adapter.kind=lora adapter.dropout={v}"),
     OtherName("adapter", "target_modules lora_target_modules lora_target lora_attn_modules", _LORA, lambda v: _targets(v)),
     OtherName("adapter", "lora_target_linear", "axolotl", ("adapter.targets=all-linear", "adapter.targets=[q_proj, v_proj]")),
     OtherName("adapter", "modules_to_save lora_modules_to_save additional_target", _LORA, lambda v: _also_train(v)),

@@ -8,10 +8,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from tests import cases
+from tests.model.test_dropout import OurMask
 from windlass.adapters.config import AdapterConfig
-from windlass.adapters.peft_format import check_factors, completed, load_factors, save_adapter
+from windlass.adapters.peft_format import check_files, completed, load_adapter, save_adapter
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
+from windlass.model.dropout import layer_keys
 from windlass.model.hf import load_weights
 from windlass.model.lora.adapter import adapter_of, is_factor
 from windlass.model.open_config import architecture_of
@@ -81,13 +83,45 @@ def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings
     assert not grads
 
 
+SITES = {"q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9}
+SITES |= {"attn.c_attn": 3, "attn.c_proj": 6, "mlp.c_fc": 8, "mlp.c_proj": 9}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+def test_peft_drops_what_we_drop(bases, tmp_path, family):
+    """With our masks in PEFT's places: one for each of its modules, and so one for GPT-2's query, key and value."""
+    config, architecture, adapter, model = ours(bases[family], dropout=0.3)
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), str(bases[family]))
+    assert peft.LoraConfig.from_pretrained(tmp_path).lora_dropout == 0.3
+    other, keys_B = theirs(bases[family], tmp_path).train(), torch.tensor([5, -7])
+    keys = layer_keys(keys_B, torch.arange(architecture.num_layers))
+    places = [(name, module) for name, module in other.named_modules() if hasattr(module, "lora_dropout")]
+    assert len(places) == len({name: "" for name in SITES if ("c_" in name) == (family == "gpt2")}) * 3
+    for name, module in places:
+        (site,) = (site for last, site in SITES.items() if name.endswith(f".{last}"))
+        layer = int(next(part for part in name.split(".") if part.isdigit()))
+        module.lora_dropout["default"] = OurMask(keys[layer], site, 0.3)
+    ids_BT = torch.randint(0, cases.VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(2))
+    clean = model(ids_BT)
+    found, expected = model.train()(ids_BT, keys=keys_B), other(input_ids=ids_BT).logits
+    assert (found - expected).abs().max() <= 2e-6 and (found - clean).abs().max() >= 1e-2
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(3))
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    grads = {name.replace(".default", ""): p.grad for name, p in other.named_parameters() if p.grad is not None}
+    if family == "qwen3":
+        for name, tensor in factors_of(model).items():
+            theirs_ = grads[f"base_model.model.{name}"]
+            assert (theirs_ - tensor.grad).abs().max() <= 1e-5 * theirs_.abs().max(), name
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_written_is_read_back_to_the_bit(bases, tmp_path, family):
     config, architecture, adapter, model = ours(bases[family])
     save_adapter(tmp_path, config, architecture, adapter, factors_of(model), "base")
-    check_factors(tmp_path, architecture, adapter)
+    check_files(tmp_path, architecture, adapter)
     held = {name: torch.empty_like(tensor, dtype=torch.float32) for name, tensor in factors_of(model).items()}
-    load_factors(tmp_path, architecture, held)
+    load_adapter(tmp_path, architecture, held)
     for name, tensor in factors_of(model).items():
         assert torch.equal(held[name], tensor.detach().float()), name
     read = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
@@ -109,8 +143,8 @@ def test_peft_writes_and_we_compute_the_same(bases, tmp_path, family):
     other.save_pretrained(tmp_path)
     config = completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
     _, architecture, adapter, model = ours(bases[family], rank=config.rank, alpha=config.alpha, targets=config.targets)
-    check_factors(tmp_path, architecture, adapter)
-    load_factors(tmp_path, architecture, factors_of(model))
+    check_files(tmp_path, architecture, adapter)
+    load_adapter(tmp_path, architecture, factors_of(model))
     ids = torch.arange(12).view(2, 6)
     assert (other.double()(input_ids=ids).logits - model(ids)).abs().max() <= 2e-6
 
@@ -127,7 +161,6 @@ def write(directory, **changes):
     [
         ({"peft_type": "IA3"}, "is of kind IA3"),
         ({"use_dora": True}, "has use_dora: True"),
-        ({"modules_to_save": ["lm_head"]}, "trained whole here by adapter.also_train"),
         ({"r": "3"}, "has r='3'"),
         ({"target_modules": "all-linear"}, "targets a list of names"),
     ],
@@ -162,8 +195,8 @@ def test_files_that_do_not_fit(bases, tmp_path, change):
     save_file(held, file)
     if change == "damaged":
         file.write_bytes(file.read_bytes()[:-5])
-    words = {"missing": f"it has no {name}", "left over": "for which this recipe has no factors"}
+    words = {"missing": f"it has no {name}", "left over": "which this recipe does not train"}
     words |= {"shape": "is (2, 36) there and (3, 36)", "damaged": "one safetensors file"}
     with pytest.raises(UserError) as caught:
-        check_factors(tmp_path, architecture, adapter)
+        check_files(tmp_path, architecture, adapter)
     assert words[change] in str(caught.value)

@@ -47,6 +47,10 @@ QWEN3 = {
 GPT2 = {**dict.fromkeys(tiny.QWEN3_KEYS), "family": "gpt2", "n_embd": 24, "n_layer": 4, "n_head": 4, "n_positions": 48}
 GPT2 |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 MOE = {**QWEN3, "family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+ADAPTERS = {  # factors of an adapter, and with them norms; trained on two tensor ranks
+    "lora": {"kind": "lora", "rank": 3, "also_train": ["*norm*"]},
+    "nf4": {"kind": "lora", "rank": 3, "base": "nf4"},
+}
 MODELS = {"tied": QWEN3, "untied": {**QWEN3, "tie_word_embeddings": False}, "gpt2": GPT2, "experts": MOE}
 
 
@@ -56,14 +60,17 @@ def newest(run):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, ranks):
-    """A run of two steps on two DDP replicas: its newest checkpoint, and its recipe."""
+    """A run of two steps on two DDP replicas, or tensor ranks: its newest checkpoint, and its recipe."""
 
     @functools.cache
     def make(model, kind="adamw"):
         base = tmp_path_factory.mktemp(f"ring-{model}-{kind}")
-        config = tiny.recipe(
-            base, model=MODELS[model], run={"steps": 2}, parallel=RING["ddp2"][1], optim={"kind": kind}
-        )
+        given = {"model": MODELS.get(model), "parallel": RING["ddp2"][1]}
+        if model in ADAPTERS:
+            directory = tiny.write_base(base / "base", num_hidden_layers=4)
+            given = {"model": dict.fromkeys(tiny.MODEL) | {"from": str(directory)}, "parallel": {"tp": 2}}
+            given["adapter"] = ADAPTERS[model]
+        config = tiny.recipe(base, run={"steps": 2}, optim={"kind": kind}, **given)
         ranks.run(2, tiny.train, config)
         return newest(config.run.directory), config
 
@@ -109,7 +116,10 @@ def test_around_the_ring_offline_every_bit_stays(trained, tmp_path, model):
     ("model", "layouts"),
     [
         ("tied", ["tp2 x shard2", "pp2 interleaved x tp2", "ddp2"]),
-        *(pytest.param(model, list(RING), marks=pytest.mark.long) for model in ("tied", "untied", "gpt2")),
+        *(
+            pytest.param(model, list(RING), marks=pytest.mark.long)
+            for model in ("tied", "untied", "gpt2", "lora", "nf4")
+        ),
     ],
 )
 def test_around_the_ring_by_loading_every_bit_stays(trained, ranks, tmp_path, model, layouts):
@@ -127,6 +137,8 @@ def test_around_the_ring_by_loading_every_bit_stays(trained, ranks, tmp_path, mo
         ("tied", "tp2 x shard2"),
         *(pytest.param("tied", one, marks=pytest.mark.long) for one in RING | MORE | CONTEXT if one != "tp2 x shard2"),
         *(pytest.param("experts", one, marks=pytest.mark.long) for one in ("zero3 x4", "tp2 x shard2", *EXPERTS)),
+        *(pytest.param("lora", one, marks=pytest.mark.long) for one in ("zero3 x4", "tp2 x shard2", "pp2 x shard2")),
+        *(pytest.param("nf4", one, marks=pytest.mark.long) for one in ("zero3 x4", "tp2 x shard2")),
     ],
 )
 def test_parts_are_those_that_ranks_of_the_layout_save(trained, ranks, tmp_path, model, layout):

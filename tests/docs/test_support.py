@@ -60,3 +60,16 @@ def test_cells_are_told_by_layout(support):
     row = next(line for line in page.splitlines() if line.startswith("| pp zbv |")).split("|")
     heads = next(line for line in page.splitlines() if line.startswith("| |")).split("|")
     assert row[[one.strip() for one in heads].index("tp")].strip() == "yes"
+
+
+def test_an_adapters_cell_proves_nothing_of_full_training(support):
+    cell = {"parallel.zero": 3, "parallel.shard": 2, "parallel.tp": 2, "precision.policy": "fp64", "data.isolate": False,
+            "optim.kind": "adamw", "frozen": False, "dropout": False, "family": "llama", "tied": True, "adapter.kind": "lora",
+            "adapter.base": "nf4", "test": "test_x.py::test_y"}  # fmt: skip
+    page = support.support_page([cell])
+    heads = [one.strip() for one in next(line for line in page.splitlines() if line.startswith("| |")).split("|")]
+    rows = {cells[1].strip(): cells for line in page.splitlines() if len(cells := line.split("|")) == len(heads)}
+    assert rows["tp"][heads.index("shard")].strip() == "open"
+    assert rows["lora on nf4"][heads.index("tp")].strip() == "yes" and rows["lora"][heads.index("tp")].strip() == "open"
+    assert rows["lora on nf4"][heads.index("expert")].strip() == "refused"
+    assert "shard 2 x tp 2, zero 3, lora on nf4, fp64" in page

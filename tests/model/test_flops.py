@@ -7,8 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from windlass.adapters.config import AdapterConfig
 from windlass.model.config import ModelConfig
 from windlass.model.flops import flops_per_token
+from windlass.model.lora.adapter import adapter_of, frozen_base
 from windlass.model.transformer import Decoder
 
 TINY = {
@@ -108,6 +110,32 @@ FROZEN = {
     "all but the biases": ["*.weight"],
     "the head": ["lm_head.weight"],
 }
+
+
+ADAPTERS = {
+    "all matrices": {},
+    "some, of one layer": {"targets": ["1.self_attn.v_proj", "1.mlp.down_proj"]},
+    "and norms": {"targets": ["o_proj"], "also_train": ["*norm*"]},
+    "and the embedding": {"targets": ["up_proj"], "also_train": ["*embed_tokens*"]},
+}
+
+
+@pytest.mark.parametrize("given", ADAPTERS)
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("gpt2", True), ("olmo2", False), ("qwen3", True)])
+def test_beside_an_adapter_torch_counts_the_same(family, tied, given):
+    """No weight gradient of the frozen base; four products of both factors, and A's input gradient where one is needed."""
+    arch = ModelConfig(**TINY[family], vocab_size=256, tie_word_embeddings=tied).architecture()
+    adapter = adapter_of(AdapterConfig(kind="lora", rank=3, **ADAPTERS[given]), arch)
+    with torch.device("meta"):
+        model = Decoder(arch, adapter=adapter)
+    frozen = frozen_base(arch, adapter)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        model(torch.zeros(2, 24, dtype=torch.int64, device="meta")).sum().backward()
+    assert counter.get_total_flops() == flops_per_token(arch, 24, adapter=adapter).palm * 48
+    assert counter.get_total_flops() < flops_per_token(arch, 24).palm * 48
 
 
 @pytest.mark.parametrize("frozen", FROZEN)

@@ -99,7 +99,7 @@ def masks(references: References, ranks, model: str, words: str) -> None:
     """Losses, norms and evaluations, and with fp64 gradients and weights. Nobody draws, and evaluation drops nothing."""
     case = layout_of(model, words)
     results, tolerance = run(references, ranks, model, case, train_and_look), TOLERANCE[case.policy]
-    alike = dict(policy=case.policy, packed=case.packed, length=case.length, steps=case.steps)
+    alike = dict(policy=case.policy, packed=case.packed, length=case.length, steps=case.steps, adapter=case.adapter)
     expected = references.alone(model, Layout(1, 3, 1, 1, 8, **alike))
     for result in results:
         for name in ("losses", "norms", "evaluations"):
@@ -110,7 +110,7 @@ def masks(references: References, ranks, model: str, words: str) -> None:
         held = joined(results, name)
         for parameter, value in expected[name].items():
             assert (held[parameter] - value).abs().max() <= tolerance, (name, parameter)
-    last = clean_loss(references.directory(model), joined(results, "weights"), case)
+    last = clean_loss(references.directory(model), joined(results, "base") | joined(results, "weights"), case)
     assert abs(results[0]["evaluations"][-1] - last) <= tolerance, "evaluation drops nothing"
 
 
@@ -123,7 +123,9 @@ def train_and_look(directory, case):
 
 def clean_loss(directory, weights, case):
     """Of the last batch, by the plain decoder with these weights and without any key."""
-    decoder = Decoder(architecture_of(ModelConfig.model_validate({"from": str(directory)}))).double()
+    architecture = architecture_of(ModelConfig.model_validate({"from": str(directory)}))
+    adapter = adapter_of(AdapterConfig(kind="lora", **dict(case.adapter)), architecture) if case.adapter else None
+    decoder = Decoder(architecture, adapter=adapter).double().eval()
     decoder.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
     decoder.tie()
     ids, targets = cases.global_batches(case.length)[case.steps - 1]

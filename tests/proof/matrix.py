@@ -103,6 +103,9 @@ UNCLIPPED = 100.0  # a norm that no step reaches
 ADAPTER_WORDS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 4, "alpha": 6.0},
     "nf4": {"rank": 4, "alpha": 6.0, "base": "nf4"},
+    "lora-drops": {"rank": 4, "alpha": 6.0, "dropout": 0.2},
+    # seven masks in a block take the compiler minutes
+    "lora-few-drops": {"rank": 4, "alpha": 6.0, "dropout": 0.2, "targets": ["q_proj", "down_proj"]},
     "lora-some": {
         "rank": 3,
         "rank_stabilized": True,

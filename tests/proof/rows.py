@@ -136,6 +136,10 @@ ADAPTED_STAGED = split("""
     pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 zbv, pp2 1f1b shard2, pp2 zbv shard2, pp2 1f1b tp2,
     pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather
 """)
+DROPPED_ADAPTED = split("""
+    zero0 replicate2, shard2, shard2 selective, shard4 micro1 full, tp2, tp2 zero0 micro4, tp2 shard2 selective,
+    context2 allgather, context2 packed ulysses, context2 tp2 allgather
+""")
 ADAPTED_EXPERTS = split("shard2, expert2 shard2, expert2 shard2 tp2, pp2 expert2 shard2")
 ADAPTED_NARROW = split("zero0 replicate2, shard2, tp2, context2 allgather")
 ADAPTED_STAGED_NARROW = split("""
@@ -246,6 +250,14 @@ MASKS = [
         split("pp2 1f1b, pp2 gpipe shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2"),
     ),
     *pairs("gpt2 tied drops", split("shard2 dpo, zero0 replicate2 dpo, context2 allgather dpo")),
+    # before an adapter's factors; phi3 and gpt2 have matrices that share a mask
+    *pairs("qwen3 tied, gpt2 tied heads4", each(DROPPED_ADAPTED, "lora-drops")),
+    *pairs("phi3", each(split("shard2, tp2 zero0 micro4"), "lora-drops")),
+    *pairs("gpt2 tied heads4 drops", each(split("tp2, context2 packed allgather"), "lora-drops")),
+    *pairs("qwen3 tied", each(split("one, shard2 full, tp2"), "compile lora-few-drops")),
+    *pairs(
+        "qwen3 tied blocks5", each(split("pp2 1f1b, pp2 zbv, pp2 1f1b tp2, pp2 1f1b context2 allgather"), "lora-drops")
+    ),
 ]
 NARROW = split("bf16, fp16, bf16-pure")
 NEAR = [
@@ -338,6 +350,7 @@ FIRST_STEP_LAYOUTS = {
     "masks: qwen3 tied drops": "zero0 replicate2 micro4",
     "masks: gpt2 tied heads4 drops": "context2 allgather",
     "masks: gpt2 tied blocks5 drops": "pp2 interleaved-1f1b",
+    "masks: qwen3 tied": "tp2 zero0 micro4 lora-drops",
     "exact: qwen3 tied wide blocks5": "pp2 zbv nf4",
     "near: qwen3 tied": "shard2 packed bf16, context2 zero0 packed bf16 allgather",
     "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure, pp2 1f1b zero0 lora bf16",

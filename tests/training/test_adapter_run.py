@@ -185,17 +185,21 @@ def test_data_of_another_tokenizer_is_refused(runs, base, adapter, tmp_path):
     assert f"{base} has no tokenizer.json" in refusal(evaluate, copied, recipe=file)
 
 
-def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path):
-    export(runs / "lora", tmp_path / "adapter")
+@pytest.mark.parametrize("name", ["lora", "some"])
+def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path, name):
+    """With what it trained whole; a run that resumes asks for its files no more."""
+    export(runs / name, tmp_path / "adapter")
     given = {"kind": "lora", "from": str(tmp_path / "adapter")}
-    train(recipe(runs, base, "lora", "from an adapter", adapter=given, run={"steps": 2}))
-    then, now = (tiny.lines(runs / run) for run in ("lora", "from an adapter"))
+    train(recipe(tmp_path, base, name, "from", adapter=given, run={"steps": 2}))
+    then, now = tiny.lines(runs / name), tiny.lines(tmp_path / "from")
     last = [line["loss"] for line in then if line["kind"] == "validation"][-1]
     first = next(line["loss"] for line in now if line["kind"] == "validation")
     assert first == pytest.approx(last, abs=1e-6)
-    assert now[0]["derived"]["adapter"].startswith("LoRA of rank 4 beside 14 matrices, scale 2; begun with ")
+    expected = tiny.lines(runs / name)[0]["derived"]["adapter"]
+    assert now[0]["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}"
     shutil.rmtree(tmp_path / "adapter")
-    train(recipe(runs, base, "lora", "from an adapter", adapter=given, run={"steps": 3}))
+    train(recipe(tmp_path, base, name, "from", adapter=given, run={"steps": 3}))
+    assert tensors_of(tmp_path / "from", 3).keys() == tensors_of(runs / name).keys()
 
 
 def refusal(function, *args, **kwargs):

@@ -8,12 +8,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.data.prepare.prepare import prepare
 from windlass.errors import BadCheckpoint, OutOfSync, UserError, exit_code_of
 from windlass.optim.adamw import AdamW
+from windlass.parallel.program import ShardedProgram
 from windlass.runtime import start_runtime
 from windlass.training.assemble import assemble, with_steps
 from windlass.training.loop import train
@@ -106,16 +108,22 @@ def test_a_recipe_that_asks_for_checks_is_checked(base, prepared, ranks):
         assert step == 3 and raised.startswith("ranks 0 and 1 were given different batches at step 4")
 
 
-def drift_apart(config):
-    """In the update of step 5 one rank makes another."""
-    step = AdamW.step
+def drift_apart(config, name="embed_tokens.weight"):
+    """In the update of step 5 one rank has another bit in its tensor of this name."""
+    step, run, programs = AdamW.step, ShardedProgram.run, []
+
+    def watched(self, *args):
+        programs.append(self)
+        return run(self, *args)
 
     def other(self, norm):
         step(self, norm)
         if self._num_steps == 5 and dist.get_rank() == 1:
-            self._records[0].tensor.data.view(-1).view(torch.int32)[3] ^= 1
+            (tensor,) = (one.tensor.data for one in programs[-1].records() if one.name.endswith(name))
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).view(-1).view(torch.int8)[12] ^= 1
 
-    with mock.patch.object(AdamW, "step", other), contextlib.redirect_stdout(io.StringIO()):
+    patches = mock.patch.object(AdamW, "step", other), mock.patch.object(ShardedProgram, "run", watched)
+    with patches[0], patches[1], contextlib.redirect_stdout(io.StringIO()):
         try:
             train(config, is_prepared=True)
         except OutOfSync as error:
@@ -131,3 +139,24 @@ def test_no_checkpoint_is_made_of_ranks_that_are_out_of_step(base, prepared, ran
     assert committed_steps(config.run.directory / "checkpoints") == [3], "every third step, and not the sixth"
     assert [path.name for path in (config.run.directory / "checkpoints").iterdir()] == ["step-00000003"]
     assert ("incident", 6) in tiny.kinds(config.run.directory)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "shared"),
+    [
+        ({"zero": 0, "replicate": 2}, "1.mlp.up_proj.codes", True),
+        pytest.param({"tp": 2}, "1.input_layernorm.weight", True, marks=pytest.mark.long),
+        pytest.param({"shard": 2}, "1.mlp.up_proj.scales", False, marks=pytest.mark.long),
+    ],
+)
+def test_a_flipped_bit_of_the_frozen_base_ends_the_run(base, prepared, ranks, tmp_path, layout, name, shared):
+    """One that several ranks hold; else nobody can see it, and no checkpoint holds it."""
+    given = {"model": dict.fromkeys(tiny.MODEL) | {"from": str(tiny.write_base(tmp_path / "base"))}}
+    adapter = {"kind": "lora", "rank": 2, "base": "nf4"}
+    config = tiny.recipe(base, tmp_path.name, parallel=layout, adapter=adapter, **given)
+    for found in ranks.run(2, drift_apart, config, name):
+        if not shared:
+            assert found is None
+            continue
+        code, raised = found
+        assert code == 5 and f"{name} differs between ranks 0 and 1 after step 6\n" in raised

@@ -2,4 +2,8 @@
 
 config       the adapter section of a recipe
 peft_format  an adapter's files, in and out, as PEFT has them
+
+Inside:
+
+modules_to_save  what these files hold whole
 """

@@ -18,6 +18,9 @@ class AdapterConfig(Settings):
     """The product of the factors is multiplied by alpha / rank, so that the learning rate need not follow the rank."""
     rank_stabilized: bool = False
     """Multiply by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732): for ranks of 64 and more."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Probability with which an element of what A reads is zeroed in training; the matrix itself reads all of it. 0.05 or 0.1
+    is usual where the data are few."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """Which matrices carry factors: `all-linear` is every one of attention and MLP, not head and experts; or names such as
     [q_proj, v_proj], the last parts of Hugging Face's names."""
@@ -25,7 +28,8 @@ class AdapterConfig(Settings):
     """How the matrices of attention and MLP are stored. plain: in the dtype that computes. nf4: in four bits (QLoRA), 0.53 bytes
     per parameter."""
     from_: str | None = Field(None, alias="from")
-    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with."""
+    """A directory of PEFT (adapter_config.json, adapter_model.safetensors) whose factors a new run begins with, and what it
+    holds whole (modules_to_save)."""
     also_train: list[str] = []
     """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
     holds them too."""

@@ -20,8 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from windlass.adapters.config import AdapterConfig
+from windlass.adapters.modules_to_save import EMBEDDING, HEAD, fault, module_names, patterns_of, stored_whole
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.hf import read_into
 from windlass.model.lora.adapter import A, Adapter, B, adapted_shapes, is_factor
 from windlass.model.names import stored_as
 from windlass.model.slices import local_part, owned_ranges
@@ -33,14 +35,13 @@ REFUSED: Final = {
     "use_dora": "DoRA scales each row of W + s B A by a trained magnitude",
     "layers_to_transform": "factors of some layers only are not supported",
     "trainable_token_indices": "single rows of the embedding cannot be trained",
-    "modules_to_save": "such modules are trained whole here by adapter.also_train, and are not read from an adapter",
     "lora_bias": "factors have no bias here",
 }
 
 
 def completed(config: AdapterConfig) -> AdapterConfig:
-    """With rank, alpha, targets and the kind of scale of `adapter.from`, where the recipe does not give them. Raises UserError
-    for an adapter that cannot be one, and for a rank or scale that contradicts it."""
+    """With rank, alpha, kind of scale, targets and also_train of `adapter.from`, where the recipe does not give them. Raises
+    UserError for an adapter that cannot be one, and for a rank or scale that contradicts it."""
     if config.from_ is None:
         return config
     given = read_config(Path(config.from_))
@@ -49,9 +50,12 @@ def completed(config: AdapterConfig) -> AdapterConfig:
         "alpha": given["lora_alpha"],
         "rank_stabilized": bool(given.get("use_rslora")),
         "targets": given["target_modules"],
+        "also_train": patterns_of(given.get("modules_to_save") or ()),
     }
     both = {name: value for name, value in found.items() if name in config.model_fields_set}
-    wrong = [name for name, value in both.items() if name != "targets" and value != getattr(config, name)]
+    wrong = [
+        name for name, value in both.items() if name not in ("targets", "also_train") and value != getattr(config, name)
+    ]
     if wrong:
         raise UserError(
             " and ".join(f"adapter.{name}={getattr(config, name)}" for name in wrong)
@@ -93,25 +97,39 @@ def read_config(directory: Path) -> dict[str, Any]:
     return given
 
 
-def load_factors(directory: Path, arch: Architecture, tensors: Mapping[str, Tensor]) -> None:
-    """Fills this rank's part of each factor. `tensors`: by our names, plain or DTensor. Raises UserError where a factor is
-    missing, or has another shape."""
-    for name, value in _factors(
-        _read(directory), {name: tuple(tensor.shape) for name, tensor in tensors.items()}, arch, directory
-    ):
+@torch.no_grad()
+def load_adapter(directory: Path, arch: Architecture, tensors: Mapping[str, Tensor]) -> None:
+    """Fills this rank's part of each factor, and of what the files hold whole. `tensors`: by our names, plain or DTensor; others
+    stay as they are. Raises UserError where a factor is missing, or has another shape."""
+    files = _read(directory)
+    whole = {key.removeprefix(PREFIX): value for key, value in files.items()}
+    for name, tensor in tensors.items():
+        if not is_factor(name) and stored_as(name, arch).name in whole:
+            read_into(local_part(tensor), owned_ranges(tensor), name, arch, whole)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if is_factor(name)}
+    for name, value in _factors(files, shapes, arch, directory):
         index = tuple(slice(part.start, part.stop) for part in owned_ranges(tensors[name]))
-        with torch.no_grad():
-            local_part(tensors[name]).copy_(value[index])
+        local_part(tensors[name]).copy_(value[index])
 
 
-def check_factors(directory: Path, arch: Architecture, adapter: Adapter) -> None:
-    """Raises UserError unless the files hold exactly the factors of `adapter`."""
+def check_files(directory: Path, arch: Architecture, adapter: Adapter) -> None:
+    """Raises UserError unless the files hold exactly the factors of `adapter`, and what it trains whole. Files without
+    modules_to_save may hold none of that: it begins as the base has it."""
     shapes = {name: shape for name, shape in adapted_shapes(arch, adapter).items() if is_factor(name)}
     left = _read(directory)
     for name, _ in list(_factors(left, shapes, arch, directory)):
         left.pop(_key(name, arch), None)
+    if read_config(directory).get("modules_to_save"):
+        whole = {key.removeprefix(PREFIX): value for key, value in left.items()}
+        for name in sorted(adapter.also_trained):
+            what = fault(whole, name, arch)
+            if what:
+                raise _unfitting(directory, what)
+            left.pop(f"{PREFIX}{stored_as(name, arch).name}", None)
+        if arch.tied and EMBEDDING in adapter.also_trained:
+            del left[f"{PREFIX}{HEAD}"]
     if left:
-        raise _unfitting(directory, f"it has {min(left)}, for which this recipe has no factors")
+        raise _unfitting(directory, f"it has {min(left)}, which this recipe does not train")
 
 
 def save_adapter(
@@ -125,8 +143,8 @@ def save_adapter(
     """Writes both files, in fp32, for PEFT to load beside `base`. `tensors`: by our names, whole: factors, and what is trained
     whole."""
     values = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
-    files = {f"{PREFIX}{stored_as(name, arch).name}": value for name, value in values.items() if not is_factor(name)}
-    whole = sorted({name.rsplit(".", 2)[-2] for name in files})
+    whole = stored_whole({name: value for name, value in values.items() if not is_factor(name)}, arch)
+    files = {f"{PREFIX}{name}": value for name, value in whole.items()}
     joined: dict[str, int] = {}
     for modules in _joined(values, arch).values():
         pairs = [(values[f"{module}.{A}"], values[f"{module}.{B}"]) for module in modules]
@@ -136,7 +154,7 @@ def save_adapter(
             joined[_stored(modules[0], arch).rpartition(".")[2]] = len(modules)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(files, directory / WEIGHTS, metadata={"format": "pt"})
-    given = _config(config, arch, adapter, base, joined, whole)
+    given = _config(config, arch, adapter, base, joined, module_names(whole, arch))
     (directory / CONFIG).write_text(json.dumps(given, indent=2) + "\n", "utf-8")
 
 
@@ -215,8 +233,9 @@ def _key(name: str, arch: Architecture) -> str:
 def _unfitting(directory: Path, what: str) -> UserError:
     return UserError(
         f"{directory / WEIGHTS}: {what}",
-        "an adapter has factors for exactly the matrices that adapter.targets names in this model, of the recipe's rank",
-        "check adapter.targets and adapter.rank against its adapter_config.json, and that it was made for this model",
+        "an adapter has factors for exactly the matrices that adapter.targets names in this model, of the recipe's rank; of "
+        "modules_to_save it has exactly the parameters that adapter.also_train names",
+        "check adapter.targets, rank and also_train against its adapter_config.json, and that it was made for this model",
     )
 
 
@@ -232,10 +251,11 @@ def _config(
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": config.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": config.dropout,
         "use_rslora": config.rank_stabilized,
         "target_modules": sorted(dict.fromkeys(name.rpartition(".")[2] for name in names)),
         "modules_to_save": whole or None,
+        "ensure_weight_tying": arch.tied and EMBEDDING in adapter.also_trained,
         "rank_pattern": {name: config.rank * parts for name, parts in joined.items()},
         "alpha_pattern": {name: config.scale * _divisor(config, config.rank * parts) for name, parts in joined.items()},
         "fan_in_fan_out": arch.family == "gpt2",

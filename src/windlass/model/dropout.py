@@ -42,6 +42,7 @@ GOLDEN_32: Final = 0x9E3779B9 - (1 << 32)
 
 # The sites of dropout in a block and in the model. Their numbers are part of the mask: changing one changes every run.
 ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT = 0, 1, 2
+FACTORS: Final = {"q_proj": 3, "k_proj": 4, "v_proj": 5, "o_proj": 6, "gate_proj": 7, "up_proj": 8, "down_proj": 9}
 LAYERS: Final = -2  # all layers' keys are folded from this
 EMBEDDING: Final = -1  # as a layer: the one before layer 0; as a site in it: the only one
 

@@ -54,7 +54,7 @@ def load_weights(directory: str | Path, arch: Architecture, tensors: dict[str, T
             if kind == CODES:
                 _quantize_into(tensor, tensors[f"{module}.{SCALES}"], f"{module}.weight", arch, stored)
             elif kind != SCALES:
-                _read_into(local_part(tensor), owned_ranges(tensor), name, arch, stored)
+                read_into(local_part(tensor), owned_ranges(tensor), name, arch, stored)
 
 
 def check_weights(directory: str | Path, arch: Architecture) -> None:
@@ -79,13 +79,14 @@ def _quantize_into(codes: Tensor, scales: Tensor, name: str, arch: Architecture,
     assert owned_ranges(codes) == [rows, range(columns.start * BLOCK // 2, columns.stop * BLOCK // 2)], name
     ranges = [rows, range(columns.start * BLOCK, columns.stop * BLOCK)]
     part = torch.empty(list(map(len, ranges)))
-    _read_into(part, ranges, name, arch, stored)
+    read_into(part, ranges, name, arch, stored)
     for target, values in zip((codes, scales), nf4.quantize(part), strict=True):
         local_part(target).copy_(values)
 
 
-def _read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture, stored: dict[str, Any]) -> None:
-    """Copy the box `ranges` of one parameter out of the mapped file into `local`; padded rows become 0."""
+def read_into(local: Tensor, ranges: list[range], name: str, arch: Architecture, stored: dict[str, Any]) -> None:
+    """Copy the box `ranges` of one parameter into `local`; padded rows become 0. `stored`: the files' tensors, or lazy slices of
+    them, by name."""
     source = VOCABULARY[0] if arch.tied and name == VOCABULARY[1] else name  # a tied head apart from its embedding
     where = stored_as(source, arch)
     rows = ranges[0]

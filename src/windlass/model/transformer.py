@@ -14,7 +14,7 @@ Under compile all blocks share one graph, but for layers without rotation (`no_r
 beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
 
 Dropout is a function of the batch's `keys` (dropout.py) and applies where GPT-2 has it: after the embedding, to attention's
-weights, to the outputs of attention and MLP. Without keys, and outside training, nothing is dropped.
+weights, to the outputs of attention and MLP, and before an adapter's factors. Without keys or training nothing is dropped.
 
 A part of the model (a pipeline stage) keeps only its blocks, keyed by their global index, so that names are the same in
 every layout. Nothing here is a buffer: after `to_empty` only parameters need values, and `tie()` restores the tie.
@@ -66,11 +66,12 @@ class Attention(nn.Module):
     def forward(
         self, hidden_BTD: Tensor, rope: Rope, layout: AttentionLayout, cache: LayerCache | None, keys_B: Tensor | None
     ) -> Tensor:
-        q_BTX, k_BTX = self.q_proj(hidden_BTD), self.k_proj(hidden_BTD)
+        drawn = keys_B, layout.row_T  # of the masks before the factors
+        q_BTX, k_BTX = self.q_proj(hidden_BTD, *drawn), self.k_proj(hidden_BTD, *drawn)
         if self.q_norm is not None and self.k_norm is not None and self.norms_whole:
             q_BTX, k_BTX = self.q_norm(q_BTX), self.k_norm(k_BTX)
         q_BTHK, k_BTGK = q_BTX.unflatten(-1, (-1, self.head_dim)), k_BTX.unflatten(-1, (-1, self.head_dim))
-        v_BTGK = self.v_proj(hidden_BTD).unflatten(-1, (-1, self.head_dim))
+        v_BTGK = self.v_proj(hidden_BTD, *drawn).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None and not self.norms_whole:
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
         q_BHTK, k_BGTK, v_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
@@ -81,7 +82,7 @@ class Attention(nn.Module):
         if cache is not None:
             k_BGTK, v_BGTK = cache.append(k_BGTK, v_BGTK, layout.query_offset)
         out_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, layout, self.dropout, keys_B)
-        return self.o_proj(out_BHTK.transpose(1, 2).flatten(-2))
+        return self.o_proj(out_BHTK.transpose(1, 2).flatten(-2), *drawn)
 
 
 class MLP(nn.Module):
@@ -95,11 +96,11 @@ class MLP(nn.Module):
         self.up_proj = Linear(hidden, inner, bias=bias)
         self.down_proj = Linear(inner, hidden, bias=bias)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        up_BTF = self.up_proj(hidden_BTD)
+    def forward(self, hidden_BTD: Tensor, *drawn: Tensor | None) -> Tensor:  # keys_B and positions_T of Linear
+        up_BTF = self.up_proj(hidden_BTD, *drawn)
         if self.gate_proj is None:
-            return self.down_proj(activate(up_BTF, self.activation))
-        return self.down_proj(activate(self.gate_proj(hidden_BTD), self.activation) * up_BTF)
+            return self.down_proj(activate(up_BTF, self.activation), *drawn)
+        return self.down_proj(activate(self.gate_proj(hidden_BTD, *drawn), self.activation) * up_BTF, *drawn)
 
 
 class Block(nn.Module):
@@ -140,7 +141,7 @@ class Block(nn.Module):
         if isinstance(self.mlp, MoE):
             branch_BTD, routed = self.mlp(normed_BTD, counted_BT)
         else:
-            branch_BTD = self.mlp(normed_BTD)
+            branch_BTD = self.mlp(normed_BTD, keys_B, layout.row_T)
         if self.post_mlp_layernorm is not None:
             branch_BTD = self.post_mlp_layernorm(branch_BTD)
         if keys_B is not None:
@@ -176,7 +177,8 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.chunks = chunks
-        self.arch, self.first, self.last, self.drops = arch, first, last, bool(arch.dropout)
+        self.arch, self.first, self.last = arch, first, last
+        self.drops = bool(arch.dropout or (adapter and adapter.dropout))
         self.share = Share()  # of the stream's positions and of the heads; parallel/tensor.py sets it
         self.context: Context | None = None  # of the rows; parallel/context.py sets it
         kept = range(arch.num_layers) if layers is None else layers
@@ -193,7 +195,7 @@ class Decoder(nn.Module):
             rows = arch.vocab_size, arch.padded_vocab_size
             self.lm_head = Head(arch.hidden_size, *rows, chunks.head_logits, arch.logit_cap)
         self.tie()
-        adapt(self, adapter)
+        adapt(self, arch, adapter)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -235,7 +237,7 @@ class Decoder(nn.Module):
             parts = context.parts(documents, input_ids.shape[0], num_positions, input_ids.device)
         hidden_BTD = self._embed(input_ids, positions, end if cache is None else None) if self.first else input_ids
         dropped = self._layer_keys(keys) if self.drops and self.training else None  # None: no extra call
-        stream_T, heads_H = (None, None) if dropped is None else self._shares(num_positions, input_ids.device)
+        row_T, stream_T, heads_H = (None,) * 3 if dropped is None else self._shares(num_positions, input_ids.device)
         if dropped is not None and self.first:
             hidden_BTD = dropout(hidden_BTD, self.arch.embd_dropout, dropped["embedding"], EMBEDDING, stream_T)
         counted = None if targets is None or not self.arch.num_experts else targets != IGNORED
@@ -244,7 +246,7 @@ class Decoder(nn.Module):
             is_windowed = int(index) in self.arch.window_layers
             turned = None if int(index) in self.arch.unrotated_layers else ropes[is_windowed]
             window, cap = self.arch.window if is_windowed else None, self.arch.score_cap
-            layout = AttentionLayout(offset, window, found, heads_H, stream_T, context, parts, self.chunks, cap)
+            layout = AttentionLayout(offset, window, found, heads_H, row_T, stream_T, context, parts, self.chunks, cap)
             kept = None if cache is None else cache[index]
             out = block(hidden_BTD, turned, layout, kept, None if dropped is None else dropped[index], counted)
             hidden_BTD = out if isinstance(out, Tensor) else self.routing.collect(*out)
@@ -259,15 +261,15 @@ class Decoder(nn.Module):
         normed_BTD, scale = self.model.norm(hidden_BTD), self.arch.logit_scale
         return self.lm_head(normed_BTD if scale == 1.0 else normed_BTD * scale, targets, *per_row)
 
-    def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        """The stream's positions and the heads that are computed here; None for all of them."""
+    def _shares(self, num_positions: int, device: torch.device) -> tuple[Tensor | None, ...]:
+        """Which positions matrices read here, which the stream has, and which heads are here; None for all of them."""
         if self.share.ranks == 1 and self.context is None:
-            return None, None
+            return None, None, None
         positions_T = torch.arange(num_positions, device=device)
         if self.context is not None:
             positions_T = self.context.zigzag.take(positions_T)
         heads_H = torch.arange(self.arch.num_heads, device=device)
-        return positions_T[self.share.of(len(positions_T))], heads_H[self.share.of(len(heads_H))]
+        return positions_T, positions_T[self.share.of(len(positions_T))], heads_H[self.share.of(len(heads_H))]
 
     def _layer_keys(self, keys_B: Tensor | None) -> dict[str, Tensor] | None:
         """The keys of each layer it holds, by its index, and the embedding's; None where nothing is dropped."""

@@ -188,7 +188,7 @@ class _Part:
                 for name, p in part.named_parameters()
             }
             ids_BT = torch.zeros(shape_BT, dtype=torch.int64)
-            keys = {"keys": torch.zeros(shape_BT[0], dtype=torch.int64)} if self.architecture.dropout else {}
+            keys = {"keys": torch.zeros(shape_BT[0], dtype=torch.int64)} if part.drops else {}
             with alive, autocast, warnings.catch_warnings():
                 # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too
                 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")

@@ -43,6 +43,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.nn import functional
 
+from windlass.model.dropout import dropout
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.loss import Cut, Head, head_loss
@@ -65,7 +66,7 @@ class _CutLinear(nn.Module):
 
     def __init__(self, linear: Linear, mesh: DeviceMesh):
         super().__init__()
-        self.mesh, self.scale = mesh, linear.scale
+        self.mesh, self.scale, self.dropout, self.site = mesh, linear.scale, linear.dropout, linear.site
         for name in ("weight", "codes", "scales"):
             self.register_parameter(name, cut(getattr(linear, name), mesh, self.cut))
         is_rows = self.cut == BY_ROWS
@@ -75,9 +76,9 @@ class _CutLinear(nn.Module):
             self.lora_A.weight = cut_parameter(self.lora_A.weight, mesh, WHOLE if is_rows else BY_COLUMNS)
             self.lora_B.weight = cut_parameter(self.lora_B.weight, mesh, BY_ROWS if is_rows else WHOLE)
 
-    def multiply(self, x: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
+    def multiply(self, x: Tensor, dropped: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
         matrix = own(self.weight) if self.codes is None else (own(self.codes), own(self.scales))
-        return multiply(x, matrix, bias, factors, self.scale)
+        return multiply(x, dropped, matrix, bias, factors, self.scale)
 
     def factors(self, read_a: Read, read_b: Read) -> Factors:
         """A and B as this rank computes with them: its part of the cut one, the whole of the other."""
@@ -90,8 +91,10 @@ class ColumnLinear(_CutLinear):
 
     cut = BY_ROWS
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.multiply(x_BTD, None if self.bias is None else own(self.bias), self.factors(shared, own))
+    def forward(self, x_BTD: Tensor, keys_B: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
+        dropped_BTD = dropout(x_BTD, self.dropout, keys_B, self.site, positions_T)
+        bias = None if self.bias is None else own(self.bias)
+        return self.multiply(x_BTD, dropped_BTD, bias, self.factors(shared, own))
 
 
 class SharedLinear(nn.Module):
@@ -111,8 +114,11 @@ class RowLinear(_CutLinear):
 
     cut = BY_COLUMNS
 
-    def forward(self, x_BTF: Tensor) -> Tensor:
-        out_BSD = scatter(self.multiply(x_BTF, None, self.factors(own, shared)), self.mesh)
+    def forward(self, x_BTF: Tensor, keys_B: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
+        num = x_BTF.shape[2]
+        columns_F = torch.arange(num, device=x_BTF.device, dtype=torch.int32) + self.mesh.get_local_rank() * num
+        dropped_BTF = dropout(x_BTF, self.dropout, keys_B, self.site, positions_T, columns_F)
+        out_BSD = scatter(self.multiply(x_BTF, dropped_BTF, None, self.factors(own, shared)), self.mesh)
         return out_BSD if self.bias is None else out_BSD + shared(self.bias)
 
 

@@ -40,6 +40,7 @@ def adapter_section(
         "alpha": ALPHA,
         "rank_stabilized": config.adapter.rank_stabilized,
         "base": config.adapter.base,
+        "dropout": config.adapter.dropout,
     }
     everything = adapter_of(AdapterConfig(kind="lora"), small)
     assert everything is not None

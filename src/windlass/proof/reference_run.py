@@ -142,13 +142,18 @@ def drawn(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tens
     return tensors
 
 
+def drops(config: RunConfig, architecture: Architecture) -> bool:
+    """Whether training drops anything, and so needs a key per sample."""
+    return bool(architecture.dropout or config.adapter.dropout)
+
+
 def has_reference(config: RunConfig, architecture: Architecture) -> str | None:
     """Why torch and transformers alone cannot train this proxy model, or None where they can."""
     optim = config.optim
     names = [name for group in optim.groups if group.effect for name in group.names]
     if architecture.num_experts and any(".experts." in name for name in names):
         return "optim.groups that name experts, whose gate and up are one parameter in transformers"
-    if architecture.dropout:
+    if drops(config, architecture):
         return "dropout, whose masks transformers draws otherwise"
     if architecture.family == "gpt2" and config.adapter.kind != "none" and names:
         return "optim.groups beside an adapter of GPT-2, whose query, key and value are one module in transformers"

@@ -43,6 +43,7 @@ from windlass.proof.reference_run import (
     counted_behind_borders,
     counted_in_rest,
     drawn,
+    drops,
     global_rows,
     has_reference,
     held_out_rows,
@@ -138,7 +139,7 @@ def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tup
     has_rest = micro * proxy.config.data.sequence_length // cell.layout.context % proxy.head_tokens > 0
     for seed in range(proxy.config.run.seed, proxy.config.run.seed + SEEDS):
         config = _changed(proxy.config, run={"seed": seed})
-        rows = global_rows(config, prepared, bool(proxy.architecture.dropout), borders)
+        rows = global_rows(config, prepared, drops(config, proxy.architecture), borders)
         in_rest = counted_in_rest(rows[0], micro, proxy.head_tokens, cell.layout.context)
         if (
             all(counted(rows))

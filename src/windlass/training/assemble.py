@@ -28,7 +28,7 @@ from windlass.training.open_data import evaluation_sets, open_source, reference_
 from windlass.training.open_program import open_program
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
-from windlass.training.restore import kept_weights, restore, starting_weights, state_tensors
+from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints
 
@@ -83,7 +83,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         prepared=prepared,
         program=checked(program, config.parallel),
         optimizer=optimizer,
-        replicas=Replicas(state_tensors(program, optimizer), program.mesh.dense.device_type),
+        replicas=Replicas(compared_tensors(program, optimizer), program.mesh.dense.device_type),
         objective=objective_of(config.objective),
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared, reference),

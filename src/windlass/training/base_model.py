@@ -19,7 +19,7 @@ from windlass.model.open_config import directory_of
 from windlass.model.weight_files import weight_files
 from windlass.runtime import Runtime
 
-KEPT: Final = ("rank", "alpha", "rank_stabilized", "targets")
+KEPT: Final = ("rank", "alpha", "rank_stabilized", "targets", "also_train")
 
 
 def complete_adapter(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:

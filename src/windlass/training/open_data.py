@@ -43,7 +43,7 @@ def open_source(
         config.data,
         BatchCut(config.run.micro_batch // sequences, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
         seed=config.run.seed,
-        with_keys=bool(architecture.dropout),
+        with_keys=bool(architecture.dropout or config.adapter.dropout),
         change=_adding(reference, "train", prepared),
         state=start.stream_state(config, prepared.stream),
         ranks=runtime,

@@ -92,9 +92,10 @@ def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter
     base = ", base in NF4" if adapter.quantized else ""
     also = f", and {len(adapter.also_trained)} tensors of the model whole" if adapter.also_trained else ""
     matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
+    drops = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     begun = f"; begun with {config.from_}" if config.from_ else ""
     share = f"{trained:,} of {whole:,} parameters ({trained / whole:.2%})"
-    return {"adapter": f"{matrices}{also}{base}{begun}", "trainable": share}
+    return {"adapter": f"{matrices}{drops}{also}{base}{begun}", "trainable": share}
 
 
 def _muon(architecture: Architecture, frozen: frozenset[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from windlass.adapters.peft_format import check_factors
+from windlass.adapters.peft_format import check_files
 from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
@@ -267,7 +267,7 @@ def check_adapter(config: RunConfig, architecture: Architecture) -> None:
     """Raises UserError unless `adapter.from` has the factors of this recipe, and no others."""
     adapter = adapter_of(config.adapter, architecture)
     assert adapter is not None and config.adapter.from_ is not None
-    check_factors(Path(config.adapter.from_), architecture, adapter)
+    check_files(Path(config.adapter.from_), architecture, adapter)
 
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:

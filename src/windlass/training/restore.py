@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from windlass.adapters.peft_format import load_factors
+from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
@@ -51,6 +51,12 @@ def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Ten
     state = {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
     scale = {f"program.{name}": value for name, value in program.state_tensors().items()}
     return weight_tensors(program) | state | scale
+
+
+def compared_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """What ranks that share it must hold alike: all of a checkpoint, and the frozen base of an adapter, which is in none."""
+    base = {f"model.{record.name}": record.tensor.detach() for record in program.records() if not record.kept}
+    return state_tensors(program, optimizer) | base
 
 
 def weight_tensors(program: Program) -> dict[str, torch.Tensor]:
@@ -102,11 +108,11 @@ def starting_weights(config: RunConfig, architecture: Architecture, block: int =
 
     def fill(named: dict[str, torch.Tensor]) -> None:
         read(named)
+        if adapter is not None:
+            load_adapter(Path(adapter), architecture, named)
+            return
         factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
-        if adapter is None:
-            initialise(factors.items(), architecture, config.run.seed, block)
-        else:
-            load_factors(Path(adapter), architecture, factors)
+        initialise(factors.items(), architecture, config.run.seed, block)
 
     return fill
 

@@ -29,7 +29,7 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.training.health import Health, Spike
-from windlass.training.restore import state_tensors
+from windlass.training.restore import compared_tensors, state_tensors
 
 
 def model_header(architecture: Architecture) -> str:
@@ -161,7 +161,7 @@ class Run:
             self._log_failure(step, error)
         tensors = state_tensors(self.program, self.optimizer)
         try:
-            self.replicas.compare(tensors, step)
+            self.replicas.compare(compared_tensors(self.program, self.optimizer), step)
         except OutOfSync as error:
             self._log_failure(step, error)
             raise

@@ -148,7 +148,7 @@ def test_merged_it_computes_the_same():
 def test_without_an_adapter_a_layer_is_torchs_own():
     layer, x = Linear(6, 5, bias=False), torch.randn(4, 6)
     assert torch.equal(layer(x), functional.linear(x, layer.weight))
-    adapt(layer, None)
+    adapt(layer, architecture(QWEN3), None)
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
 
 

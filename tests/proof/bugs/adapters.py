@@ -19,7 +19,7 @@ ADAPTERS = {
     ),
     "factors beside a cut matrix are left out": Bug(
         "an adapter around a parallel layer that its forward leaves out",
-        ((TENSOR, "return multiply(x, matrix, bias, factors, self.scale)", "return multiply(x, matrix, bias, factors, 0 * self.scale)"),),
+        ((TENSOR, "return multiply(x, dropped, matrix, bias, factors, self.scale)", "return multiply(x, dropped, matrix, bias, factors, 0 * self.scale)"),),
         ("exact: qwen3 tied: tp2 lora",),
     ),
     "the neighbour's scales": Bug(
@@ -34,8 +34,18 @@ ADAPTERS = {
     ),
     "alpha is not divided by the rank": Bug(
         "the product of the factors is scaled by something else than alpha / rank",
-        ((LINEAR, "        self.scale = scale\n", "        self.scale = scale * rank\n"),),
+        ((LINEAR, "= scale, probability, site", "= scale * rank, probability, site"),),
         ("exact: qwen3 tied: shard2 lora",),
+    ),
+    "a mask of this rank's own columns": Bug(
+        "every tensor rank drops its part of a row matrix's input as if its columns were the first",
+        ((TENSOR, "+ self.mesh.get_local_rank() * num", "+ 0 * num"),),
+        ("masks: qwen3 tied: tp2 zero0 micro4 lora-drops",),
+    ),
+    "a mask of this context rank's own positions": Bug(
+        "the positions of a row's slices are counted from 0 on every context rank",
+        ((LINEAR, "dropout(x, self.dropout, keys_B, self.site, positions_T)", "dropout(x, self.dropout, keys_B, self.site)"),),
+        ("masks: qwen3 tied: context2 allgather lora-drops",),
     ),
     "the base is trained too": Bug(
         "parameters that are to be frozen have gradients, and the optimizer steps them",

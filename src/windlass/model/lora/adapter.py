@@ -28,6 +28,8 @@ class Adapter:
 
     rank: int
     scale: float
+    dropout: float
+    """Probability that an element of a factor's input is zeroed in training."""
     targets: frozenset[str]
     """Matrices with factors."""
     quantized: frozenset[str]
@@ -49,7 +51,7 @@ def adapter_of(config: AdapterConfig, arch: Architecture) -> Adapter | None:
     quantized = chosen if config.base == "nf4" else []
     if config.base == "nf4":
         _check_nf4(arch, quantized)
-    return Adapter(config.rank, config.scale, frozenset(targets), frozenset(quantized), also)
+    return Adapter(config.rank, config.scale, config.dropout, frozenset(targets), frozenset(quantized), also)
 
 
 def adapted_shapes(arch: Architecture, adapter: Adapter | None, *, padded: bool = False) -> dict[str, tuple[int, ...]]:

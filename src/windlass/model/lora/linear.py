@@ -1,9 +1,13 @@
 """The linear layer of every block: a matrix that may carry low-rank factors, and may be stored in four bits.
 
-    y = W x + b + s B (A x)          A [r, in], B [out, r], s = alpha / r
+    y = W x + b + s B (A drop(x))    A [r, in], B [out, r], s = alpha / r
 
 With factors W is frozen and A and B alone are trained: r (in + out) numbers in place of in x out, with as few gradients and
 moments. B begins at 0, so that training begins with the model as it is. Without factors it is torch's own layer.
+
+In training `drop` zeroes elements of what A reads, by masks of dropout.py. Each matrix has masks of its own, but matrices that
+are one tensor in the family's files (GPT-2's query, key and value) share theirs, as they share PEFT's module. For backward each
+matrix with factors then keeps its dropped input.
 
 Source: Hu et al., LoRA, arXiv 2106.09685.
 """
@@ -14,8 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from windlass.model.architecture import Architecture
+from windlass.model.dropout import FACTORS, dropout
 from windlass.model.lora import nf4
 from windlass.model.lora.adapter import BLOCK, A, Adapter, B
+from windlass.model.names import stored_as
 
 
 class Factor(nn.Module):
@@ -31,9 +38,9 @@ Factors = tuple[Tensor, Tensor] | None
 
 
 def multiply(
-    x: Tensor, matrix: Tensor | tuple[Tensor, Tensor], bias: Tensor | None, factors: Factors, s: float
+    x: Tensor, dropped: Tensor, matrix: Tensor | tuple[Tensor, Tensor], bias: Tensor | None, factors: Factors, s: float
 ) -> Tensor:
-    """W x + b + s B (A x). `matrix`: W, or the codes and scales of NF4."""
+    """W x + b + s B (A dropped). `matrix`: W, or the codes and scales of NF4."""
     if isinstance(matrix, Tensor):
         out = functional.linear(x, matrix, bias)
     else:
@@ -42,7 +49,7 @@ def multiply(
     if factors is None:
         return out
     a, b = factors
-    return out + s * functional.linear(functional.linear(x, a), b)
+    return out + s * functional.linear(functional.linear(dropped, a), b)
 
 
 class Linear(nn.Linear):
@@ -54,18 +61,20 @@ class Linear(nn.Linear):
         self.register_parameter("scales", None)
         self.lora_A: Factor | None = None
         self.lora_B: Factor | None = None
-        self.scale = 1.0
+        self.scale, self.dropout, self.site = 1.0, 0.0, 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys_B: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
+        """`keys_B`: of this layer, for dropout; `positions_T`: those of x in the row, where they do not count from 0."""
         matrix = self.weight if self.codes is None else (self.codes, self.scales)
         a, b = self.lora_A, self.lora_B
         factors = None if a is None or b is None else (a.weight, b.weight)
-        return multiply(x, matrix, self.bias, factors, self.scale)
+        dropped = dropout(x, self.dropout, keys_B, self.site, positions_T)
+        return multiply(x, dropped, matrix, self.bias, factors, self.scale)
 
-    def add_factors(self, rank: int, scale: float) -> None:
-        """On meta: factors without values."""
+    def add_factors(self, rank: int, scale: float, probability: float = 0.0, site: int = 0) -> None:
+        """On meta: factors without values. `probability`: of dropout; `site`: of its masks in a layer."""
         self.lora_A, self.lora_B = Factor(rank, self.in_features), Factor(self.out_features, rank)
-        self.scale = scale
+        self.scale, self.dropout, self.site = scale, probability, site
 
     def store_in_nf4(self) -> None:
         """On meta: codes and scales without values, in place of the matrix."""
@@ -87,14 +96,16 @@ def merge(model: nn.Module, factors: Mapping[str, Tensor], adapter: Adapter) -> 
         weight.add_(b @ a, alpha=adapter.scale)
 
 
-def adapt(model: nn.Module, adapter: Adapter | None) -> None:
+def adapt(model: nn.Module, arch: Architecture, adapter: Adapter | None) -> None:
     """Gives the linear layers of `model`, on meta and whole, what `adapter` asks for."""
     if adapter is None:
         return
+    sites: dict[str, int] = {}
     for name, module in list(model.named_modules()):
         if not isinstance(module, Linear):
             continue
+        site = sites.setdefault(stored_as(f"{name}.weight", arch).name, FACTORS[name.rpartition(".")[2]])
         if name in adapter.quantized:
             module.store_in_nf4()
         if name in adapter.targets:
-            module.add_factors(adapter.rank, adapter.scale)
+            module.add_factors(adapter.rank, adapter.scale, adapter.dropout, site)
