@@ -109,9 +109,8 @@ class Block(nn.Module):
 
     def __init__(self, arch: Architecture, is_sparse: bool = False):
         super().__init__()
-        self.dropout, self.residual_scale = arch.resid_dropout, arch.residual_scale
-        self.is_parallel = arch.parallel_block
-        self.self_attn = Attention(arch)
+        self.dropout, self.is_parallel = arch.resid_dropout, arch.parallel_block
+        self.residual_scale, self.self_attn = arch.residual_scale, Attention(arch)
         self.mlp = MoE(arch) if is_sparse else MLP(arch)
         size = arch.hidden_size
         self.input_layernorm = make_norm(size, arch) if arch.norm_inputs else nn.Identity()
@@ -176,8 +175,7 @@ class Decoder(nn.Module):
         adapter: Adapter | None = None,
     ):
         super().__init__()
-        self.chunks = chunks
-        self.arch, self.first, self.last = arch, first, last
+        self.arch, self.first, self.last, self.chunks = arch, first, last, chunks
         self.drops = bool(arch.dropout or (adapter and adapter.dropout))
         self.share = Share()  # of the stream's positions and of the heads; parallel/tensor.py sets it
         self.context: Context | None = None  # of the rows; parallel/context.py sets it

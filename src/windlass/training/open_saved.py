@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.peft_format import CONFIG as ADAPTER_CONFIG
-from windlass.adapters.peft_format import completed, load_factors, read_config
+from windlass.adapters.peft_format import completed, load_adapter, read_config
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
@@ -224,8 +224,7 @@ def stored_weights(saved: Saved) -> Fill:
     def fill(named: dict[str, torch.Tensor]) -> None:
         weights_of(source, saved.architecture)(named)
         if saved.adapter is not None:
-            factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
-            load_factors(saved.directory, saved.architecture, factors)
+            load_adapter(saved.directory, saved.architecture, named)
 
     return fill
 
