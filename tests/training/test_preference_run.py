@@ -8,6 +8,9 @@ import pytest
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
+from windlass.commands.evaluate import evaluate
+from windlass.commands.export import export
+from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.objectives.kept_scores import SCORES, ReferenceScores
 from windlass.training.loop import train
@@ -161,3 +164,29 @@ def test_pairs_of_other_data_than_it_began_with_are_refused(place, full):
         scores.of("train", 73)
     with pytest.raises(UserError, match="the set other holds 5 pairs, and the run has reference scores of none"):
         scores.of("other", 5)
+
+
+@pytest.mark.parametrize("name", ["full", "adapter None"])
+def test_evaluate_says_what_the_run_says(place, full, name):
+    if name != "full" and not (place / name).exists():
+        train(recipe(place, name, LORA))
+    last = steps_of(place / name, "validation")[-1]
+    (line,) = evaluate(place / name)
+    assert line == (
+        f"validation: step 10, loss {last['loss']:.4f}, accuracy {last['accuracy']:.1%}, margin {last['margin']:.4g}, 3 pairs"
+    )
+
+
+def test_a_model_that_no_run_made_has_no_reference(place, full):
+    exported = export(full, place / "exported").directory
+    (place / "recipe.yaml").write_text(to_yaml(recipe(place, "full")))
+    with pytest.raises(UserError, match="only checkpoints know it"):
+        evaluate(exported, recipe=str(place / "recipe.yaml"))
+
+
+def test_the_routers_loss_is_refused_beside_pairs(place):
+    """A mean over pairs has no place for a mean over tokens."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+    model = {"from": None} | tiny.MODEL | {"family": "qwen3_moe", "router_aux_loss_coef": 0.1} | experts
+    with pytest.raises(UserError, match="set model.output_router_logits=false"):
+        train(recipe(place, "experts", model=model))

@@ -1,5 +1,6 @@
 """Validation of a model, over any number of ranks: a checkpoint on the sets of its own recipe, any model on those of a recipe."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from windlass.config import RunConfig, check_recipe, load_recipe
@@ -8,11 +9,14 @@ from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
+from windlass.objectives.kept_scores import SCORES, ReferenceScores
+from windlass.objectives.objective import objective_of
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
+from windlass.training.base_model_files import kept_files
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.restore import weight_tensors
@@ -47,11 +51,31 @@ def evaluate(
         if saved.step is not None:
             reader = open_reader(saved.directory, runtime.rank, runtime.world, runtime.saving)
             reader.restore_from(saved.directory, weight_tensors(program), what="weights")
-        lines = []
-        for name, data in evaluation_sets(config, mesh, runtime.device, prepared).items():
-            nats = float(program.evaluate(data.batches))
-            lines.append(describe(name, saved.step, nats, data, counts_answers(config, name)))
+        objective, lines = objective_of(config.objective), []
+        reference = _reference(config, saved)
+        for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():
+            batches, count = objective.weigh(data.batches, program)
+            total = float(program.evaluate(batches))
+            if objective.unit == "pairs":
+                figures = {key: value.item() for key, value in objective.figures().items()}
+                lines.append(describe_pairs(name, saved.step, total, int(count), figures))
+            else:
+                lines.append(describe(name, saved.step, total, data, counts_answers(config, name)))
         return lines if runtime.rank == 0 else []
+
+
+def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
+    """The scores of the pairs under the model that a run began with; None where its base is that, or its objective needs none."""
+    if not config.objective.has_reference:
+        return None
+    if saved.step is None:
+        raise UserError(
+            f"{saved.directory} and pairs of objective.loss={config.objective.preference_loss}",
+            "a pair is scored beside the model that a run began with, and only checkpoints know it",
+            "give the run or one of its checkpoints; or a recipe with texts or chats",
+        )
+    kept = kept_files(saved.directory).get(SCORES)
+    return None if kept is None else ReferenceScores.parse(kept)
 
 
 def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:
@@ -94,6 +118,11 @@ def counts_answers(config: RunConfig, name: str) -> bool:
     own = config.evaluate.sets.get(name, config.data.validation)
     sources = [own] if isinstance(own, SourceConfig) else config.data.sources
     return all(source.format == "chat" for source in sources)
+
+
+def describe_pairs(name: str, step: int | None, total: float, pairs: int, figures: Mapping[str, float]) -> str:
+    text = f"{name}: {'' if step is None else f'step {step}, '}loss {total / pairs:.4f}"
+    return f"{text}, accuracy {figures['accuracy']:.1%}, margin {figures['margin']:.4g}, {pairs:,} pairs"
 
 
 def describe(name: str, step: int | None, nats: float, data: EvaluationSet, are_answers: bool = False) -> str:
