@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
     "training": ("", "objectives", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
-    "commands": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
+    "commands": ("", "training", "objectives", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (

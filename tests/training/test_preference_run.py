@@ -188,5 +188,5 @@ def test_the_routers_loss_is_refused_beside_pairs(place):
     """A mean over pairs has no place for a mean over tokens."""
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
     model = {"from": None} | tiny.MODEL | {"family": "qwen3_moe", "router_aux_loss_coef": 0.1} | experts
-    with pytest.raises(UserError, match="set model.output_router_logits=false"):
+    with pytest.raises(UserError, match=r"set model\.output_router_logits=false"):
         train(recipe(place, "experts", model=model))
