@@ -55,6 +55,8 @@ def write_twin(folder: Path) -> None:
     ]
     for name, part in (("train", rows[:108]), ("validation", rows[108:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        pairs = [{"prompt": words(20), "chosen": f" {words(8)}", "rejected": f" {words(8)}"} for _ in part]
+        (folder / f"pairs-{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     made = train((message["content"] for row in rows for message in row["messages"]), 300)
     save_trained(made, folder / "base")
     config = folder / "base" / CONFIG_FILE
@@ -68,17 +70,19 @@ def write_twin(folder: Path) -> None:
 
 def twin(name: str, folder: Path, *changes: str) -> RunConfig:
     """A recipe on what `write_twin` wrote, 3 steps of 8 sequences."""
-    chats = "format: chat, too_long: cut-prompt"
+    is_pairs = name.startswith("dpo")
+    rows = "format: preference" if is_pairs else "format: chat, too_long: cut-prompt"
+    train_file, validation_file = (folder / f"{'pairs-' * is_pairs}{kind}.jsonl" for kind in ("train", "validation"))
     ours = (
         f"run.directory={folder / name}",
         "run.epochs=null",
         "run.steps=3",
         "run.tokens_per_step=512",
         f"model.from={folder / 'base'}",
-        f"data.sources=[{{path: {folder / 'train.jsonl'}, {chats}}}]",
-        f"data.validation={{path: {folder / 'validation.jsonl'}, {chats}}}",
+        f"data.sources=[{{path: {train_file}, {rows}}}]",
+        f"data.validation={{path: {validation_file}, {rows}}}",
         f"data.tokenizer.from={folder / 'base'}",
-        f"data.directory={folder / 'data'}",
+        f"data.directory={folder / ('pairs' if is_pairs else 'data')}",
         "data.sequence_length=64",
         "optim.warmup_steps=0",
     )
@@ -88,7 +92,7 @@ def twin(name: str, folder: Path, *changes: str) -> RunConfig:
 def count(ranks: Ranks, name: str, folder: Path) -> dict[str, Any]:
     """One recipe: the losses, and what each of its ranks counted."""
     world = world_of(name)
-    config = make_ready(twin(name, folder), world, "cpu")
+    config = make_ready(twin(name, folder), world, "cpu").config
     found = ranks.run(world, measure, config, timeout_s=600)
     losses = [one.pop("losses") for one in found]
     for one in found:

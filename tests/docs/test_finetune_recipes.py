@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -38,7 +40,8 @@ def test_recipes_differ_in_adapter_layout_and_rate_alone():
         config = load_recipe(str(path)).model_dump()
         return {name: held for name, held in config.items() if name not in ("run", "adapter", "parallel", "optim")}
 
-    assert len({json.dumps(rest(path), default=str) for path in RECIPES}) == 1
+    chats = [path for path in RECIPES if not path.stem.startswith("dpo")]
+    assert len({json.dumps(rest(path), default=str) for path in chats}) == 1
 
 
 def test_meetings_become_conversations():
@@ -47,6 +50,21 @@ def test_meetings_become_conversations():
         asked, answer = ami.conversation({key: " Yeah. Okay. ", "summary": "They agree. "})["messages"]
         assert asked == {"role": "user", "content": "Summarise this meeting.\n\nYeah. Okay."}
         assert answer == {"role": "assistant", "content": "They agree."}
+
+
+def test_meetings_become_pairs_of_their_own_and_the_next_summary(tmp_path):
+    rows = [{"transcript": f"Talk {number}.", "summary": f"Summary {number}. "} for number in range(3)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    script = ROOT / "recipes" / "finetune" / "ami.py"
+    subprocess.run([sys.executable, script, "--pairs", tmp_path / "in.jsonl", tmp_path / "out.jsonl"], check=True)
+    made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    found = [
+        (pair["prompt"][0]["content"][-7:], *(pair[key][0]["content"] for key in ("chosen", "rejected")))
+        for pair in made
+    ]
+    assert found == [
+        ("Talk 0.", "Summary 0.", "Summary 1."), ("Talk 1.", "Summary 1.", "Summary 2."), ("Talk 2.", "Summary 2.", "Summary 0."),
+    ]  # fmt: skip
 
 
 def test_the_layouts_of_an_adapter_train_the_same():

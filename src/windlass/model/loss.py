@@ -140,6 +140,11 @@ def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
     return scaled_RD
 
 
+def as_bits(per_row_B2: Tensor) -> Tensor:
+    """fp64 as int64 of the same bits: FSDP2 casts a model's floating inputs, and a weight in bf16 has three digits."""
+    return per_row_B2.double().view(torch.int64)
+
+
 def head_loss(
     hidden_BTD: Tensor,
     weight_VD: Tensor,
@@ -152,19 +157,21 @@ def head_loss(
     by_row: bool = False,
 ) -> Tensor:
     """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `cut.group`. `vocab_size`: of the whole head.
-    `cap`: logits l become cap tanh(l / cap). `per_row_B2`: a weight and an offset for each row: the loss is then the sum over
-    rows of weight x nats + offset. `by_row`: each row's nats, [B], without a gradient."""
+    `cap`: logits l become cap tanh(l / cap). `per_row_B2`: a weight and an offset for each row, `as_bits`: the loss is then the
+    sum over rows of weight x nats + offset. `by_row`: each row's nats, [B], without a gradient."""
     hidden_ND, targets_N, weights_N = hidden_BTD.flatten(0, 1), targets_BT.flatten(), None
     if by_row:
         nats_N = _losses(hidden_ND, weight_VD, targets_N, vocab_size, chunk_tokens, cut, cap)
         return nats_N.view_as(targets_BT).sum(1)
+    offsets_B = None
     if per_row_B2 is not None:
-        weights_N = per_row_B2[:, :1].expand_as(targets_BT).flatten()
+        weights_B, offsets_B = per_row_B2.view(torch.float64).unbind(1)
+        weights_N = weights_B[:, None].expand_as(targets_BT).flatten()
     # a frozen head needs no gradient of its own, and frozen blocks below it none of the hidden states
     keep = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_BTD, weight_VD)]
     tokens = (hidden_ND, weight_VD, targets_N)
     loss: Tensor = _ChunkedCrossEntropy.apply(*tokens, vocab_size, chunk_tokens, *keep, cut, cap, weights_N)
-    return loss if per_row_B2 is None else loss + per_row_B2[:, 1].sum().to(loss.dtype)
+    return loss if offsets_B is None else loss + offsets_B.sum().to(loss.dtype)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from windlass.model.loss import IGNORED
+from windlass.model.loss import IGNORED, as_bits
 from windlass.objectives.config import ObjectiveConfig
 from windlass.parallel.program import Batch, Program
 
@@ -103,7 +103,7 @@ class Preference:
         log_p_P2, losses_P, weights_P2 = log_p_P2.detach(), losses_P.detach(), -slopes_P2
         offsets_P = losses_P + (weights_P2 * log_p_P2).sum(1)
         offsets_P2 = torch.stack((offsets_P, torch.zeros_like(offsets_P)), 1)
-        per_row_B2 = torch.stack((weights_P2.flatten(), offsets_P2.flatten()), 1)
+        per_row_B2 = as_bits(torch.stack((weights_P2.flatten(), offsets_P2.flatten()), 1))
         self._note(log_p_P2, log_q_P2, tokens_P2, is_pair_P, program)
         parts = per_row_B2.split([len(batch["input_ids"]) for batch in batches])
         weighed = [{**batch, "per_row": part_B2} for batch, part_B2 in zip(batches, parts, strict=True)]

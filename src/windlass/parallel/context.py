@@ -40,7 +40,7 @@ from windlass.model.transformer import Decoder
 from windlass.parallel.mesh import Mesh
 
 PER_TOKEN = ("input_ids", "targets")  # [B, T]; documents and keys describe whole rows
-PER_ROW = "per_row"  # [B, 2]: a weight, and an offset of the loss that one of the ranks that share a row adds
+PER_ROW = "per_row"  # [B, 2], bits: a weight, and an offset of the loss that one of the ranks that share a row adds
 
 
 def apply_context(model: Decoder, mesh: Mesh, kind: str) -> None:
@@ -57,5 +57,5 @@ def cut_rows(batch: dict[str, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tens
     zigzag = Zigzag(rank, mesh.layout.context)
     rows = {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}
     if rank > 0 and PER_ROW in rows:
-        rows[PER_ROW] = rows[PER_ROW] * rows[PER_ROW].new_tensor([1.0, 0.0])
+        rows[PER_ROW] = rows[PER_ROW] * rows[PER_ROW].new_tensor([1, 0])  # no bits are 0.0
     return rows
