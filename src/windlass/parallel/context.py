@@ -53,9 +53,8 @@ def cut_rows(batch: dict[str, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tens
     """A batch of whole rows -> this rank's positions of them, [B, T / context] where the batch has a number per token."""
     if mesh.context is None:
         return batch
-    rank = mesh.coordinate["context"]
-    zigzag = Zigzag(rank, mesh.layout.context)
+    zigzag = Zigzag(mesh.coordinate["context"], mesh.layout.context)
     rows = {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}
-    if rank > 0 and PER_ROW in rows:
+    if mesh.coordinate["context"] > 0 and PER_ROW in rows:
         rows[PER_ROW] = rows[PER_ROW] * rows[PER_ROW].new_tensor([1, 0])  # no bits are 0.0
     return rows

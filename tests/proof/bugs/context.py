@@ -77,10 +77,10 @@ CONTEXT_BUGS = {
     ),
     "targets shifted after the cut": Bug(
         "a rank's targets are the next tokens of what it holds; at the end of its second slice it has none",
-        ((CUT, "    return {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}",
-          "    held = {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}\n"
-          "    shifted = held['input_ids'].roll(-1, 1)\n"
-          "    return held | {'targets': torch.where(held['targets'] == -100, -100, shifted)}"),),
+        ((CUT, "    rows = {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}\n",
+          "    rows = {name: zigzag.take(value) if name in PER_TOKEN else value for name, value in batch.items()}\n"
+          "    shifted = rows['input_ids'].roll(-1, 1)\n"
+          "    rows |= {'targets': torch.where(rows['targets'] == -100, -100, shifted)}\n"),),
         ("exact: qwen3 tied: context2 allgather",),
     ),
     "borders lost": Bug(
@@ -95,13 +95,13 @@ CONTEXT_BUGS = {
     ),
     "documents of a row see each other": Bug(
         "a reviewer: with tp 2 no row of the step that is compared had a second document",
-        ((DECODER, "found = None if documents is None else find_documents(documents, num_positions)", "found = None"),),
+        ((DECODER, "found = None if documents is None else find_documents(documents, end, offset)", "found = None"),),
         ("exact: qwen3 tied: zero2 shard2 micro4 packed",),
         Seen(TP2, "residual stream", "layer 0 (model.layers.0)"),
     ),
     "documents of other rows": Bug(
         "each rank takes the borders of the first rows",
-        ((DECODER, "else find_documents(documents, num_positions)", "else find_documents(documents.roll(1, 0), num_positions)"),),
+        ((DECODER, "else find_documents(documents, end, offset)", "else find_documents(documents.roll(1, 0), end, offset)"),),
         ("exact: qwen3 tied: zero2 shard2 micro4 packed",),
     ),
     "targets across the border of two documents count": Bug(

@@ -34,7 +34,7 @@ MODEL_PARALLEL = {
     ),
     "targets taken for a rank's own rows": Bug(
         "vocabulary-parallel cross-entropy with targets not moved by the first row (torchtitan #1750, open)",
-        ((TENSOR, "self.mesh.get_local_rank() * weight_VD.shape[0])\n        return", "0)\n        return"),),
+        ((TENSOR, "self.mesh.get_local_rank() * weight_VD.shape[0])\n        size", "0)\n        size"),),
         ("exact: qwen3 tied: tp2 micro8",),
         Seen(TP2, "loss", "step 1"),
     ),

@@ -19,7 +19,7 @@ PREFERENCES = {
     ),
     "the offset is counted by every context rank": Bug(
         "what is added once per row is added by each of the ranks that share it: the gradient is right, the loss is not",
-        ((CONTEXT, "if rank > 0 and PER_ROW in rows:", "if False:"),),
+        ((CONTEXT, 'if mesh.coordinate["context"] > 0 and PER_ROW in rows:', "if False:"),),
         ("exact: qwen3 tied: context2 allgather dpo",), steps=1,
     ),
     "a row's score is of this rank's positions": Bug(
