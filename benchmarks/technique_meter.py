@@ -132,7 +132,7 @@ def group_of(function: Any, args: Any) -> dist.ProcessGroup:
 
 
 class Meter:
-    """Counts in `run`, whose program, objective and optimizer call it at their own places."""
+    """Counts in `run`, whose program, source and optimizer call it at their own places."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -146,15 +146,15 @@ class Meter:
                 block.forward = self._metered(block, block.forward)
             for unit in (module for module in part.modules() if isinstance(module, FSDPModule)):
                 unit.register_forward_pre_hook(lambda *_: self._look())  # after FSDP's own, which gathers
-        self._weigh, self._update = run.objective.weigh, run.optimizer.step
-        run.objective.weigh, run.optimizer.step = self._begin, self._end
+        self._next, self._update = run.source.next, run.optimizer.step
+        run.source.next, run.optimizer.step = self._begin, self._end
 
     def _begin(self, *args: Any) -> Any:
         self._step += 1
         if self._step == COUNTED_STEP:
             self._is_counting = True
             self.counts.__enter__()
-        return self._weigh(*args)
+        return self._next(*args)
 
     def _end(self, norm: torch.Tensor) -> None:
         if not self._is_counting:
