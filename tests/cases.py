@@ -180,7 +180,7 @@ def global_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tenso
 
 
 def pair_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same for pairs: rows 2i and 2i + 1 are two answers of uneven length behind one prompt; the first pair of the last step
+    """The same for pairs: rows 2i and 2i + 1 are two answers of uneven length behind one prompt; the first pair of the first step
     counts nothing."""
     generator = torch.Generator().manual_seed(13)
     batches = []
@@ -193,7 +193,7 @@ def pair_batches(length: int = LENGTH) -> list[tuple[torch.Tensor, torch.Tensor]
             for answer, end in ((row, 8 + row // 2), (row + 1, 10 + step)):
                 targets[answer, : prompt - 1] = -100
                 targets[answer, end:] = -100
-        if step == STEPS - 1:
+        if step == 0:
             targets[:2] = -100
         batches.append((ids[:, :-1].contiguous(), targets))
     return batches

@@ -112,11 +112,11 @@ class RunningOn(Documents):
         return torch.arange(self.first_BT.shape[1]).expand_as(self.first_BT)
 
 
-def running_on(starts, length):
+def running_on(starts, length, _offset):
     return RunningOn(**vars(find_documents(starts, length)))
 
 
-def without_borders(starts, length):
+def without_borders(starts, length, _offset):
     """A mistake: attention over the whole row."""
     found = find_documents(starts, length)
     nowhere = torch.zeros_like(found.first_BT)
