@@ -160,7 +160,7 @@ DATA_PARALLEL = {
     ),
     "validation times the ranks": Bug(
         "transformers #35078: the loss that is told of a set grows with the processes that score it",
-        (("data/stream/evaluation_set.py", "num_targets=len(targets),", "num_targets=len(targets) // batch_ranks,"),),
+        (("training/run.py", "self.recorder.validation(step, name, total, int(count),", "self.recorder.validation(step, name, total, int(count) // self.runtime.world,"),),
         verify=Seen(("parallel.shard=2",), "reported validation", "step 0 on rank 0"),
     ),
     "a halved validation": Bug(
