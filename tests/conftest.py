@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 
 from tests import long_sample
+from windlass import safe_text
 
 START_S = time.monotonic()
 
@@ -59,6 +60,13 @@ def pytest_terminal_summary(terminalreporter, config):
     if record:
         reports = (report for kind in ("passed", "") for report in terminalreporter.stats.get(kind, ()))
         long_sample.write_seconds(((r.nodeid, r.duration) for r in reports if "long" in r.keywords), Path(record))
+
+
+@pytest.fixture(autouse=True)
+def forgotten_secrets():
+    """What one test's `${NAME}` hides in URLs would be hidden in the next one's."""
+    yield
+    safe_text._VALUES.clear()
 
 
 @pytest.fixture(scope="session")
