@@ -13,6 +13,7 @@ from windlass.commands.export import export
 from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.objectives.kept_scores import SCORES, ReferenceScores
+from windlass.training.announce import describe_objective
 from windlass.training.loop import train
 
 WORDS = ["wind", "rope", "anchor", "turn", "pull", "ship", "slow", "heavy", "deck", "sail", "tide"]
@@ -64,6 +65,16 @@ def test_the_chosen_answer_becomes_more_likely_than_the_rejected(full):
     assert last["loss"] < 0.5 and last["accuracy"] == 1.0 and last["margin"] > 0.5
     assert last["margin"] == pytest.approx(last["reward_chosen"] - last["reward_rejected"], abs=1e-5)
     assert {line["pairs"] for line in steps_of(full)} == {4}
+
+
+def test_the_announcement_names_loss_and_reference(place, full):
+    derived = tiny.lines(full)[0]["derived"]
+    assert derived["objective"] == "dpo, sigmoid, beta 0.5; reference: scores of the model that the run began with"
+    assert derived["packing"].startswith("a pair is two sequences, ") and "epochs" in derived["length"]
+    simpo = recipe(place, objective={"loss": "simpo", "beta": 2.0})
+    assert describe_objective(simpo, False) == {"objective": "dpo, simpo, beta 2, without a reference"}
+    found = describe_objective(recipe(place, adapter=LORA), False)
+    assert found["objective"].endswith("; reference: the base, without the factors")
 
 
 def test_validation_is_of_pairs_too(full):

@@ -47,7 +47,8 @@ class Console:
         text = f"step {step}: {line['name']} loss {_number(line['loss'], '.4f')}"
         if line["perplexity"] is not None or "accuracy" not in line:
             text += f", perplexity {_number(line['perplexity'], '.4g')}"
-        text += "".join(f", {word} {line[word]:.4g}" for word in ("accuracy", "margin") if word in line)
+        if "accuracy" in line:
+            text += f", accuracy {line['accuracy']:.1%}, margin {line['margin']:.4g}"
         if line["bits_per_byte"] is not None:
             text += f", {_number(line['bits_per_byte'], '.3f')} bits per byte"
         if first["step"] != step:

@@ -11,6 +11,7 @@ from windlass.model.architecture import Architecture, describe_dropout
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
+from windlass.objectives.kept_scores import SCORES
 from windlass.optim.rules import Rules
 from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
@@ -40,6 +41,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
         "attention": _describe_attention(run),
+        **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
         "vocabulary": f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}",
@@ -82,6 +84,19 @@ def describe_nulls(model: ModelConfig, family: str) -> str:
     """Keys of the recipe that set nothing; empty where there are none."""
     keys = ", ".join(f"model.{key}: null" for key in model.nulls_left_out(family))
     return keys and f"{keys} ({family} has no such field known here)"
+
+
+def describe_objective(config: RunConfig, has_kept_scores: bool) -> dict[str, str]:
+    """The loss of a preference run, and what it compares with."""
+    objective = config.objective
+    if objective.kind != "dpo":
+        return {}
+    beta = 0.1 if objective.beta is None else objective.beta
+    line = f"dpo, {objective.preference_loss}, beta {beta:g}"
+    if not objective.has_reference:
+        return {"objective": f"{line}, without a reference"}
+    reference = "scores of the model that the run began with" if has_kept_scores else "the base, without the factors"
+    return {"objective": f"{line}; reference: {reference}"}
 
 
 def _num_samples(run: Run) -> int:
@@ -139,7 +154,7 @@ def _describe_data(run: Run) -> dict[str, str]:
     inside = "documents attend to themselves alone" if data.isolate else "documents see those before them in a sequence"
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""
     packing = "best-fit" if any(source.format == "chat" for source in data.sources) else data.packing
-    found = {"packing": f"{packing}{full}; {inside}"}
+    found = {"packing": f"a pair is two sequences{full}" if data.is_preference else f"{packing}{full}; {inside}"}
     shares = shares_of(train.source_shards, data.weights)
     if shares is not None:
         samples = [shard.num_samples for shard in run.source.shards]
