@@ -320,7 +320,8 @@ def train_layout(directory: str, case: Layout) -> dict:
         dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
         optimizer.step(torch.tensor(norms[-1]))
         program.adapt(torch.tensor(norms[-1]))
-        evaluations.append((program.evaluate(objective.weigh(batches, program)[0]) / count).item())
+        scored = [{name: tensor for name, tensor in batch.items() if name != "keys"} for batch in batches]
+        evaluations.append((program.evaluate(objective.weigh(scored, program)[0]) / count).item())
     weights = {record.name: full(record.tensor.detach()) for record in program.records() if record.kept}
     dtypes["weights"] = {str(record.tensor.dtype) for record in program.records() if record.kept}
     base = {record.name: full(record.tensor).detach() for record in program.records() if not record.kept}
