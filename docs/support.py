@@ -106,7 +106,8 @@ class Listener:
         layouts = [one for one in args if type(one).__name__ == "Layout"]
         directories = [one for one in args if isinstance(one, str) and Path(one, "config.json").is_file()]
         drops = any(dict(one.adapter).get("dropout") for one in layouts)
-        if layouts and directories and not any(word in self.test for word in NO_PROOF):
+        is_pairs = any(one.objective for one in layouts)  # preferences have no row here
+        if layouts and directories and not is_pairs and not any(word in self.test for word in NO_PROOF):
             cell = {"world": world, **settings_of(layouts[0]), **model_of(Path(directories[0]))}
             cell["dropout"] |= drops
             self.cells.setdefault(json.dumps(cell, sort_keys=True, default=str), {**cell, "test": self.test})
