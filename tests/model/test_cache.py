@@ -42,10 +42,3 @@ def test_a_part_of_the_model_keeps_its_own_layers_only():
     assert keys_BGSK.shape == (2, 2, 4, 8)
     with pytest.raises(KeyError):
         cache["0"]
-
-
-def test_a_cache_is_refused_for_rows_of_several_documents():
-    decoder = our_model(hf_model("llama", True))
-    cache = KVCache(decoder.arch, 2, 9, dtype=torch.float32)
-    with torch.no_grad(), pytest.raises(UserError, match=r"a KV cache and rows of up to 3 documents\n.*one document"):
-        decoder(batch(211, 2, 9)[0], cache=cache, documents=torch.tensor([[0, 4, 9], [0, 1, 2]]))
