@@ -25,7 +25,7 @@ from windlass.optim.rules import NO_RULES
 
 def make_dense(model: nn.Module) -> None:
     head: Any = model.lm_head
-    head.forward = lambda hidden_BTD, targets_BT: dense_loss(head, hidden_BTD, targets_BT)
+    head.forward = lambda hidden_BTD, targets_BT, *_: dense_loss(head, hidden_BTD, targets_BT)
 
 
 class MultiTensorAdamW:
