@@ -1,21 +1,18 @@
 """docs/howto/finetune.md: its recipe is taken, and its commands run, on a tiny model."""
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests import tiny
+from tests.docs.pages import commands_in, recipe_in, run_commands
 from tests.training.test_chat_run import chat_recipe
-from windlass.cli import main as cli
 from windlass.config import check_recipe, parse_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "finetune.md").read_text()
-RECIPE = re.search(r"```yaml\n(.*?)```", PAGE, re.S)[1]
-COMMANDS = re.findall(r"^    windlass (.+?)(?:  +#.*)?$", PAGE, re.M)
+RECIPE, COMMANDS = recipe_in(PAGE), commands_in(PAGE)
 
 
 def test_the_recipe_is_taken():
@@ -44,15 +41,9 @@ def test_the_commands_run(tmp_path, monkeypatch, capsys):
     tokenizer = next((tmp_path / "data").rglob("tokenizer_config.json")).parent
     tree = yaml.safe_load(RECIPE)
     tree["model"] = {"from": str(tiny.write_base(tmp_path / "base"))}
-    tree["data"]["sources"][0]["path"] = str(tmp_path / "chat.jsonl")
-    tree["data"] |= {"tokenizer": {"from": str(tokenizer)}, "sequence_length": 32}
-    tree["run"] |= {"tokens_per_step": 128}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
-    monkeypatch.chdir(tmp_path)
-    for command in COMMANDS:
-        monkeypatch.setattr(sys, "argv", ["windlass", *shlex.split(command)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert caught.value.code in (0, None), (command, capsys.readouterr())
+    tree["data"]["sources"][0] |= {"path": str(tmp_path / "chat.jsonl"), "too_long": "cut-prompt"}
+    tree["data"] |= {"tokenizer": {"from": str(tokenizer)}, "sequence_length": 64, "validation": 0.1}
+    tree["run"] |= {"tokens_per_step": 256}
+    run_commands(COMMANDS, tree, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "runs/chats/export/adapter_model.safetensors").is_file()
     assert (tmp_path / "merged/model.safetensors").is_file()

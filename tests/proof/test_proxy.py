@@ -44,6 +44,16 @@ def proxy_of(tmp_path, config, **parallel):
     return make_proxy(config, config.model.architecture(500), cell_of(**parallel), tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "format"), [("sft", "chat"), ("dpo", "preference")])
+def test_the_proxy_model_of_chats_learns_texts_and_that_of_pairs_pairs(tmp_path, kind, format):
+    """A layout cuts chats as it cuts texts."""
+    data = SMALL["data"] | {"sources": [{"path": "rows.jsonl", "format": format}], "tokenizer": {"from": "t"}}
+    config = recipe(QWEN2, data=data, objective={"kind": kind}, run=SMALL["run"] | {"micro_batch": 2})
+    proxy = proxy_of(tmp_path, config, shard=2).config
+    found = proxy.objective.kind, proxy.data.sources[0].format
+    assert found == (("pretrain", "text") if kind == "sft" else ("dpo", "preference"))
+
+
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name != "demo"])
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"pp": 2, "tp": 2, "shard": 2}], ids=str)
 def test_shipped_recipes_have_a_small_proxy_model_with_their_features(tmp_path, name, parallel):

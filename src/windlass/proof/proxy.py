@@ -84,9 +84,9 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         unproved.append("the grouped product of experts: the proxy model's experts run one by one")
     if config.run.start_from is not None:
         unproved.append("run.start_from: the proxy model begins with weights of its own")
-    if config.objective.kind == "dpo":
+    if config.data.is_preference:
         unproved.append("rows at the borders of the vocabulary's parts: pairs are compared as they are prepared")
-    (write_pairs if config.objective.kind == "dpo" else write_text)(directory / "text")
+    (write_pairs if config.data.is_preference else write_text)(directory / "text")
     section = adapter_section(config, architecture, small, layers, directory / "adapter")
     adapter = adapter_of(AdapterConfig.model_validate(section), small)
     tree = {
@@ -99,7 +99,7 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         },
         "model": {"from": str(directory / "model")},
         "data": _data(config, length, directory),
-        "objective": config.objective.model_dump(),
+        "objective": config.objective.model_dump() if config.data.is_preference else {},
         "adapter": section,
         "parallel": parallel,
         "precision": {"policy": "fp64"},
@@ -210,8 +210,9 @@ def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: Par
 
 
 def _data(config: RunConfig, length: int, directory: Path) -> dict[str, Any]:
+    rows = {"format": "preference", "too_long": "drop"} if config.data.is_preference else {}
     return {
-        "sources": [{"path": str(directory / "text"), **_pairs(config)}],
+        "sources": [{"path": str(directory / "text"), **rows}],
         "tokenizer": {"train": VOCABULARY},
         "directory": str(directory / "data"),
         "sequence_length": length,
@@ -219,10 +220,6 @@ def _data(config: RunConfig, length: int, directory: Path) -> dict[str, Any]:
         "packing": config.data.packing,
         "validation": 0.1,
     }
-
-
-def _pairs(config: RunConfig) -> dict[str, Any]:
-    return {"format": "preference", "too_long": "drop"} if config.objective.kind == "dpo" else {}
 
 
 def _length(cell: Cell) -> int:
