@@ -194,7 +194,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "open_saved",
         "pins",
         "parameter_rules",
-        "base_model_files",
+        "base_model",
         "run_directory",
     ),
 }
@@ -286,12 +286,12 @@ NO_TEST_OF_ITS_OWN = {
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
     "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
+    "training/reference_scores.py": "training/test_preference_run.py: kept, read again, damaged, of other weights",
     "proof/proxy_data.py": "proof/test_proxy.py",
     "proof/reference_preference.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_routers.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_adapter.py": "proof/test_same_loss.py and model/lora/test_nf4.py: ours against it",
     "parallel/cut.py": "parallel/test_tensor.py: what it sends, and what it computes",
-    "training/base_model.py": "training/test_adapter_run.py: another base, a moved one, one bit of it changed",
     "model/lora/linear.py": "model/lora/test_adapter.py computes with it, with and without factors",
     "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }

@@ -284,7 +284,7 @@ def answers(key: str, value: Any) -> set[str]:
 
 
 def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
-    tools = ", ".join(dict.fromkeys(tool for *_, tool in rows))
+    tools = ", ".join(dict.fromkeys(name for *_, tool in rows for name in tool.split(", ")))
     return UserError(
         "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in rows),
         f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",

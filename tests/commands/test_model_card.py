@@ -11,7 +11,7 @@ from windlass.checkpoint.verify import Checkpoint
 from windlass.commands.export import export
 from windlass.commands.model_card import base_license, front_matter
 from windlass.config import check_recipe
-from windlass.training.base_model_files import FRONT_MATTER
+from windlass.training.base_model import FRONT_MATTER
 from windlass.training.open_saved import open_saved
 
 

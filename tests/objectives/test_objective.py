@@ -13,6 +13,7 @@ from windlass.objectives.pretrain import Pretrain
     [("pretrain", Pretrain, "targets"), ("sft", Pretrain, "targets"), ("dpo", Preference, "pairs")],
 )
 def test_each_kind(kind, made, unit):
-    objective = objective_of(ObjectiveConfig(kind=kind))
-    assert type(objective) is made and objective.unit == unit
+    config = ObjectiveConfig(kind=kind)
+    objective = objective_of(config)
+    assert type(objective) is made and config.unit == unit
     assert objective.figures() == {}, "nothing was weighed"

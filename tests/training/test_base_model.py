@@ -9,7 +9,7 @@ from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
 from windlass.model.open_config import directory_of
-from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
+from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
 from windlass.training.pins import fetch_weights, pin_model
 
 CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"

@@ -16,7 +16,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
-from windlass.training.base_model_files import kept_files
+from windlass.training.base_model import kept_files
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.restore import weight_tensors
@@ -56,7 +56,7 @@ def evaluate(
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():
             batches, count = objective.weigh(data.batches, program)
             total = float(program.evaluate(batches))
-            if objective.unit == "pairs":
+            if config.objective.unit == "pairs":
                 figures = {key: value.item() for key, value in objective.figures().items()}
                 lines.append(describe_pairs(name, saved.step, total, int(count), figures))
             else:

@@ -22,7 +22,7 @@ from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
 from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
-from windlass.training.base_model_files import KEPT_GENERATION, kept_files
+from windlass.training.base_model import KEPT_GENERATION, kept_files
 from windlass.training.open_saved import SavedModel, open_saved
 
 LOGIT_TOLERANCE = 1e-5  # fp32: transformers computes the same formula in another order

@@ -21,7 +21,7 @@ from windlass.config import check_recipe, to_yaml
 from windlass.hub.config import NAME
 from windlass.model.flops import count_parameters
 from windlass.safe_text import printable
-from windlass.training.base_model_files import FRONT_MATTER, KEPT_CARD, kept_files
+from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, kept_files
 from windlass.training.open_saved import SavedModel
 from windlass.units import format_count
 from windlass.version import __version__

@@ -75,8 +75,8 @@ class Scorer:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        if not context:
-            return [self._eos_id], self._encode(continuation)
+        if not context.strip():
+            return [self._eos_id], self._encode(context + continuation)
         bare = context.rstrip()
         ids = self._encode(bare)
         return ids, self._encode(context + continuation)[len(ids) :]

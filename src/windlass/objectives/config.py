@@ -8,6 +8,8 @@ from pydantic import Field
 from windlass.errors import UserError
 from windlass.settings import Settings, Violation
 
+BETA: Final = 0.1
+TARGET_MARGIN: Final = 0.5
 PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge", "simpo"]
 WITHOUT_REFERENCE: Final = ("simpo",)
 
@@ -98,6 +100,19 @@ class ObjectiveConfig(Settings):
     @property
     def preference_loss(self) -> PreferenceLoss:
         return self.loss or "sigmoid"
+
+    @property
+    def unit(self) -> Literal["targets", "pairs"]:
+        """What a loss is a mean over: targets, in nats, or pairs."""
+        return "pairs" if self.kind == "dpo" else "targets"
+
+    @property
+    def preference_beta(self) -> float:
+        return BETA if self.beta is None else self.beta
+
+    @property
+    def preference_margin(self) -> float:
+        return TARGET_MARGIN if self.target_margin is None else self.target_margin
 
     @property
     def has_reference(self) -> bool:

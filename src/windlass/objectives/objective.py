@@ -13,12 +13,9 @@ from windlass.parallel.program import Batch, Program
 class Objective(Protocol):
     """Every objective is another data format and another count, never another loop."""
 
-    unit: str
-    """What `weigh` counts, and a loss is a mean over: "targets", whose loss is in nats, or "pairs"."""
-
     def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
-        """A global batch, or a validation set -> what `program.run` or `program.evaluate` is called with, and the count over all
-        ranks (0-dim, on the device). Collective."""
+        """A global batch, or a validation set -> what `program.run` or `program.evaluate` is called with, and how many of
+        ObjectiveConfig.unit count over all ranks (0-dim, on the device). Collective."""
         ...
 
     def figures(self) -> dict[str, torch.Tensor]:

@@ -56,8 +56,7 @@ def _ipo(_margin_P: Tensor, means_P: Tensor, beta: Tensor, _config: ObjectiveCon
 
 
 def _simpo(_margin_P: Tensor, means_P: Tensor, beta: Tensor, config: ObjectiveConfig) -> Tensor:
-    target = 0.5 if config.target_margin is None else config.target_margin
-    return -logsigmoid(beta * means_P - target)
+    return -logsigmoid(beta * means_P - config.preference_margin)
 
 
 LOSSES: Final[dict[str, Losses]] = {
@@ -72,7 +71,7 @@ LOSSES: Final[dict[str, Losses]] = {
 def pair_losses(log_p_P2: Tensor, log_q_P2: Tensor, tokens_P2: Tensor, config: ObjectiveConfig) -> Tensor:
     """The loss of each pair, [P]. `log_p_P2`, `log_q_P2`: of chosen and rejected under model and reference (0 without one);
     `tokens_P2`: counted ones."""
-    beta = log_p_P2.new_tensor(0.1 if config.beta is None else config.beta)
+    beta = log_p_P2.new_tensor(config.preference_beta)
     ratios_P2 = log_p_P2 - log_q_P2
     means_P2 = ratios_P2 / tokens_P2.clamp(min=1)
     margin_P, mean_P = (pairs_P2[:, 0] - pairs_P2[:, 1] for pairs_P2 in (ratios_P2, means_P2))
@@ -80,8 +79,6 @@ def pair_losses(log_p_P2: Tensor, log_q_P2: Tensor, tokens_P2: Tensor, config: O
 
 
 class Preference:
-    unit = "pairs"
-
     def __init__(self, config: ObjectiveConfig):
         self._config = config
         self._sums: Tensor | None = None
@@ -125,9 +122,8 @@ class Preference:
         return torch.cat(kept) if kept else program.score(batches, adapted=False).double()
 
     def _note(self, log_p_P2: Tensor, log_q_P2: Tensor, tokens_P2: Tensor, is_pair_P: Tensor, program: Program) -> None:
-        beta = 0.1 if self._config.beta is None else self._config.beta
         divisors_P2 = torch.ones_like(tokens_P2) if self._config.has_reference else tokens_P2.clamp(min=1)
-        rewards_P2 = beta * (log_p_P2 - log_q_P2) / divisors_P2
+        rewards_P2 = self._config.preference_beta * (log_p_P2 - log_q_P2) / divisors_P2
         margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
         noted_P5 = torch.stack((*rewards_P2.unbind(1), margin_P, (margin_P > 0).double(), torch.ones_like(margin_P)), 1)
         self._sums, self._program = noted_P5.where(is_pair_P[:, None], 0).sum(0), program

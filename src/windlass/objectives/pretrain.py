@@ -7,8 +7,6 @@ from windlass.parallel.program import Batch, Program
 
 
 class Pretrain:
-    unit = "targets"
-
     def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
         """-> the batches, and the number of counted targets over all ranks (0-dim, on the device)."""
         counts = [(batch["targets"] != IGNORED).sum() for batch in batches]

@@ -98,7 +98,7 @@ class DecoderProgram:
 
 @contextlib.contextmanager
 def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -> Iterator[Sequence[Batch]]:
-    """`parts` as `score` runs them -> the batches that it gives them. Factors are left out by a scale of 0."""
+    """Yields the batches that `score` runs, with `parts` set up for it. Not `adapted`: factors are multiplied by 0 inside."""
     linear: list[Any] = [m for part in parts for m in part.modules() if getattr(m, "lora_A", None) is not None]
     scales = [module.scale for module in linear]
     if not adapted:

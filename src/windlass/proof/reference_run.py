@@ -192,9 +192,8 @@ def _preferred(config: RunConfig) -> Preferred | None:
     given = config.objective
     if given.kind != "dpo":
         return None
-    named = {"beta": given.beta, "smoothing": given.label_smoothing, "target": given.target_margin}
-    values = {name: value for name, value in named.items() if value is not None}
-    return Preferred(given.preference_loss, **values, of_base=not config.keeps_reference)
+    numbers = given.preference_beta, given.label_smoothing or 0.0, given.preference_margin
+    return Preferred(given.preference_loss, *numbers, of_base=not config.keeps_reference)
 
 
 def _batch(row: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,7 @@ open_data         the training stream and the validation sets, cut over the batc
 open_saved        opens a run, a checkpoint, a Hugging Face directory or an adapter for reading
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how
-base_model_files  files of the base model that every checkpoint keeps
+base_model        the model that a run began from: what checkpoints keep of it, and whether a frozen base is the same
 run_directory     makes and locks the run directory; its checkpoints
 
 Inside:
@@ -20,6 +20,6 @@ health            whether a run still learns: skipped steps, updates that round 
 choose_precision  resolves `precision.policy: auto` by the devices of the ranks
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
-base_model        the frozen base of a run with an adapter: which files, and whether they are the same
+reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

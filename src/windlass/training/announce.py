@@ -91,8 +91,7 @@ def describe_objective(config: RunConfig, has_kept_scores: bool) -> dict[str, st
     objective = config.objective
     if objective.kind != "dpo":
         return {}
-    beta = 0.1 if objective.beta is None else objective.beta
-    line = f"dpo, {objective.preference_loss}, beta {beta:g}"
+    line = f"dpo, {objective.preference_loss}, beta {objective.preference_beta:g}"
     if not objective.has_reference:
         return {"objective": f"{line}, without a reference"}
     reference = "scores of the model that the run began with" if has_kept_scores else "the base, without the factors"

@@ -20,14 +20,14 @@ from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.runtime import Runtime
 from windlass.status import note_failure
 from windlass.training.announce import announce
-from windlass.training.base_model import base_of, complete_adapter
-from windlass.training.base_model_files import base_files
+from windlass.training.base_model import base_files, base_of, complete_adapter
 from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun
-from windlass.training.open_data import evaluation_sets, open_source, reference_scores
+from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.recording import open_console, open_health, open_recorder
+from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints

@@ -1,10 +1,15 @@
-"""The base of a run with an adapter: files that its checkpoints do not hold, and that must be the same ones as when it began.
+"""The model that a run began from: what its checkpoints keep of it, and the frozen base that they do not hold.
 
-A checkpoint keeps the trained tensors alone and says beside what they were trained: the directory or hub name, the commit, and
-the hash of every weight file. Whoever opens it reads the base from there, or from another place (`--base`), and compares.
+Every checkpoint keeps how the authors of `model.from` sample from it, and its license: an export reads both from the checkpoint,
+on any host and at any time, when that directory or cache may be gone. A preference run keeps its reference scores too.
+
+Beside an adapter a checkpoint holds the trained tensors alone, and says beside what they were trained: the directory or hub
+name, the commit, and the hash of every weight file. Whoever opens it reads the base from there, or from another place
+(`--base`), and compares.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +18,21 @@ from typing import Any, Final
 from windlass.adapters.peft_format import completed
 from windlass.checkpoint.manifest import MANIFEST
 from windlass.checkpoint.restore import candidates
+from windlass.checkpoint.store import committed_steps
+from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
-from windlass.errors import UserError
+from windlass.errors import BadCheckpoint, UserError
+from windlass.model.hf import GENERATION
 from windlass.model.open_config import directory_of
 from windlass.model.weight_files import weight_files
+from windlass.objectives.kept_scores import SCORES
 from windlass.runtime import Runtime
 
 KEPT: Final = ("rank", "alpha", "rank_stabilized", "targets", "also_train")
+KEPT_GENERATION = f"base/{GENERATION}"
+KEPT_CARD = "base/README.md"  # its front matter alone
+CARD = "README.md"
+FRONT_MATTER = re.compile(r"\A---\r?\n(.*?\n)---\r?\n", re.DOTALL)
 
 
 def complete_adapter(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:
@@ -116,3 +129,38 @@ def _hashes(source: Path) -> dict[str, str]:
 def _hash(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def base_files(config: RunConfig, is_new: bool) -> dict[str, bytes | Path]:
+    """The files of a checkpoint on `model.from`, by their names in it: read beside the weights by a run that is new,
+    and from the checkpoint that it goes on from by one that is not. Raises UserError."""
+    if is_new:
+        return {} if config.model.from_ is None else read_base(directory_of(config.model))
+    own = config.run.directory
+    source = (
+        own if committed_steps(own / "checkpoints") or config.run.start_from is None else Path(config.run.start_from)
+    )
+    for directory in candidates(source):
+        try:
+            return dict(kept_files(directory))
+        except BadCheckpoint:  # restoring takes the one before it too
+            continue
+    return {}
+
+
+def read_base(directory: Path) -> dict[str, bytes | Path]:
+    """The same of a Hugging Face directory."""
+    found: dict[str, bytes | Path] = {}
+    if (directory / GENERATION).is_file():
+        found[KEPT_GENERATION] = (directory / GENERATION).read_bytes()
+    card = directory / CARD
+    match = FRONT_MATTER.match(card.read_text("utf-8", errors="replace")) if card.is_file() else None
+    if match is not None:
+        found[KEPT_CARD] = match[0].encode()
+    return found
+
+
+def kept_files(checkpoint: Path) -> dict[str, bytes]:
+    """What a checkpoint directory keeps of the base. Raises BadCheckpoint."""
+    opened = Checkpoint.open(checkpoint)
+    return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD, SCORES) if name in opened.manifest.files}

@@ -42,7 +42,7 @@ def open_recorder(
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,
         start_step=start_step,
-        unit="pairs" if config.objective.kind == "dpo" else "targets",
+        unit=config.objective.unit,
         first_validations=first_validations(config.run.directory / "events.jsonl") if log and start_step else {},
     )
 

@@ -58,7 +58,7 @@ class Run:
     base: dict[str, Any] | None
     """Of a run with an adapter: which files its frozen base is (see training/base_model)."""
     base_files: Mapping[str, bytes | Path]
-    """Files of a checkpoint on the model that this run began from (see training/base_model_files)."""
+    """Files of a checkpoint on the model that this run began from (see training/base_model)."""
     start_step: int
     health: Health
     opened: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
@@ -228,7 +228,7 @@ class Run:
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What the model must beat, where it is scored on the same tokens: on the whole validation set. Pairs have none."""
-        if self.objective.unit != "targets":
+        if self.config.objective.unit != "targets":
             return {}
         scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
         if self.config.data.isolate:

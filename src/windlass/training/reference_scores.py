@@ -1,0 +1,104 @@
+"""The scores of a preference run's pairs under the model that it began with: from its checkpoint, from a file beside the data,
+or computed before step 0."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from windlass.config import RunConfig
+from windlass.data.files import write_durably
+from windlass.data.prepare.prepare import Prepared
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.evaluation_set import batches_in_order
+from windlass.data.stream.ledger import fingerprint
+from windlass.errors import UserError
+from windlass.objectives.kept_scores import SCORES, ReferenceScores, identity, score_set
+from windlass.parallel.program import Program
+from windlass.runtime import Runtime
+from windlass.training.base_model import began_with
+from windlass.training.restore import Start
+
+
+def reference_scores(
+    config: RunConfig,
+    program: Program,
+    prepared: Prepared,
+    runtime: Runtime,
+    start: Start,
+    files: Mapping[str, bytes | Path],
+    log: Callable[[str], None],
+) -> ReferenceScores | None:
+    """The kept scores of all pairs under the model that the run began with; None where the objective needs none, or reads them
+    off the base of its adapter. A run that goes on has them in `files`, of its checkpoint. Collective. Raises UserError."""
+    if not config.objective.has_reference:
+        return None
+    if start.trainer_state:  # not by the recipe's start_from and adapter.from, which may have changed since
+        kept = files.get(SCORES)
+        found = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
+        if found is None and config.adapter.kind == "none":
+            raise _no_scores(config)
+        return found
+    if not config.keeps_reference:
+        return None
+    facts = {
+        "weights": runtime.shared(runtime.first(lambda: began_with(config))),
+        "stream": prepared.stream,
+        "precision": config.precision.model_dump(mode="json"),
+        "sets": {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)},
+    }
+    began = identity(facts)
+    file = (prepared.directory if prepared.remote is None else config.run.directory) / f"reference-{began}.safetensors"
+    found = runtime.shared(runtime.first(lambda: _read(file, began)))
+    if found is not None:
+        log(f"reference scores: {file}")
+        return found
+    found = ReferenceScores(began, {name: _scored(name, config, program, prepared, log) for name in _sets(config)})
+    runtime.first(lambda: _keep(file, found.to_bytes(), log))
+    return found
+
+
+def _sets(config: RunConfig) -> tuple[str, ...]:
+    return ("train", "validation", *config.evaluate.sets)
+
+
+def _scored(
+    name: str, config: RunConfig, program: Program, prepared: Prepared, log: Callable[[str], None]
+) -> np.ndarray:
+    reader, mesh = Reader(prepared.shards(name)), program.mesh
+    rounds = batches_in_order(
+        reader,
+        reader.num_samples,
+        config.run.micro_batch // 2,
+        mesh.batch_rank,
+        mesh.layout.batch_ranks,
+        config.data.sequence_length,
+        sequences=2,
+    )
+    device = program.records()[0].tensor.device
+    on_device = ((first, count, {key: x.to(device) for key, x in batch.items()}) for first, count, batch in rounds)
+    return score_set(name, on_device, reader.num_samples, program, log)
+
+
+def _read(file: Path, began: str) -> ReferenceScores | None:
+    try:
+        found = ReferenceScores.parse(file.read_bytes())
+    except OSError:
+        return None
+    return found if found is not None and found.began_with == began else None
+
+
+def _keep(file: Path, data: bytes, log: Callable[[str], None]) -> None:
+    """Another run on this data may read them; that it cannot be written, on a read-only disk, ends no run."""
+    try:
+        write_durably(file, data)
+    except OSError as error:
+        log(f"{file} is not written ({error}); the scores are kept in the checkpoints of this run")
+
+
+def _no_scores(config: RunConfig) -> UserError:
+    return UserError(
+        f"the checkpoint in {config.run.start_from or config.run.directory} holds no reference scores",
+        "a preference run compares with the model that it began with, and what is trained since is another one",
+        "begin another run.directory with run.start_from and run.start_what=weights",
+    )
