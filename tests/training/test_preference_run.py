@@ -77,6 +77,11 @@ def test_the_announcement_names_loss_and_reference(place, full):
     assert found["objective"].endswith("; reference: the base, without the factors")
 
 
+def test_the_closing_table_is_of_losses_per_pair(place, capsys):
+    train(recipe(place, "table", LORA, run={"steps": 2}))
+    assert "loss per pair" in (said := capsys.readouterr().out) and "loss (nats)" not in said
+
+
 def test_validation_is_of_pairs_too(full):
     first, *_, last = steps_of(full, "validation")
     assert first["loss"] == pytest.approx(0.693147, abs=1e-5) and last["loss"] < first["loss"]

@@ -148,7 +148,8 @@ def _quality_table(
 ) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("set")
-    for heading in ("step", "loss (nats)", "perplexity", "bits per byte"):
+    are_pairs = any("pairs" in result for results in validations.values() for result in results)
+    for heading in ("step", "loss per pair" if are_pairs else "loss (nats)", "perplexity", "bits per byte"):
         table.add_column(heading, justify="right")
     for name, results in validations.items():
         for result in results:

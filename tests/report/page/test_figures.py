@@ -83,6 +83,12 @@ def test_rewards_are_of_pairs_alone():
     assert "rewards" not in figures_of(step_line(1), step_line(2))
 
 
+def test_the_axis_of_the_loss_is_in_what_it_is_a_mean_over():
+    for more, unit in (({}, "nats per token"), ({"pairs": 4}, "loss per pair")):
+        figures = figures_of(*[step_line(step, **more) for step in (1, 2)])
+        assert figures["loss"]["layout"]["yaxis"]["title"]["text"] == unit
+
+
 def test_memory_is_in_gib_and_data_wait_a_share_of_the_step(full):
     assert full["memory"]["data"][0]["y"][0] == 2.0
     assert full["data_wait"]["data"][0]["y"][0] == pytest.approx(0.02)

@@ -62,7 +62,8 @@ def loss_figure(history: History, baselines: Mapping[str, Mapping[str, float]]) 
         if "loss" in baseline:
             level = Curve([0, last], [baseline["loss"]] * 2)
             data.append(_line(level, f"{name} {baseline['loss']:.2f}", GREY, width=1.5, dash="dash"))
-    layout = {**_titles("step", "nats per token"), "showlegend": True, **_marks(history, labelled=True)}
+    unit = "loss per pair" if any("pairs" in line for line in history.steps) else "nats per token"
+    layout = {**_titles("step", unit), "showlegend": True, **_marks(history, labelled=True)}
     return {"data": data, "layout": layout}
 
 
@@ -170,7 +171,7 @@ def rewards_figure(history: History) -> Figure:
     lines = [line for line in history.steps if line.get("margin") is not None]
     shown = _of(history, lines)
     named = (("reward_chosen", BLUE), ("reward_rejected", RED), ("margin", PURPLE))
-    data = [_line(shown.curve(name), name.replace("_", " "), colour, width=2) for name, colour in named]
+    data = [_line(shown.curve(name), name.removeprefix("reward_"), colour, width=2) for name, colour in named]
     data.append({**_line(shown.curve("accuracy"), "accuracy", GREY, width=1, dash="dot"), "yaxis": "y2"})
     right = {"overlaying": "y", "side": "right", "tickformat": ".0%", "range": [0, 1.02], "showgrid": False}
     layout = {"yaxis": {"title": {"text": "reward"}}, "yaxis2": right, "showlegend": True, **_marks(history)}
