@@ -321,7 +321,10 @@ def train_layout(directory: str, case: Layout) -> dict:
         optimizer.step(torch.tensor(norms[-1]))
         program.adapt(torch.tensor(norms[-1]))
         scored = [{name: tensor for name, tensor in batch.items() if name != "keys"} for batch in batches]
-        evaluations.append((program.evaluate(objective.weigh(scored, program)[0]) / count).item())
+        weighed = objective.weigh(scored, program)[0]
+        for batch, one in zip(batches, weighed, strict=True):  # evaluation has to leave the masks out by itself
+            one.update({"keys": batch["keys"]} if "keys" in batch else {})
+        evaluations.append((program.evaluate(weighed) / count).item())
     weights = {record.name: full(record.tensor.detach()) for record in program.records() if record.kept}
     dtypes["weights"] = {str(record.tensor.dtype) for record in program.records() if record.kept}
     base = {record.name: full(record.tensor).detach() for record in program.records() if not record.kept}
