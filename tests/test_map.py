@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "windlass"
 ROOMS = (
     "cli", "commands", "proof", "training", "objectives", "adapters", "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
-    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "hub",
+    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "supervise", "hub",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -40,7 +40,8 @@ PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention
 
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("optim", "checkpoint", "report", "launch", "precision", "hub"), ()),
+    **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub"), ()),
+    "launch": ("supervise",),
     "data": ("hub",),
     "data.shards": ("data",),
     "data.sources": ("data", "hub"),
@@ -56,7 +57,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
-    "training": ("", "objectives", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "report.page", "hub"),
+    "training": (
+        "",
+        "objectives",
+        "adapters",
+        *DATA,
+        *PARALLEL,
+        "optim",
+        "checkpoint",
+        "report",
+        "report.page",
+        "supervise",
+        "hub",
+    ),
     "commands": (
         "",
         "training",
@@ -68,6 +81,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "checkpoint",
         "report",
         "report.page",
+        "supervise",
         "hub",
     ),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
@@ -108,6 +122,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "checkpoints",
         "reshard",
         "report",
+        "stacks",
         "status",
         "data_inspect",
         "data_lint",
@@ -142,7 +157,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "flags",
     ),
     "hub": ("client", "config", "push"),
-    "launch": ("local",),
+    "launch": ("local", "restarts", "config"),
+    "supervise": ("heartbeat", "places", "incident", "watchdog"),
     "model": (
         "config",
         "open_config",

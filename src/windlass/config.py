@@ -16,6 +16,7 @@ from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
 from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
+from windlass.launch.config import LaunchConfig
 from windlass.mistakes import gather, in_order
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
@@ -48,6 +49,7 @@ class RunConfig(Settings):
     evaluate: EvaluateConfig = EvaluateConfig()
     report: ReportConfig = ReportConfig()
     hub: HubConfig = HubConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     _recipe: str = PrivateAttr("")
 

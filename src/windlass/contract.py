@@ -196,6 +196,11 @@ def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get("WORLD_SIZE", "1"))
 
 
+def rank(environ: Mapping[str, str] = os.environ) -> int:
+    """This process's number among them; after `adopt`."""
+    return int(environ.get("RANK", "0"))
+
+
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own launcher started this rank: it has prepared the data before, and shows what a failing rank wrote."""
     return AGENT in environ

@@ -12,6 +12,7 @@ the next.
 """
 
 import datetime
+import json
 import logging
 import os
 import secrets
@@ -196,6 +197,20 @@ def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return cast(Callable[Arguments, Result], record(work))
+
+
+def last_collectives() -> str:
+    """Of each process group the last collective that this rank has begun, the newest first: JSON, as windlass.supervise.places
+    reads it. By torch's flight recorder, which has no public name (torch 2.11 to 2.13)."""
+    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    if dump is None:
+        return "[]"
+    last: dict[str, tuple[str, int, str, bool]] = {}
+    for entry in json.loads(dump())["entries"]:
+        number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
+        last.pop(name := entry["process_group"][0], None)
+        last[name] = (name, number, entry["profiling_name"], bool(entry["retired"]))
+    return json.dumps(list(reversed(last.values())))
 
 
 def is_embedded() -> bool:

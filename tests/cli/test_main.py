@@ -413,6 +413,33 @@ def test_ctrl_c_to_the_launcher_saves_and_the_same_command_goes_on(base):
     stop_and_finish(base, "interrupted-2", signal.SIGINT, "--nproc", "2")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(base):
+    """The checkpoint of a long run on two ranks."""
+    done = windlass(base, *long_run("undisturbed", "--nproc", "2"))
+    assert done.returncode == 0, done.stderr
+    return base / "undisturbed" / "checkpoints" / f"step-{LONG_STEPS:08d}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "stalled")])
+def test_ranks_start_again_by_themselves_and_the_end_is_that_of_an_undisturbed_run(base, undisturbed, number, kind):
+    name = f"{kind}-again"
+    process = start(base, *long_run(name, "--nproc", "2", "checkpoint.every_steps=2", "launch.stall_s=1"))
+    wait_for(lambda: last_step(base / name) >= 3, process)
+    found = [json.loads(line) for line in windlass(base, "stacks", name, "--json").stdout.splitlines()]
+    assert [place["rank"] for place in found] == [0, 1] and all(place["frames"] for place in found)
+    os.kill(found[1]["pid"], number)
+    done = finish(process)
+    assert done.returncode == 0, done.stderr
+    assert "windlass: restart 1 of 3, from the last commit" in done.stderr
+    (incident,) = [json.loads(line) for line in (base / name / "incidents.jsonl").read_text().splitlines()]
+    assert (incident["kind"], incident["ranks"], incident["restart"]) == (kind, [1], 1)
+    same = windlass(base, "checkpoint", "diff", base / name / "checkpoints" / undisturbed.name, undisturbed)
+    assert same.returncode == 0, same.stdout
+    assert windlass(base, "stacks", name).returncode == EXIT_USER_ERROR, "nobody is there"
+
+
 @pytest.mark.long
 def test_workers_die_with_their_launcher(base):
     directory = base / "killed"

@@ -7,7 +7,7 @@ import xxhash
 
 from tests import tiny
 from tests.training.test_skips import STEPS, bad_shard, base, whole  # noqa: F401
-from windlass.commands.data_consumed import consumed
+from windlass.commands.data_consumed import batch_before, consumed
 from windlass.data.shards.mds import Reader
 from windlass.errors import UserError
 
@@ -26,6 +26,16 @@ def test_the_list_is_what_the_run_was_given_and_what_was_lost_is_told(base, whol
     assert lines[1] == f"consumed: {len(given)} samples, xxh3-128 of their list {digest}"
     assert lines[2] == f"lost: {blank} samples, whose turn came when their shard was left out"
     assert lines[3].startswith(f"of {reader.num_samples} samples each had its turn 0 to 1 times")
+
+
+def test_the_batch_of_a_failure_is_named_by_its_samples_or_it_is_said_why_not(base, whole, tmp_path):  # noqa: F811
+    config, _ = whole
+    list(consumed(config.run.directory, tmp_path / "list"))
+    listed = [line.replace(" ", "/") for line in (tmp_path / "list").read_text().splitlines()]
+    said = batch_before(config, 8)
+    assert said == f"its batch: places 0 to 8 of the stream, shard/row {' '.join(listed[:8])}"
+    nowhere = tiny.recipe(base, run={**config.run.model_dump(), "directory": str(tmp_path / "none")})
+    assert batch_before(nowhere, 8).startswith("its batch is not known: ")
 
 
 def test_other_shards_prove_nothing_and_a_directory_that_is_no_run_is_named(base, whole, tmp_path):  # noqa: F811

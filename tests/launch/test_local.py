@@ -15,6 +15,7 @@ from windlass.contract import has_agent
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import local
 from windlass.status import read_status
+from windlass.supervise.heartbeat import read_beats
 
 WORKER = """
 import os, pathlib, signal, sys, time
@@ -45,6 +46,30 @@ if case == "stopped-for-another" and rank == 1:
     sys.exit(75)
 if case == "kill" and rank == 0:
     write_status(run, "running", 3, None)
+if case in ("recovers", "stuck", "mistaken", "stalls"):
+    import atexit
+    from windlass.supervise.heartbeat import Heartbeat, folder_of
+    beat = Heartbeat(folder_of(run), rank)
+    starts = run / f"starts-{rank}"
+    starts.write_text(f"{starts.read_text() if starts.exists() else ''}{os.environ['MASTER_PORT']} ")
+    if rank == 0:
+        write_status(run, "running", 4, None)
+    beat.beat("data", 4, 64)
+    if case == "mistaken":
+        local.show_error(errors.UserError("given", "a rule", "a change"))
+        sys.exit(2)
+    if len(starts.read_text().split()) > 2 and case != "stuck":
+        if rank == 0:
+            write_status(run, "finished", 9, 0)
+        os._exit(0)
+    if case == "stalls":
+        for step in range(5, 9):
+            time.sleep(0.4)
+            beat.beat("data", step, 64)
+        if rank == 0:
+            beat.beat("step", 8)
+    elif rank == 1:
+        os._exit(7) if case == "stuck" else os.kill(os.getpid(), 9)
 if case.startswith("signalled") and rank == 0:
     if case == "signalled-saved":
         write_status(run, "stopped", 3, 75)
@@ -142,7 +167,16 @@ def launched(tmp_path):
     package = tmp_path / "stand-in" / "windlass"
     package.mkdir(parents=True)
     source = Path(local.__file__).parents[1]
-    for name in ("launch", "contract.py", "output.py", "signals.py", "errors.py", "status.py", "safe_text.py"):
+    for name in (
+        "launch",
+        "supervise",
+        "contract.py",
+        "output.py",
+        "signals.py",
+        "errors.py",
+        "status.py",
+        "safe_text.py",
+    ):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)
@@ -153,11 +187,11 @@ def launched(tmp_path):
     os.utime(run / "logs" / "rank-1.log", (older, older))
     (run / "status.json").write_text(json.dumps({"state": "stopped", "step": 2, "exit_code": 75, "time": older}))
 
-    def launch(*cases, trains=True):
+    def launch(*cases, trains=True, restarts=0, stall_s=0):
         temporary = tmp_path / "temporary"
         temporary.mkdir(exist_ok=True)
         done = subprocess.run(
-            [sys.executable, "-c", LAUNCHES, json.dumps(cases), json.dumps(trains)],
+            [sys.executable, "-c", LAUNCHES, json.dumps(cases), json.dumps([restarts, stall_s] if trains else None)],
             env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), "RUN": str(run), "TMPDIR": str(temporary)},
             capture_output=True,
             text=True,
@@ -174,10 +208,11 @@ def launched(tmp_path):
 LAUNCHES = """
 import json, os, pathlib, sys
 from windlass.launch.local import launch
+from windlass.launch.restarts import Restarts
 from windlass.status import read_status
-run, ends = pathlib.Path(os.environ["RUN"]), []
+run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
-    code = launch([case], 2, run, trains=json.loads(sys.argv[2]))
+    code = launch([case], 2, run, Restarts(*given, "places up to {}".format) if given else None)
     ends.append((code, read_status(run).step))
     print("\\0", end="", file=sys.stderr, flush=True)
 print(json.dumps(ends))
@@ -191,6 +226,7 @@ class End(NamedTuple):
     said: str
 
 
+LOG = "an older log\n(the end of {}/run/logs/rank-1.log)\n"
 STATED = "windlass: given\n  rule:   a rule\n  change: a change\n"
 
 
@@ -215,6 +251,55 @@ def test_a_stop_is_one_that_this_launch_wrote(launched):
     assert (good.code, good.step) == (0, 2), "an older stop is not this command's"
     assert (stopped.code, for_another.code, for_another.said) == (EXIT_STOPPED, EXIT_STOPPED, ""), "no failure"
     assert launched("stopped", trains=False)[0].code == 0, "evaluate beside a run that is stopped meanwhile"
+
+
+def starts(tmp_path):
+    """How often rank 1 was started since the last look, each time at a port of its own."""
+    file = tmp_path / "run" / "starts-1"
+    ports = file.read_text().split()
+    for rank in range(2):
+        (tmp_path / "run" / f"starts-{rank}").unlink()
+    assert len(set(ports)) == len(ports)
+    return len(ports)
+
+
+def incidents(tmp_path):
+    found = [json.loads(line) for line in (tmp_path / "run" / "incidents.jsonl").read_text().splitlines()]
+    (tmp_path / "run" / "incidents.jsonl").unlink()
+    return found
+
+
+def test_ranks_that_died_start_again_until_there_are_no_restarts_left(launched, tmp_path):
+    (end,) = launched("recovers", restarts=2)
+    assert (end.code, end.step, starts(tmp_path)) == (0, 9, 3)
+    died = "windlass: rank 1 failed first, with signal SIGKILL in step 5, phase data\n"
+    restart = "windlass: restart {} of 2, from the last commit\n"
+    assert end.said.replace(LOG.format(tmp_path), "") == died + restart.format(1) + died + restart.format(2)
+    assert [(one["kind"], one["ranks"], one["step"], one["restart"]) for one in incidents(tmp_path)] == [
+        ("died", [1], 4, 1),
+        ("died", [1], 4, 2),
+    ]
+    assert not read_beats(tmp_path / "run")
+    (end,) = launched("recovers", restarts=1)
+    assert (end.code, read_status(tmp_path / "run").state, starts(tmp_path)) == (137, "failed", 2)
+    assert end.said.endswith("the ranks are not started again after 1 restarts (launch.max_restarts=1)\n")
+
+
+def test_a_mistake_is_not_tried_again_and_a_step_not_for_the_fourth_time(launched, tmp_path):
+    (end,) = launched("mistaken", restarts=3)
+    assert (end.code, end.said, starts(tmp_path)) == (2, STATED, 1)
+    (end,) = launched("stuck", restarts=9)
+    assert (end.code, starts(tmp_path)) == (7, 3)
+    assert end.said.endswith("windlass: three failures in step 5: the ranks are not started again\nplaces up to 64\n")
+
+
+@pytest.mark.long  # a stall is ten times the longest phase, and the watchdog looks once a second
+def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
+    (end,) = launched("stalls", restarts=2, stall_s=1)
+    assert (end.code, end.step, starts(tmp_path)) == (0, 9, 3)
+    assert end.said.count("windlass: rank 1 stalls in step 9, phase data: nothing for ") == 2
+    assert "rank 0: step 8, step for " in end.said and "rank 1: step 8, data for " in end.said
+    assert [(one["kind"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "data")] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +17,10 @@ from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli import models as cli_models
-from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, rehashing
+from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing
 from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
 from windlass.launch import local
+from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
 from windlass.status import note_failure
 
@@ -125,6 +127,7 @@ def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str
 
 def _train_here(config: "RunConfig", num_ranks: int) -> int:
     """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
+    from windlass.commands.data_consumed import batch_before
     from windlass.training.pins import pins
     from windlass.training.run_directory import interruptible
 
@@ -140,7 +143,9 @@ def _train_here(config: "RunConfig", num_ranks: int) -> int:
         note_failure(config.run.directory, error.code)
         raise
     with interruptible(config.run.directory):
-        return local.launch([*sys.argv[1:], *pins(config)], num_ranks, config.run.directory, trains=True)
+        arguments = [*sys.argv[1:], *pins(config)]
+        restarts = Restarts(config.launch.max_restarts, config.launch.stall_s, partial(batch_before, config))
+        return local.launch(arguments, num_ranks, config.run.directory, restarts)
 
 
 @app.command()
@@ -171,6 +176,17 @@ def report(run: RunDirectory) -> None:
     from windlass.commands.report import report as write
 
     say(write(run))
+
+
+@app.command()
+def stacks(
+    run: RunDirectory,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per rank, for scripts.")] = False,
+) -> None:
+    """Where every rank of a run on this host is: step, phase, Python line, last collective. Nothing is stopped."""
+    from windlass.commands.stacks import stacks as look
+
+    print_lines(look(run, as_json))
 
 
 @app.command()

@@ -8,6 +8,7 @@ smoke          the whole life of a run at full size in 5 steps (`train --smoke`)
 checkpoints    `windlass checkpoint list, verify, diff, prune`
 reshard        a checkpoint rewritten in the files of another layout
 report         `windlass report`: the page of a run
+stacks         `windlass stacks`: where every rank on this host is
 status         `windlass status`: running, finished, stopped, failed or dead
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from windlass.config import load_recipe
+from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.manifest import open_prepared
-from windlass.data.stream.ledger import Span, lost, samples, spans
+from windlass.data.stream.ledger import Span, lost, samples, span_before, spans
 from windlass.errors import UserError
 from windlass.report.events import read_events
 
@@ -50,6 +50,18 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
     if num_lost:
         yield f"lost: {num_lost:,} samples, whose turn came when their shard was left out"
     yield f"of {len(times_N):,} samples each had its turn {_times(times_N)}"
+
+
+def batch_before(config: RunConfig, end: int) -> str:
+    """The samples of the global batch that ends at place `end` of the stream, in one line; what is wrong where they cannot be
+    said: this explains a failure and is none."""
+    try:
+        span = span_before(read_events(config.run.directory / "events.jsonl"), end, count := config.samples_per_step)
+        shards = open_prepared(config.data, config.evaluate.sets).shards("train", config.data.max_bad_shards).shards
+        places = " ".join(f"{shard}/{row}" for shard, row in samples([span], shards))
+    except UserError as error:
+        return f"its batch is not known: {error.given}"
+    return f"its batch: places {end - count:,} to {end:,} of the stream, shard/row {places}"
 
 
 def _left_out(part: Span) -> str:

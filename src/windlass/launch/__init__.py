@@ -1,4 +1,9 @@
 """Starts ranks.
 
-local  ranks on this machine, under torchelastic
+local     ranks on this machine, started again where one failed
+restarts  whether ranks that failed are started again
+config    the recipe's launch block
+
+Inside:
+agent     one start of the ranks, under torchelastic
 """

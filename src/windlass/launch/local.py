@@ -1,36 +1,29 @@
-"""Ranks on this machine, under torchelastic (what torchrun is made of).
+"""Ranks on this machine: how many, started by a small process without a model, and started again where one failed.
 
-The launcher is a small process without a model: it starts N workers with the same command line, waits, and turns what
-became of them into one exit code (the table of windlass.errors). A signal to it goes to every worker; they agree on a step,
-save, and leave with 0; the launcher reads "stopped" in status.json and leaves with the code of a stopped run.
-
-Known flaws of torchelastic are fenced: the rendezvous store is not shared between incarnations
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE: with gloo the first restart worked 3 of 8 times without it, 15 of 15 with), and workers die
-with their agent (a killed torchrun leaves them training).
+The launcher starts N workers with the same command line (launch/agent), waits, and turns what became of them into one exit code
+(the table of windlass.errors). A signal to it goes to every worker; they agree on a step, save, and leave with 0; the launcher
+reads "stopped" in status.json and leaves with the code of a stopped run. Ranks that died or stalled begin again from the last
+commit (launch/restarts).
 """
 
 import ctypes
-import logging
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from windlass.contract import AGENT
-from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
-from windlass.output import TAIL_LINES
+from windlass.errors import EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
+from windlass.launch.agent import ERRORS, start_ranks
+from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
-from windlass.signals import SIGNALS, held_back
+from windlass.signals import SIGNALS
 from windlass.status import Status, note_failure, read_status, write_status
+from windlass.supervise.heartbeat import forget_beats
+from windlass.supervise.incident import note_incident
 
-SHUTDOWN_S = 600
-"""After a signal: how long workers may take for their last step and checkpoint before they are killed."""
 PR_SET_PDEATHSIG = 1  # prctl(2)
-_ERRORS = "WINDLASS_ERRORS"
-"""A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
 
 def choose_ranks(nproc: str | None) -> int:
@@ -68,7 +61,7 @@ def is_worker() -> bool:
 def show_error(error: WindlassError) -> None:
     """Shows `error` to the user. A worker of ours leaves that to the launcher: all ranks may raise the same error, or only one
     that has no terminal."""
-    folder = os.environ.get(_ERRORS)
+    folder = os.environ.get(ERRORS)
     if folder is None:
         say(f"windlass: {error}", sys.stderr)
     else:
@@ -85,72 +78,44 @@ def die_with_agent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(arguments: list[str], num_ranks: int, run_directory: Path, trains: bool = False) -> int:
+def launch(
+    arguments: list[str],
+    num_ranks: int,
+    run_directory: Path,
+    restarts: Restarts | None = None,
+) -> int:
     """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
 
-    `trains`: the workers write the status of the run; other commands leave it as they found it.
+    `restarts`: of a command that trains, whose workers write the status of the run. Other commands leave that as they found it,
+    and are not started again.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    _silence("torch.distributed.elastic")  # the launcher says what happened itself
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    start_s = time.time()  # on the clock of the files' times: an older log or status is not of this launch
+    command = [sys.executable, "-m", "windlass", *arguments]
     os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
-    command = [sys.executable, "-m", "windlass", *arguments]
     sys.stdout.flush()  # lines printed so far come before those of the workers
-    start_s = time.time()  # on the clock of the files' times: an older log or status is not of this launch
-    with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:
-        errors, logs = Path(folder, "errors"), Path(folder, "logs")
-        errors.mkdir()
-        os.environ[_ERRORS] = str(errors)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_ranks,
-            run_id=f"windlass-{os.getpid()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
-            signals_to_handle=",".join(number.name for number in SIGNALS),
-        )
-        code = 0
-        try:
-            with held_back():  # until a worker has installed its own handlers, in its first line
-                elastic_launch(config, command[0])(*command[1:])
-        except SignalException as received:
-            code = EXIT_SIGNAL + received.sigval
-        except ChildFailedError as failure:
-            rank, first = failure.get_first_failure()
-            if first.exitcode == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
-                code = EXIT_STOPPED
-            else:
-                code = _print_errors(errors) or _explain(rank, first, run_directory, start_s)
-            return _settle(run_directory, start_s, code) if trains else code
-        finally:
-            del os.environ[_ERRORS], os.environ[AGENT]
-    return _settle(run_directory, start_s, code) if trains else code
-
-
-def _silence(package: str) -> None:
-    """No log lines of `package`, each of whose modules has a level of its own."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _print_errors(errors: Path) -> int:
-    """Prints the errors that workers left there, the same text once -> the exit code of the first, 0 where there is none."""
-    found = dict.fromkeys(file.read_text("utf-8") for file in sorted(errors.iterdir()))
-    codes = []
-    for code, _, text in (content.partition("\n") for content in found):
-        say(f"windlass: {text}", sys.stderr)
-        codes.append(int(code))
-    return codes[0] if codes else 0
+    try:
+        while True:
+            failure = start_ranks(command, num_ranks, run_directory, restarts.stall_s if restarts else 0)
+            code = 0 if failure is None else failure.code
+            code = _settle(run_directory, start_s, code) if restarts else code
+            if failure is None or not restarts or code in (0, EXIT_STOPPED):
+                return code
+            reason = restarts.why_not(failure)
+            note_incident(run_directory, failure.incident, restart=restarts.count if reason is None else None)
+            if reason is not None:
+                if reason:
+                    say(f"windlass: {reason}", sys.stderr)
+                return code
+            say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
+    except SignalException as received:
+        code = EXIT_SIGNAL + received.sigval
+        return _settle(run_directory, start_s, code) if restarts else code
+    finally:
+        forget_beats(run_directory)
+        del os.environ[AGENT]
 
 
 def _settle(run_directory: Path, since_s: float, code: int) -> int:
@@ -168,16 +133,3 @@ def _settle(run_directory: Path, since_s: float, code: int) -> int:
     if status.state == "running" or (status.state == "failed" and status.exit_code != code):
         write_status(run_directory, "failed", status.step, code)
     return code
-
-
-def _explain(rank: int, failure: Any, run_directory: Path, since_s: float) -> int:
-    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one
-    -> the exit code."""
-    exit_code = failure.exitcode
-    cause = f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-    say(f"windlass: rank {rank} failed first, with {cause}", sys.stderr)
-    log = run_directory / "logs" / f"rank-{rank}.log"
-    if rank and log.is_file() and log.stat().st_mtime >= since_s:
-        tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        say("\n".join([*tail, f"(the end of {log})"]), sys.stderr)
-    return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code or EXIT_BUG

@@ -38,6 +38,7 @@ class Drift:
 
 
 FREE = (
+    "launch",
     "run.directory",
     "run.steps",  # judged by itself below: it moves the schedule
     "run.tokens",

@@ -12,7 +12,7 @@ from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import assemble
 from windlass.training.run import Run
-from windlass.training.run_directory import interruptible
+from windlass.training.run_directory import interruptible, open_heartbeat
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ def train(config: RunConfig, is_prepared: bool = False, *, signals: bool = True,
     """
     with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
+            heartbeat = opened.enter_context(open_heartbeat(config.run.directory))
             runtime = opened.enter_context(start_runtime())
             run = opened.enter_context(assemble(config, runtime, is_prepared))
+            run.heartbeat = heartbeat
         result = loop(run, Stop(runtime, caught))
     if result.stopped and raise_on_stop:
         raise Stopped(
@@ -59,7 +61,7 @@ def loop(run: Run, stop: Stop) -> Result:
     while step < run.total_steps:
         rate = learning_rate(step, run.total_steps, config.optim)
         run.optimizer.set_learning_rate(rate)
-        batches = run.source.next()  # this rank's micro-batches of global batch `step`
+        batches = run.next_batches(step)  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
         norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)

@@ -21,13 +21,14 @@ from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.objective import Objective
 from windlass.optim.optimizer import Optimizer
-from windlass.parallel.program import Program
+from windlass.parallel.program import Batch, Program
 from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
 from windlass.report.page.write import write_report
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.status import State, write_status
+from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
 from windlass.training.restore import compared_tensors, state_tensors
 
@@ -63,6 +64,8 @@ class Run:
     health: Health
     opened: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
     """What is let go of at the end, however the run ends: the lock on the directory, the log beside the terminal, the batches."""
+    heartbeat: Heartbeat = dataclasses.field(default_factory=Heartbeat)
+    """Of a run that nobody watches: memory of its own."""
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
@@ -96,8 +99,16 @@ class Run:
         assert self.config.run.steps is not None
         return self.config.run.steps
 
+    def next_batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of the global batch that follows on update `step`."""
+        self.heartbeat.beat("data", step)
+        batches = self.source.next()
+        self.heartbeat.beat("step", place=self.source.consumed)
+        return batches
+
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
         """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
+        self.heartbeat.beat("record", step)
         is_due = self.recorder.is_due(step)
         for event in self.source.drain_events(is_due):
             self.recorder.event(event.kind, step, **event.fields)
@@ -133,6 +144,7 @@ class Run:
 
     def validate(self, step: int) -> None:
         """Scores every set, always on the same sequences; the first set's loss decides what the best checkpoint is."""
+        self.heartbeat.beat("evaluate", step)
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
                 batches, count = self.objective.weigh(data.batches, self.program)
@@ -149,6 +161,7 @@ class Run:
         self._log_committed(step)
         if not (self.checkpoints.due(step, self._is_wanted(step)) or is_last):
             return
+        self.heartbeat.beat("checkpoint", step)
         with self.recorder.pause("checkpoint"):
             self._save(step, is_last)
 
@@ -244,6 +257,7 @@ class Run:
 
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
+        self.heartbeat.beat("end", step)
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             self._write_report()

@@ -17,11 +17,12 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.checkpoint.store import committed_steps, named_errors
 from windlass.config import RunConfig
-from windlass.contract import num_ranks
+from windlass.contract import num_ranks, rank
 from windlass.errors import Interrupted, UserError
-from windlass.runtime import Runtime
+from windlass.runtime import Runtime, is_embedded, last_collectives
 from windlass.signals import signals_of_process
 from windlass.status import LOCK
+from windlass.supervise.heartbeat import Heartbeat, folder_of
 
 
 @contextlib.contextmanager
@@ -42,6 +43,14 @@ def interruptible(run_directory: Path) -> Iterator[None]:
             yield
     except KeyboardInterrupt:
         raise interrupted() from None
+
+
+def open_heartbeat(run_directory: Path) -> Heartbeat:
+    """Where this rank says what it does (`windlass stacks`). In a process group of the caller's it says so to nobody: ranks there
+    have no number before the run, and signals are the caller's."""
+    if is_embedded():
+        return Heartbeat()
+    return Heartbeat(folder_of(run_directory), rank(), last_collectives)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import pytest
 from tests.data.shards.test_mds import write
 from tests.data.streams import open_bare
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.ledger import Span, chain, fingerprint, samples, spans, waited_s
+from windlass.data.stream.ledger import Span, chain, fingerprint, samples, span_before, spans, waited_s
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -61,6 +61,16 @@ def test_a_mixture_expands_to_what_the_loader_gave(folder):
     reader = Reader(folder)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
     assert rows == read(folder, 0, 20, 6, shares=shares)
+
+
+def test_the_batch_before_a_place_is_what_the_loader_gave_last(folder):
+    events = [opening(folder, "start", 0, 0, 6), {"kind": "step", "step": 5}, opening(folder, "resume", 5, 30, 9)]
+    reader = Reader(folder)
+    places = samples([span_before(events, 48, 9)], folder.shards)
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in places]
+    assert rows == read(folder, 30, 2, 9)[9:]
+    with pytest.raises(UserError, match="no start in its events"):
+        span_before([], 48, 9)
 
 
 def test_a_restart_that_did_nothing_is_no_span_and_a_killed_run_ends_at_its_last_line(folder):

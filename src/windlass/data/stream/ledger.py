@@ -101,6 +101,23 @@ def spans(events: Iterable[Mapping[str, Any]]) -> list[Span]:
     return [span for span in found if span.end > span.start]
 
 
+def span_before(events: Iterable[Mapping[str, Any]], end: int, num_samples: int) -> Span:
+    """The `num_samples` places that end at `end`, of the stream that the last start or resume in `events` reads. Raises UserError
+    where there is none."""
+    current: Mapping[str, Any] | None = None
+    left_out: dict[int, int] = {}
+    for event in events:
+        if event["kind"] in RESTARTS:
+            current = event.get("data")
+        elif event["kind"] == "data" and current is not None:
+            current = {**current, **{key: event[key] for key in ("num_shards", "shards", "is_complete")}}
+        if (lost := event.get("left_out")) is not None:
+            left_out[lost["shard"]] = lost["from_sample"]
+    if current is None:
+        raise UserError("the run has no start in its events", "each start writes which data it reads", "train first")
+    return _span({**current, "samples_consumed": end - num_samples}, end, left_out)
+
+
 def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> Span:
     mixture = tuple(current.get("source_shards", ())), tuple(current.get("weights", ()))
     facts = current["shards"], current["seed"], current["shuffle_window"]

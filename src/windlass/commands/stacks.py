@@ -1,0 +1,23 @@
+"""`windlass stacks RUN`: where every rank of this host is. No torch."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.errors import UserError
+from windlass.supervise.heartbeat import read_beats
+from windlass.supervise.incident import as_json
+from windlass.supervise.places import find_places
+
+
+def stacks(run_directory: Path, in_json: bool = False) -> Iterator[str]:
+    """Lines to print. Raises UserError where no rank of the run lives here."""
+    places = find_places(run_directory, read_beats(run_directory))
+    if not places:
+        raise UserError(
+            f"no rank of a run in {run_directory} runs on this host",
+            "ranks of a run that trains write where they are into the memory of their own host",
+            "see `windlass status RUN`; of a run on several hosts, ask on each",
+        )
+    for place in places:
+        yield json.dumps(as_json(place)) if in_json else place.text()

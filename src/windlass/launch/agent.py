@@ -1,0 +1,154 @@
+"""One start of the ranks on this machine, under torchelastic (what torchrun is made of), and how they failed.
+
+Known flaws of torchelastic are fenced: the rendezvous store is not shared between incarnations
+(TORCH_DISABLE_SHARE_RDZV_TCP_STORE: with gloo the first restart worked 3 of 8 times without it, 15 of 15 with), each start has
+an agent of its own, so that nothing of the one before is left, and workers die with their agent (a killed torchrun leaves them
+training).
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED
+from windlass.launch.restarts import Failure
+from windlass.output import TAIL_LINES
+from windlass.safe_text import say
+from windlass.signals import SIGNALS, held_back
+from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
+from windlass.supervise.incident import Incident
+from windlass.supervise.watchdog import Watchdog
+
+SHUTDOWN_S: Final = 600
+"""After a signal: how long workers may take for their last step and checkpoint before they are killed."""
+ERRORS: Final = "WINDLASS_ERRORS"
+"""A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
+
+
+def start_ranks(command: list[str], num_ranks: int, run_directory: Path, stall_s: float) -> Failure | None:
+    """Runs `command` on `num_ranks` workers until all are gone -> how they failed, which has been printed; None where they ended
+    well. Raises torchelastic's SignalException for a signal to this process. `stall_s`: see LaunchConfig; 0 watches nothing."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _silence("torch.distributed.elastic")  # the launcher says what happened itself
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
+    start_s, stalls = time.time(), _Stalls()
+    forget_beats(run_directory)
+    with _folder_of_errors() as (errors, logs):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_ranks,
+            run_id=f"windlass-{os.getpid()}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
+            signals_to_handle=",".join(number.name for number in SIGNALS),
+        )
+        try:
+            # signals are held back until a worker has installed its own handlers, in its first line
+            with held_back(), Watchdog(run_directory, stall_s, stalls.end) if stall_s else contextlib.nullcontext():
+                elastic_launch(config, command[0])(*command[1:])
+        except ChildFailedError as failed:
+            rank, first = _first(failed.failures)
+            if stalls.found is not None:
+                say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
+                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, read_beats(run_directory))
+            incident = _death(rank, first.exitcode, read_beats(run_directory))
+            if first.exitcode == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
+                return Failure(EXIT_STOPPED, incident)
+            code = _print_errors(errors) or _explain(incident, run_directory, start_s)
+            return _failure(code, incident, read_beats(run_directory))
+    return None
+
+
+class _Stalls:
+    """What the watchdog found. All ranks are killed: those that wait for the one that stalls would wait for minutes."""
+
+    def __init__(self) -> None:
+        self.found: Incident | None = None
+
+    def end(self, incident: Incident) -> None:
+        self.found = incident
+        for place in incident.places:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(place.beat.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _folder_of_errors() -> Iterator[tuple[Path, Path]]:
+    """Where workers leave their errors, which is in the environment meanwhile, and torchelastic its logs."""
+    with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:
+        errors, logs = Path(folder, "errors"), Path(folder, "logs")
+        errors.mkdir()
+        os.environ[ERRORS] = str(errors)
+        try:
+            yield errors, logs
+        finally:
+            del os.environ[ERRORS]
+
+
+def _silence(package: str) -> None:
+    """No log lines of `package`, each of whose modules has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _first(failures: dict[int, Any]) -> tuple[int, Any]:
+    """The rank that failed first, and how. torchelastic's times are whole seconds. Of those alike, a rank that was killed is the
+    first, since others fail by its silence; SIGTERM is what torchelastic itself ends the others with."""
+
+    def order(rank: int) -> tuple[int, bool, bool, int]:
+        code = failures[rank].exitcode
+        return int(failures[rank].timestamp), code == -signal.SIGTERM, code >= 0, rank
+
+    rank = min(failures, key=order)
+    return rank, failures[rank]
+
+
+def _death(rank: int, exit_code: int, beats: Sequence[LastBeat]) -> Incident:
+    beat = next((beat for beat in beats if beat.rank == rank), None)
+    if beat is None or beat.phase == "start":
+        return Incident("died", [rank], exit_code=exit_code)
+    return Incident("died", [rank], beat.step, beat.phase, exit_code)
+
+
+def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:
+    """With the place in the stream where the batch of the failed step ends."""
+    places = [beat.place for beat in beats if beat.rank in incident.ranks and beat.step == incident.step]
+    return Failure(code, incident, max(places, default=0))
+
+
+def _print_errors(errors: Path) -> int:
+    """Prints the errors that workers left there, the same text once -> the exit code of the first, 0 where there is none."""
+    found = dict.fromkeys(file.read_text("utf-8") for file in sorted(errors.iterdir()))
+    codes = []
+    for code, _, text in (content.partition("\n") for content in found):
+        say(f"windlass: {text}", sys.stderr)
+        codes.append(int(code))
+    return codes[0] if codes else 0
+
+
+def _explain(incident: Incident, run_directory: Path, since_s: float) -> int:
+    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one
+    -> the exit code."""
+    rank, exit_code = incident.ranks[0], incident.exit_code or EXIT_BUG
+    say(f"windlass: {incident.sentence}", sys.stderr)
+    log = run_directory / "logs" / f"rank-{rank}.log"
+    if rank and log.is_file() and log.stat().st_mtime >= since_s:
+        tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        say("\n".join([*tail, f"(the end of {log})"]), sys.stderr)
+    return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code

@@ -1,0 +1,47 @@
+"""Whether ranks that failed are started again: by the table of windlass.errors, a number of times, and not for a step that has
+failed three times."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from windlass.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR
+from windlass.supervise.incident import Incident
+
+TIMES_AT_A_STEP: Final = 3
+NEVER: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED, EXIT_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes after which the same command would end the same way, or was asked to end."""
+
+
+class Failure(NamedTuple):
+    """`code`: of the launcher, if it ends by this. `place`: where the batch of the failed step ends in the stream, 0 where none
+    was taken."""
+
+    code: int
+    incident: Incident
+    place: int = 0
+
+
+class Restarts:
+    """Counts the failures of one launch. `most`, `stall_s`: see LaunchConfig. `batch_at`: names the samples of the
+    batch that ends at a place of the stream."""
+
+    def __init__(self, most: int, stall_s: float, batch_at: Callable[[int], str] = lambda place: ""):
+        self.most, self.stall_s, self._batch_at = most, stall_s, batch_at
+        self.count = 0
+        self._steps: list[int | None] = []
+
+    def why_not(self, failure: Failure) -> str | None:
+        """Counts `failure` -> None if the ranks are started again, else why they are not; empty where that needs no words."""
+        step = failure.incident.step
+        self._steps.append(step)
+        if failure.code in NEVER or not self.most:
+            return ""
+        if self._steps[-TIMES_AT_A_STEP:] == [step] * TIMES_AT_A_STEP:
+            if step is None:
+                return "three failures before the first step: the ranks are not started again"
+            batch = f"\n{self._batch_at(failure.place)}" if failure.place else ""
+            return f"three failures in step {step + 1}: the ranks are not started again{batch}"
+        if self.count == self.most:
+            return f"the ranks are not started again after {self.most} restarts (launch.max_restarts={self.most})"
+        self.count += 1
+        return None

@@ -1,0 +1,169 @@
+"""Where every rank of this host is: a page of shared memory per rank, written in less than a microsecond, read by anybody.
+
+A rank that hangs can no longer say where it is, so it writes that down before every phase. The page is in /dev/shm, in a folder
+named after the run directory, whatever started the ranks; only ranks of this host are there.
+"""
+
+import contextlib
+import faulthandler
+import hashlib
+import mmap
+import os
+import shutil
+import signal
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self, get_args
+
+Phase = Literal["start", "data", "step", "record", "evaluate", "checkpoint", "end"]
+"""In the order in which a step passes through them. start: until the first step. step: forward, backward, the optimizer."""
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+STACK_SIGNAL: Final = signal.SIGUSR2
+"""On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""
+POLL_S: Final = 0.5
+"""How often a rank looks whether its last collective is asked for."""
+_PAGE: Final = struct.Struct("<qqqqdqq")  # pid, rank, step, place, time, index of the phase, number of requests
+_REQUESTS_AT: Final = _PAGE.size - 8
+
+
+class LastBeat(NamedTuple):
+    """What a rank wrote last."""
+
+    pid: int
+    rank: int
+    step: int
+    """Completed optimizer steps."""
+    place: int
+    """Samples of the stream that all ranks have taken, the batch of this step among them."""
+    time_s: float
+    """When, on this host's monotonic clock."""
+    phase: Phase
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process still runs (one that has ended and waits for its parent does not)."""
+        return process_state(self.pid) not in ("", "Z", "X")
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Later is greater."""
+        return self.step, PHASES.index(self.phase)
+
+
+def folder_of(run_directory: Path) -> Path:
+    """Of the pages of a run's ranks on this host."""
+    memory = Path("/dev/shm")
+    name = hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:16]
+    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"windlass-{os.getuid()}-{name}"
+
+
+def read_beats(run_directory: Path) -> list[LastBeat]:
+    """Of all ranks that have a page here, in the order of ranks; those of dead processes too."""
+    beats = []
+    for file in sorted(folder_of(run_directory).glob("rank-*.page")):
+        with contextlib.suppress(OSError, struct.error, IndexError):
+            pid, rank, step, place, time_s, phase, _ = _PAGE.unpack(file.read_bytes())
+            beats.append(LastBeat(pid, rank, step, place, time_s, PHASES[phase]))
+    return sorted(beats, key=lambda beat: beat.rank)
+
+
+def forget_beats(run_directory: Path) -> None:
+    """Removes the pages of ranks that are gone. For the launcher of the run: ranks that live go on without being seen."""
+    shutil.rmtree(folder_of(run_directory), ignore_errors=True)
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for it: R and S run, D waits for a disk, T is stopped, Z has ended. Empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+class Heartbeat:
+    """The page of this process's rank. Without a folder (a rank of a caller's process group) it is memory of its own.
+
+    `last_collective`: -> what this rank's threads sent last, to be shown; called from a thread, while the main thread may hang.
+    """
+
+    def __init__(self, folder: Path | None = None, rank: int = 0, last_collective: Callable[[], str] = lambda: ""):
+        self._rank, self._last_collective, self._done = rank, last_collective, threading.Event()
+        self._step = self._place = 0
+        self._files: list[Path] = []
+        self._page: mmap.mmap | bytearray = bytearray(_PAGE.size)
+        if folder is not None:
+            with contextlib.suppress(OSError):  # no shared memory here: nobody looks
+                self._open(folder)
+        self.beat("start")
+
+    def _open(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            return
+        names = [folder / f"rank-{self._rank:06d}.{kind}" for kind in ("page", "stack", "collective")]
+        for name in names:
+            name.unlink(missing_ok=True)
+        draft = names[0].with_suffix(".draft")
+        draft.write_bytes(
+            bytes(_PAGE.size)
+        )  # a write that a full /dev/shm refuses; in a mapped page it would be a SIGBUS
+        with draft.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _PAGE.size)
+        self.beat("start")
+        self._stacks = names[1].open("wb", buffering=0)
+        faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
+        draft.replace(names[0])  # from here on a signal may come
+        self._files = names
+        threading.Thread(target=self._answer, name="answers-stacks", daemon=True).start()
+
+    def beat(self, phase: Phase, step: int | None = None, place: int | None = None) -> None:
+        """Begins `phase`. `step` and `place` stay what they were where none is given."""
+        self._step, self._place = (
+            old if new is None else new for old, new in ((self._step, step), (self._place, place))
+        )
+        facts = os.getpid(), self._rank, self._step, self._place, time.monotonic(), PHASES.index(phase)
+        struct.pack_into("<qqqqdq", self._page, 0, *facts)
+
+    def _answer(self) -> None:
+        seen = 0
+        while not self._done.wait(POLL_S):
+            (asked,) = struct.unpack_from("<q", self._page, _REQUESTS_AT)
+            if asked != seen:
+                seen = asked
+                with contextlib.suppress(OSError):
+                    draft = self._files[2].with_suffix(".draft")
+                    draft.write_text(self._last_collective(), "utf-8")
+                    draft.replace(self._files[2])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A run that ended well leaves no page. That of one that failed stays, as a dead process's: its process may live on, and
+        would be ended by STACK_SIGNAL from here on."""
+        self._done.set()
+        if not self._files:
+            return
+        struct.pack_into("<q", self._page, 0, 0)
+        for file in self._files[error is not None :]:
+            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            self._files[0].parent.rmdir()
+        faulthandler.unregister(STACK_SIGNAL)
+        self._stacks.close()
+
+
+def ask_for_collective(run_directory: Path, rank: int) -> None:
+    """Lets the rank write down its last collective, within POLL_S if its interpreter still runs."""
+    with contextlib.suppress(OSError, ValueError):
+        file = folder_of(run_directory) / f"rank-{rank:06d}.page"
+        with file.open("r+b") as page, mmap.mmap(page.fileno(), _PAGE.size) as memory:
+            (asked,) = struct.unpack_from("<q", memory, _REQUESTS_AT)
+            struct.pack_into("<q", memory, _REQUESTS_AT, asked + 1)

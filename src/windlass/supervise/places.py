@@ -1,0 +1,142 @@
+"""The Python line, the process state and the last collective of every rank on this host.
+
+faulthandler answers a signal from C, so a main thread that waits in a collective answers too; only a stopped process, or one
+that the kernel holds, does not.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from windlass.supervise.heartbeat import STACK_SIGNAL, LastBeat, ask_for_collective, folder_of, process_state
+
+WAIT_S: Final = 2.0
+"""How long ranks may take to answer."""
+_FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_STATES: Final = {
+    "T": "stopped (SIGSTOP)",
+    "t": "held by a debugger",
+    "D": "waits for a disk or a network file system (state D)",
+}
+
+
+class Collective(NamedTuple):
+    """The last one that a rank has begun in a process group. `number`: counted by all ranks of the group alike."""
+
+    group: str
+    number: int
+    what: str
+    is_done: bool
+
+    def __str__(self) -> str:
+        return f"number {self.number} of group {self.group}, {self.what}{'' if self.is_done else ', not done'}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is. `frames`: of its main thread, the innermost first, as "file:line function"; empty where it did not answer.
+    `collectives`: of each process group the last one, the newest first. `state`: why it cannot go on, by the kernel; empty where
+    it may. `memory_gib`: resident."""
+
+    beat: LastBeat
+    age_s: float
+    frames: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    state: str = ""
+    memory_gib: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """The innermost frame, and the innermost of windlass where that is another."""
+        if not self.frames:
+            return self.state or "no answer"
+        ours = next((frame for frame in self.frames if "windlass/" in frame), "")
+        shown = self.frames[0] + (f" <- {ours}" if ours and ours != self.frames[0] else "")
+        return f"{self.state}; {shown}" if self.state else shown
+
+    def text(self) -> str:
+        """Lines for the terminal."""
+        beat = self.beat
+        lines = [
+            f"rank {beat.rank}: step {beat.step}, {beat.phase} for {self.age_s:.0f} s, pid {beat.pid}, "
+            f"{self.memory_gib:.1f} GiB",
+            f"  at {self.line}",
+        ]
+        if self.collectives:
+            lines.append(f"  last collective: {self.collectives[0]}")
+        return "\n".join(lines)
+
+
+def find_places(
+    run_directory: Path,
+    beats: Sequence[LastBeat],
+    clock: Callable[[], float] = time.monotonic,
+    wait_s: float = WAIT_S,
+) -> list[Place]:
+    """Asks all ranks at once -> where each one is. Ranks whose process has ended are left out."""
+    folder, alive = folder_of(run_directory), [beat for beat in beats if beat.is_alive]
+    before = {beat.rank: _size(_stack_file(folder, beat)) for beat in alive}
+    for beat in alive:
+        _collective_file(folder, beat).unlink(missing_ok=True)
+        ask_for_collective(run_directory, beat.rank)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(beat.pid, STACK_SIGNAL)
+    deadline_s = time.monotonic() + wait_s
+    while time.monotonic() < deadline_s:
+        if all(_size(_stack_file(folder, b)) > before[b.rank] and _collective_file(folder, b).is_file() for b in alive):
+            break
+        time.sleep(0.05)
+    return [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
+
+
+def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
+    frames: tuple[str, ...] = ()
+    with contextlib.suppress(OSError), _stack_file(folder, beat).open("rb") as file:
+        file.seek(before)
+        frames = main_frames(file.read().decode("utf-8", "replace"))
+    collectives: tuple[Collective, ...] = ()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        collectives = tuple(Collective(*one) for one in json.loads(_collective_file(folder, beat).read_text("utf-8")))
+    state = _STATES.get(process_state(beat.pid), "")
+    return Place(beat, max(0.0, now_s - beat.time_s), frames, collectives, state, _resident_gib(beat.pid))
+
+
+def main_frames(dump: str) -> tuple[str, ...]:
+    """Of faulthandler's text on all threads: the frames of the main thread, which is the last."""
+    _, _, last = dump.strip().rpartition("\n\n")
+    found = (_FRAME.fullmatch(line) for line in last.splitlines())
+    return tuple(f"{_short(match[1])}:{match[2]} {match[3]}" for match in found if match)
+
+
+def _short(path: str) -> str:
+    """The last three parts of a path: enough to know the file by."""
+    return "/".join(path.split("/")[-3:])
+
+
+def _stack_file(folder: Path, beat: LastBeat) -> Path:
+    return folder / f"rank-{beat.rank:06d}.stack"
+
+
+def _collective_file(folder: Path, beat: LastBeat) -> Path:
+    return folder / f"rank-{beat.rank:06d}.collective"
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _resident_gib(pid: int) -> float:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0.0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30

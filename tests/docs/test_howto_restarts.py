@@ -1,0 +1,38 @@
+"""docs/howto/restarts.md: its settings are the defaults, and what it shows is what is printed."""
+
+from pathlib import Path
+
+import yaml
+
+from tests.docs.pages import commands_in, recipe_in
+from windlass.launch.config import LaunchConfig
+from windlass.supervise.heartbeat import LastBeat
+from windlass.supervise.incident import Incident
+from windlass.supervise.places import Collective, Place
+
+PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "restarts.md").read_text()
+
+
+def test_the_settings_are_the_defaults():
+    assert yaml.safe_load(recipe_in(PAGE)) == {"launch": LaunchConfig().model_dump()}
+
+
+def test_what_it_shows_is_what_is_printed():
+    died = Incident("died", [1], 66, "step", exit_code=-9)
+    frames = (
+        "torch/distributed/distributed_c10d.py:4394 all_gather_single",
+        "windlass/model/transformer.py:249 forward",
+    )
+    gathering = (Collective("0", 694, "gloo:all_gather", False),)
+    waits = Place(LastBeat(21980, 0, 185, 0, 0.0, "step"), 214.0, frames, gathering, memory_gib=0.5)
+    stopped = Place(LastBeat(21981, 1, 185, 0, 0.0, "step"), 214.0, state="stopped (SIGSTOP)", memory_gib=0.5)
+    stalled = Incident("stalled", [1], 185, "step", waited_s=214.0, places=[waits, stopped])
+    for incident in (died, stalled):
+        lines = [f"windlass: {incident.sentence}", *incident.details()]
+        assert (
+            "\n".join(f"    {line}" for line in lines) + "\n    windlass: restart 1 of 3, from the last commit" in PAGE
+        )
+
+
+def test_the_commands_are_those_that_look_at_a_run():
+    assert [command.split()[0] for command in commands_in(PAGE)] == ["status", "stacks"]

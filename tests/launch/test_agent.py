@@ -1,0 +1,31 @@
+"""One start of the ranks: whose failure is the first. Starts themselves: test_local."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from windlass.launch.agent import _death, _failure, _first
+from windlass.supervise.heartbeat import LastBeat
+
+
+@pytest.mark.parametrize(
+    ("codes", "rank"),
+    [
+        ({0: (100, 1), 1: (100, -9)}, 1),  # rank 0 failed by the silence of rank 1
+        ({0: (99, 1), 1: (100, -9)}, 0),
+        ({0: (100, -15), 1: (100, 75)}, 1),  # torchelastic ends the others by SIGTERM
+        ({0: (100, -15), 1: (100, 1), 2: (100, 1)}, 1),
+        ({0: (100, -15), 1: (101, -9)}, 0),
+    ],
+)
+def test_the_first_to_fail_is_found_among_those_of_one_second(codes, rank):
+    failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
+    assert _first(failures) == (rank, failures[rank])
+
+
+def test_a_failure_has_the_step_and_the_batch_of_its_rank():
+    beats = [LastBeat(1, 0, 6, 56, 0.0, "step"), LastBeat(2, 1, 6, 48, 0.0, "data"), LastBeat(3, 2, 0, 0, 0.0, "start")]
+    incident = _death(1, -9, beats)
+    assert (incident.step, incident.phase, _failure(137, incident, beats).place) == (6, "data", 48)
+    early = _death(2, 1, beats)
+    assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats).step, 0)

@@ -1,0 +1,38 @@
+"""Which failures are tried again: the table of windlass.errors, a number of times, never one step for the fourth time."""
+
+import pytest
+
+from windlass.launch.restarts import Failure, Restarts
+from windlass.supervise.incident import Incident
+
+
+def failure(code=137, step=None, place=0):
+    return Failure(code, Incident("died", [1], step, "step", exit_code=-9), place)
+
+
+@pytest.mark.parametrize("code", [1, 5, 7, 74, 134, 137, 139])
+def test_what_may_pass_is_tried_again(code):
+    restarts = Restarts(1, 0)
+    assert restarts.why_not(failure(code, 1)) is None and restarts.count == 1
+    assert restarts.why_not(failure(code, 2)) == (
+        "the ranks are not started again after 1 restarts (launch.max_restarts=1)"
+    )
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 75, 130])
+def test_what_only_the_user_can_mend_and_what_was_asked_to_end_is_not(code):
+    assert Restarts(3, 0).why_not(failure(code, 1)) == ""
+
+
+def test_none_is_none_and_nothing_is_said_about_it():
+    assert Restarts(0, 0).why_not(failure()) == ""
+
+
+def test_a_step_that_fails_three_times_is_named_with_its_samples():
+    restarts = Restarts(10, 0, lambda place: f"places up to {place}")
+    said = [restarts.why_not(failure(1, step, 8 * step)) for step in (4, 4, 6, 6, 6)]
+    assert said == [None] * 4 + ["three failures in step 7: the ranks are not started again\nplaces up to 48"]
+    before = Restarts(10, 0, lambda place: "never asked")
+    assert [before.why_not(failure(1)) for _ in range(3)][2] == (
+        "three failures before the first step: the ranks are not started again"
+    )

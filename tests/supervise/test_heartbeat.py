@@ -1,0 +1,87 @@
+"""A rank's page: what is written is what is read, from any process, and only while it may be believed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from windlass.supervise import heartbeat
+from windlass.supervise.heartbeat import Heartbeat, LastBeat, folder_of, forget_beats, process_state, read_beats
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    yield tmp_path
+    forget_beats(tmp_path)
+
+
+def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
+    with Heartbeat(folder_of(run), 3) as first, Heartbeat(folder_of(run), 1) as second:
+        first.beat("data", 7)
+        first.beat("step", place=64)
+        second.beat("checkpoint", 7)
+        late, early = read_beats(run)[::-1]
+        assert late[:4] == (os.getpid(), 3, 7, 64) and late.phase == "step" and 0 <= time.monotonic() - late.time_s < 60
+        assert early[:4] == (os.getpid(), 1, 7, 0) and early.phase == "checkpoint" and early.is_alive
+        assert early.progress > late.progress > LastBeat(1, 1, 7, 0, 0.0, "data").progress
+        assert late.progress > LastBeat(1, 1, 6, 0, 0.0, "checkpoint").progress
+    assert not read_beats(run) and not folder_of(run).exists(), "a run that ended well leaves nothing"
+
+
+def test_what_a_rank_that_failed_was_doing_stays_for_the_launcher(run):
+    with pytest.raises(ZeroDivisionError), Heartbeat(folder_of(run), 0) as beat:
+        beat.beat("data", 2)
+        raise ZeroDivisionError
+    (left,) = read_beats(run)
+    assert (left.step, left.phase, left.is_alive) == (2, "data", False), (
+        "this process lives, and takes no signal for it"
+    )
+    forget_beats(run)
+    assert not read_beats(run)
+
+
+def test_two_runs_have_two_folders_and_one_run_has_one_whatever_it_is_called(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    assert folder_of(tmp_path / "link") == folder_of(tmp_path / "a") == folder_of(tmp_path.__class__("a"))
+    assert folder_of(tmp_path / "b") != folder_of(tmp_path / "a")
+
+
+def test_a_rank_trains_on_where_its_page_cannot_be_made(run, monkeypatch, tmp_path):
+    file = tmp_path / "no-folder"
+    file.write_text("")
+    with Heartbeat(file, 0) as beat:  # as on a host whose /dev/shm is full, or not there
+        beat.beat("data", 1)
+    monkeypatch.setattr(heartbeat.os, "getuid", lambda: 12345)  # the folder is another user's
+    with Heartbeat(folder_of(run), 0) as beat:
+        beat.beat("data", 1)
+        assert not read_beats(run)
+    folder_of(run).rmdir()
+
+
+def test_a_page_of_another_version_is_passed_over(run):
+    with Heartbeat(folder_of(run), 0):
+        (folder_of(run) / "rank-000001.page").write_bytes(b"short")
+        (folder_of(run) / "rank-000002.page").write_bytes(b"\xff" * 64)
+        assert [beat.rank for beat in read_beats(run)] == [0]
+        forget_beats(run)
+
+
+def test_a_process_that_has_ended_is_not_alive_though_nobody_has_waited_for_it():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_state(child.pid) == "Z" and not LastBeat(child.pid, 0, 0, 0, 0.0, "step").is_alive
+    child.wait()
+    assert process_state(child.pid) == "" and not LastBeat(child.pid, 0, 0, 0, 0.0, "step").is_alive
+    assert process_state(os.getpid()) == "R"
+
+
+def test_signals_are_as_before_once_the_run_is_over(run):
+    before = signal.getsignal(heartbeat.STACK_SIGNAL)
+    with Heartbeat(folder_of(run), 0):
+        pass
+    assert signal.getsignal(heartbeat.STACK_SIGNAL) == before

@@ -1,0 +1,106 @@
+"""Deadlines learned from a run, by a clock of the test's; whom a stall is blamed on."""
+
+import random
+
+import pytest
+
+from windlass.supervise import watchdog
+from windlass.supervise.heartbeat import LastBeat
+from windlass.supervise.places import Collective, Place
+from windlass.supervise.watchdog import START_S, Deadlines, Watchdog, to_blame
+
+
+def beat(rank=0, step=1, phase="step", time_s=0.0, pid=None):
+    return LastBeat(pid or 100 + rank, rank, step, 0, time_s, phase)
+
+
+def place(rank=0, step=1, phase="step", collectives=(), state=""):
+    return Place(beat(rank, step, phase), 1.0, (), tuple(collectives), state)
+
+
+def test_a_phase_may_take_ten_times_the_longest_seen_and_an_hour_before():
+    deadlines = Deadlines(least_s=5)
+    assert deadlines.of("step") == START_S
+    deadlines.learn([beat(step=1, phase="step", time_s=100)])
+    deadlines.learn([beat(step=1, phase="record", time_s=102)])
+    assert deadlines.of("step") == 20 and deadlines.of("record") == START_S
+    deadlines.learn([beat(step=2, phase="step", time_s=102.1)])
+    assert deadlines.of("record") == 5, "never below the least"
+    deadlines.learn([beat(step=2, phase="data", time_s=103)])
+    assert deadlines.of("step") == 20, "the longest counts, not the last"
+    assert deadlines.late([beat(phase="step", time_s=10)], 30) == []
+    assert deadlines.late([late := beat(phase="step", time_s=10)], 30.1) == [late]
+    assert deadlines.late([beat(phase="end", time_s=0)], 1e9) == [], "it has ended"
+
+
+def test_the_ranks_of_a_new_start_are_not_measured_from_the_beats_of_the_last():
+    deadlines = Deadlines(least_s=1)
+    deadlines.learn([beat(phase="step", time_s=10, pid=7)])
+    deadlines.learn([beat(phase="start", time_s=500, pid=8)])
+    assert deadlines.of("step") == START_S
+
+
+def test_no_alarm_in_5000_steps_of_a_loaded_host_and_one_at_the_stall():
+    """Phases take what they take times 1 to 9, as on a host with other work; the watchdog looks once a second."""
+    draw, now_s, looked_s, least_s = random.Random(5), 0.0, 0.0, 1.0
+    deadlines, usual_s = Deadlines(least_s), {"data": 0.01, "step": 0.5, "record": 0.02}
+    for step in range(5000):
+        for phase, seconds in usual_s.items():
+            last = beat(step=step, phase=phase, time_s=now_s)
+            now_s += seconds * draw.uniform(1, 9)
+            while looked_s < now_s:
+                deadlines.learn([last])
+                assert not deadlines.late([last], looked_s), step
+                looked_s += 1.0
+    assert not deadlines.late([last], now_s + least_s * 0.9) and deadlines.late([last], now_s + 46)
+
+
+ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
+
+
+@pytest.mark.parametrize(
+    ("places", "blamed"),
+    [
+        ([place(0, 8, "step"), place(1, 8, "data")], [1]),
+        ([place(0, 8, "data"), place(1, 7, "record"), place(2, 8, "data")], [1]),
+        ([place(0), place(1, state="stopped (SIGSTOP)")], [1]),
+        ([place(0, 9, state="stopped (SIGSTOP)"), place(1, 3)], [0]),
+        ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective("0", 4, "x", True)])], [1]),
+        # of two groups, those of pipeline stages, only one is shared
+        (
+            [
+                place(0, collectives=[Collective("1", 9, "x", True), Collective("0", 4, "x", True)]),
+                place(1, collectives=[Collective("0", 5, "x", False), Collective("2", 2, "x", True)]),
+            ],
+            [0],
+        ),
+        ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective(*ALL_REDUCE)])], [0, 1]),
+        ([place(0), place(1)], [0, 1]),
+    ],
+)
+def test_the_one_to_blame_is_the_one_that_the_others_wait_for(places, blamed):
+    assert to_blame(places) == blamed
+
+
+def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
+    beats, clock = [], [0.0]
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: self.pid != 0))
+    monkeypatch.setattr(
+        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+    )
+    looks = Watchdog(tmp_path, 5.0, lambda incident: None, lambda: clock[0])
+    assert looks.look() is None, "no rank has begun"
+    for step in range(4):
+        clock[0] = float(step)
+        beats[:] = [beat(rank, step, "step", clock[0]) for rank in range(2)]
+        assert looks.look() is None
+    beats[:] = [beat(0, 3, "record", 3.5), beat(1, 3, "step", 3.0)]
+    clock[0] = 12.9
+    assert looks.look() is None
+    clock[0] = 13.1
+    found = looks.look()
+    assert (found.kind, found.ranks, found.step, found.phase) == ("stalled", [1], 3, "step")
+    assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.places] == [0, 1]
+    beats[:] = [beat(1, 3, "step", 3.0, pid=None)._replace(pid=0)]
+    assert looks.look() is None, "a dead rank does not stall: the launcher sees it"
