@@ -41,7 +41,7 @@ PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub"), ()),
-    "launch": ("supervise",),
+    "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
     "data.sources": ("data", "hub"),

@@ -6,6 +6,7 @@ fixed time: conditions are polled, with limits that only a dead process exceeds.
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -30,8 +31,9 @@ from windlass.errors import (
     Unavailable,
     UserError,
 )
-from windlass.report.events import read_events
+from windlass.report.events import read_events, read_lines
 from windlass.status import read_status, write_status
+from windlass.supervise.heartbeat import read_beats
 from windlass.training import preflight
 
 LIMIT_S = 240
@@ -433,11 +435,44 @@ def test_ranks_start_again_by_themselves_and_the_end_is_that_of_an_undisturbed_r
     done = finish(process)
     assert done.returncode == 0, done.stderr
     assert "windlass: restart 1 of 3, from the last commit" in done.stderr
-    (incident,) = [json.loads(line) for line in (base / name / "incidents.jsonl").read_text().splitlines()]
-    assert (incident["kind"], incident["ranks"], incident["restart"]) == (kind, [1], 1)
+    (incident,) = (line for line in read_lines(base / name / "events.jsonl") if line["kind"] == "incident")
+    assert (incident["cause"], incident["ranks"], incident["restart"]) == (kind, [1], 1)
     same = windlass(base, "checkpoint", "diff", base / name / "checkpoints" / undisturbed.name, undisturbed)
     assert same.returncode == 0, same.stdout
     assert windlass(base, "stacks", name).returncode == EXIT_USER_ERROR, "nobody is there"
+
+
+KILLS = 50
+
+
+@pytest.mark.long
+def test_every_kill_after_a_commit_is_one_restart_and_the_end_is_that_of_an_undisturbed_run(base):
+    steps, draw, kills, seen, pids = 6 * KILLS, random.Random(3), 0, 0, set()
+    length = (f"run.steps={steps}", "checkpoint.every_steps=1", f"launch.max_restarts={KILLS}", "--nproc", "2")
+    assert windlass(base, *long_run("left-alone", *length)).returncode == 0
+    process = start(base, *long_run("killed-often", *length))
+    checkpoints = base / "killed-often" / "checkpoints"
+
+    def next_ranks():
+        """Those of a start that has committed a step."""
+        newest = max(committed_steps(checkpoints), default=0) if checkpoints.is_dir() else 0
+        beats = [beat for beat in read_beats(base / "killed-often") if beat.is_alive and beat.pid not in pids]
+        return beats if newest > seen and len(beats) == 2 else None
+
+    while kills < KILLS:
+        beats = wait_for(next_ranks, process)
+        seen = max(committed_steps(checkpoints))
+        pids |= {beat.pid for beat in beats}
+        os.kill(draw.choice(beats).pid, signal.SIGKILL)
+        kills += 1
+    done = finish(process)
+    incidents = [line for line in read_lines(base / "killed-often" / "events.jsonl") if line["kind"] == "incident"]
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [incident["restart"] for incident in incidents] == list(range(1, KILLS + 1)), "the first restart works"
+    assert {incident["exit_code"] for incident in incidents} == {-9}, "the killed rank is the one that is named"
+    name = f"step-{steps:08d}"
+    same = windlass(base, "checkpoint", "diff", checkpoints / name, base / "left-alone" / "checkpoints" / name)
+    assert same.returncode == 0, same.stdout
 
 
 @pytest.mark.long

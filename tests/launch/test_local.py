@@ -14,6 +14,7 @@ import torch
 from windlass.contract import has_agent
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import local
+from windlass.report.events import read_lines
 from windlass.status import read_status
 from windlass.supervise.heartbeat import read_beats
 
@@ -23,7 +24,7 @@ run = pathlib.Path(os.environ["RUN"])
 rank, case = int(os.environ["RANK"]), sys.argv[1]
 from windlass import contract, errors, signals
 from windlass.launch import local
-from windlass.status import write_status
+from windlass.status import read_status, write_status
 local.die_with_agent()  # the agent may be signalled while it starts the other rank
 assert local.is_worker() and contract.has_agent()
 held = signals.SIGNALS[0] in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -47,7 +48,6 @@ if case == "stopped-for-another" and rank == 1:
 if case == "kill" and rank == 0:
     write_status(run, "running", 3, None)
 if case in ("recovers", "stuck", "mistaken", "stalls"):
-    import atexit
     from windlass.supervise.heartbeat import Heartbeat, folder_of
     beat = Heartbeat(folder_of(run), rank)
     starts = run / f"starts-{rank}"
@@ -55,6 +55,8 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
     if rank == 0:
         write_status(run, "running", 4, None)
     beat.beat("data", 4, 64)
+    while rank and read_status(run).step not in (4, 9):  # of rank 0
+        time.sleep(0.01)
     if case == "mistaken":
         local.show_error(errors.UserError("given", "a rule", "a change"))
         sys.exit(2)
@@ -77,6 +79,8 @@ if case.startswith("signalled") and rank == 0:
         write_status(run, "finished", 3, 0)
     os.kill(os.getppid(), int(case.rpartition("-")[2]) if case[-1:].isdigit() else 15)
 if case == "kill" and rank == 1:
+    while read_status(run).step != 3:  # of rank 0
+        time.sleep(0.01)
     os.kill(os.getpid(), 9)
 if case not in ("good", "stopped"):
     time.sleep(600)
@@ -176,12 +180,14 @@ def launched(tmp_path):
         "errors.py",
         "status.py",
         "safe_text.py",
+        "report",
     ):
         (package / name).symlink_to(source / name)
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(WORKER)
     run = tmp_path / "run"
     (run / "logs").mkdir(parents=True)
+    (run / "events.jsonl").write_text('{"kind": "torn')  # by the kill of rank 0
     older = time.time() - 100  # of another command, on the same directory
     (run / "logs" / "rank-1.log").write_text("an older log\n")
     os.utime(run / "logs" / "rank-1.log", (older, older))
@@ -198,6 +204,7 @@ def launched(tmp_path):
             timeout=240,
         )
         assert not any(temporary.iterdir()), "a launch leaves nothing behind"
+        assert done.returncode == 0, done.stderr
         ends = [End(code, step, said) for (code, step), said in zip(json.loads(done.stdout), done.stderr.split("\0"))]
         assert len(ends) == len(cases)
         return ends
@@ -264,8 +271,10 @@ def starts(tmp_path):
 
 
 def incidents(tmp_path):
-    found = [json.loads(line) for line in (tmp_path / "run" / "incidents.jsonl").read_text().splitlines()]
-    (tmp_path / "run" / "incidents.jsonl").unlink()
+    """Since the last look."""
+    file = tmp_path / "run" / "events.jsonl"
+    found = read_lines(file)
+    file.write_text("")
     return found
 
 
@@ -275,7 +284,7 @@ def test_ranks_that_died_start_again_until_there_are_no_restarts_left(launched, 
     died = "windlass: rank 1 failed first, with signal SIGKILL in step 5, phase data\n"
     restart = "windlass: restart {} of 2, from the last commit\n"
     assert end.said.replace(LOG.format(tmp_path), "") == died + restart.format(1) + died + restart.format(2)
-    assert [(one["kind"], one["ranks"], one["step"], one["restart"]) for one in incidents(tmp_path)] == [
+    assert [(one["cause"], one["ranks"], one["step"], one["restart"]) for one in incidents(tmp_path)] == [
         ("died", [1], 4, 1),
         ("died", [1], 4, 2),
     ]
@@ -299,7 +308,7 @@ def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
     assert (end.code, end.step, starts(tmp_path)) == (0, 9, 3)
     assert end.said.count("windlass: rank 1 stalls in step 9, phase data: nothing for ") == 2
     assert "rank 0: step 8, step for " in end.said and "rank 1: step 8, data for " in end.said
-    assert [(one["kind"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "data")] * 2
+    assert [(one["cause"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "data")] * 2
 
 
 @pytest.mark.parametrize(

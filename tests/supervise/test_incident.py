@@ -1,10 +1,9 @@
 """What is said about a rank that died or stalled, and what is written down."""
 
 import json
-import os
 
 from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.incident import FILE, Incident, note_incident
+from windlass.supervise.incident import Incident
 from windlass.supervise.places import Place
 
 STALLED = Place(LastBeat(7, 1, 35, 64, 0.0, "data"), 61.0, ("torch/a.py:1 f", "windlass/data/b.py:2 g"))
@@ -28,19 +27,17 @@ def test_a_sentence_says_who_where_and_why():
     ]
 
 
-def test_an_incident_is_a_line_of_json_and_a_full_disk_ends_nothing(tmp_path):
-    note_incident(tmp_path, Incident("stalled", [1], 35, "data", waited_s=61.2, places=[STALLED]), restart=2)
-    note_incident(tmp_path, Incident("died", [0], exit_code=7), restart=None)
-    first, second = map(json.loads, (tmp_path / FILE).read_text().splitlines())
-    assert (first["kind"], first["ranks"], first["step"], first["phase"], first["restart"]) == (
-        "stalled",
-        [1],
-        35,
-        "data",
-        2,
-    )
-    assert first["what"].startswith("rank 1 stalls") and first["places"][0]["at"] == STALLED.line
-    assert (second["kind"], second["exit_code"], second["restart"], "step" in second) == ("died", 7, None, False)
-    (tmp_path / "full").mkdir()
-    os.symlink("/dev/full", tmp_path / "full" / FILE)
-    note_incident(tmp_path / "full", Incident("died", [0], exit_code=7))
+def test_its_fields_are_those_of_a_line_of_events():
+    stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, places=[STALLED]).fields()
+    place = stalled.pop("places")[0]
+    assert json.loads(json.dumps(stalled)) == {
+        "cause": "stalled",
+        "ranks": [1],
+        "step": 35,
+        "phase": "data",
+        "waited_s": 61.2,
+        "what": stalled["what"],
+    }
+    assert stalled["what"].startswith("rank 1 stalls") and place["at"] == STALLED.line
+    assert (place["rank"], place["pid"], place["frames"], place["collective"]) == (1, 7, STALLED.frames, None)
+    assert Incident("died", [0], exit_code=7).fields().keys() == {"cause", "ranks", "exit_code", "places", "what"}

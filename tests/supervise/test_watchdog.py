@@ -100,7 +100,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     assert looks.look() is None
     clock[0] = 13.1
     found = looks.look()
-    assert (found.kind, found.ranks, found.step, found.phase) == ("stalled", [1], 3, "step")
+    assert (found.cause, found.ranks, found.step, found.phase) == ("stalled", [1], 3, "step")
     assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.places] == [0, 1]
     beats[:] = [beat(1, 3, "step", 3.0, pid=None)._replace(pid=0)]
     assert looks.look() is None, "a dead rank does not stall: the launcher sees it"

@@ -17,11 +17,12 @@ from windlass.contract import AGENT
 from windlass.errors import EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
 from windlass.launch.agent import ERRORS, start_ranks
 from windlass.launch.restarts import Restarts
+from windlass.report.events import EventLog
 from windlass.safe_text import say
 from windlass.signals import SIGNALS
 from windlass.status import Status, note_failure, read_status, write_status
 from windlass.supervise.heartbeat import forget_beats
-from windlass.supervise.incident import note_incident
+from windlass.supervise.incident import Incident
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -104,7 +105,7 @@ def launch(
             if failure is None or not restarts or code in (0, EXIT_STOPPED):
                 return code
             reason = restarts.why_not(failure)
-            note_incident(run_directory, failure.incident, restart=restarts.count if reason is None else None)
+            _note(run_directory, failure.incident, restarts.count if reason is None else None)
             if reason is not None:
                 if reason:
                     say(f"windlass: {reason}", sys.stderr)
@@ -116,6 +117,13 @@ def launch(
     finally:
         forget_beats(run_directory)
         del os.environ[AGENT]
+
+
+def _note(run_directory: Path, incident: Incident, restart: int | None) -> None:
+    """Into the events of a run that had begun: its rank 0, which writes them, is gone. `restart`: the number of the one that
+    follows."""
+    if (file := run_directory / "events.jsonl").is_file():
+        EventLog(file).write("incident", incident.step or 0, {**incident.fields(), "restart": restart})
 
 
 def _settle(run_directory: Path, since_s: float, code: int) -> int:

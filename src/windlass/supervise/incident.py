@@ -1,18 +1,12 @@
 """What happened to a run, seen from outside its ranks: one died or stalled. A sentence for people, JSON for programs."""
 
-import contextlib
 import dataclasses
-import json
 import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from windlass.supervise.places import Place
-
-FILE: Final = "incidents.jsonl"
 
 
 @dataclass(frozen=True)
@@ -20,20 +14,19 @@ class Incident:
     """`ranks`: those to blame, the first of them described. `exit_code`: of its process, where that ended by itself; negative for
     a signal. `step`: completed ones, `phase`: see heartbeat; None where the rank had not got so far. `places`: of all ranks."""
 
-    kind: Literal["died", "stalled"]
+    cause: Literal["died", "stalled"]
     ranks: Sequence[int]
     step: int | None = None
     phase: str | None = None
     exit_code: int | None = None
     waited_s: float | None = None
     places: Sequence[Place] = ()
-    time: float = field(default_factory=time.time)
 
     @property
     def sentence(self) -> str:
         """Who, where, why: one line."""
         where = "" if self.step is None else f" in step {self.step + 1}, phase {self.phase}"
-        if self.kind == "died":
+        if self.cause == "died":
             return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}"
         who = (
             f"rank {self.ranks[0]} stalls" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} stall"
@@ -47,17 +40,11 @@ class Incident:
         return [line for place in self.places for line in place.text().splitlines()]
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """For a line of events.jsonl."""
         own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)} | {
             "places": list(map(as_json, self.places))
         }
         return {**{name: value for name, value in own.items() if value is not None}, "what": self.sentence}
-
-
-def note_incident(run_directory: Path, incident: Incident, **more: Any) -> None:
-    """Appends it to incidents.jsonl of the run. A full disk ends nothing."""
-    with contextlib.suppress(OSError), (run_directory / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**incident.fields(), **more}) + "\n")
 
 
 def _cause(exit_code: int | None) -> str:
