@@ -10,6 +10,7 @@ are asked of the real config: every two settings of FEATURES in one recipe.
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,6 +67,16 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 ADAPTERS = ("lora", "lora on nf4")
 """The other features are proved by cells that train all of the model."""
+PREFERENCES = {
+    "objective.kind": "dpo",
+    "run.micro_batch": 2,
+    "data.sources": [{"path": "pairs.jsonl", "format": "preference"}],
+    "data.validation": {"path": "held-out.jsonl", "format": "preference"},
+    "data.tokenizer": {"from": "base"},
+}
+"""What a recipe of preferences says besides its layout."""
+ALONE = ("isolate", "dropout", "muon", "frozen", *ADAPTERS)
+"""Features that are no layout and no precision: the rows of preferences leave them out."""
 BASE = {
     "run": {"directory": "runs/mine", "steps": 10, "tokens_per_step": 4096, "micro_batch": 1},
     "model": {"family": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
@@ -106,8 +117,7 @@ class Listener:
         layouts = [one for one in args if type(one).__name__ == "Layout"]
         directories = [one for one in args if isinstance(one, str) and Path(one, "config.json").is_file()]
         drops = any(dict(one.adapter).get("dropout") for one in layouts)
-        is_pairs = any(one.objective for one in layouts)  # preferences have no row here
-        if layouts and directories and not is_pairs and not any(word in self.test for word in NO_PROOF):
+        if layouts and directories and not any(word in self.test for word in NO_PROOF):
             cell = {"world": world, **settings_of(layouts[0]), **model_of(Path(directories[0]))}
             cell["dropout"] |= drops
             self.cells.setdefault(json.dumps(cell, sort_keys=True, default=str), {**cell, "test": self.test})
@@ -131,6 +141,7 @@ def settings_of(layout: Any) -> dict[str, Any]:
             if layout.adapter
             else {}
         ),
+        **({"objective.kind": "dpo"} if layout.objective else {}),
     }
 
 
@@ -216,8 +227,10 @@ def has(cell: dict[str, Any], feature: str) -> bool:
     return True
 
 
-def refusal(first: str, second: str) -> str | None:
-    """Why the real config refuses both in one recipe; None where it takes them, '' where they are two values of one setting."""
+@cache
+def refusal(first: str, second: str, is_pairs: bool = False) -> str | None:
+    """Why the real config refuses both in one recipe, of preferences with `is_pairs`; None where it takes them, '' where they are
+    two values of one setting."""
     from windlass.config import check_recipe
     from windlass.errors import UserError
     from windlass.model.config import ModelConfig
@@ -229,7 +242,7 @@ def refusal(first: str, second: str) -> str | None:
     tree = json.loads(json.dumps(BASE))
     if "parallel.expert" in one | other:
         tree["model"] |= {"family": "qwen3_moe", "num_experts": 8}
-    for key, value in (one | other).items():
+    for key, value in (one | other | (PREFERENCES if is_pairs else {})).items():
         section, _, name = key.partition(".")
         if key == "dropout":
             tree["model"]["attention_dropout"] = 0.1
@@ -252,7 +265,26 @@ def word_of_unproved(*features: str) -> str:
     return "unproved" if any(feature in NOT_IN_VERIFY for feature in features) else "open"
 
 
-def support_page(cells: list[dict[str, Any]]) -> str:
+def preferences_table(cells: list[dict[str, Any]]) -> str:
+    """Of cells that train on pairs: each layout and precision, by what is trained."""
+    rows, reasons = [], []
+    for name in (name for name in FEATURES if name not in ALONE):
+        marks = []
+        for adapter in (None, *ADAPTERS):
+            kind = None if adapter is None else "lora"
+            given = [cell for cell in cells if cell.get("adapter.kind") == kind and has(cell, name)]
+            why = refusal(name, adapter or name, is_pairs=True)
+            is_proved = any(adapter is None or has(cell, adapter) for cell in given)
+            marks.append("yes" if is_proved else "refused" if why else word_of_unproved(name))
+            if why and not is_proved:
+                reasons.append(f"{name} with {adapter or 'all of the model'}: {why}")
+        rows.append(f"| {name} | {' | '.join(marks)} |")
+    heads = ["| | all of the model | " + " | ".join(ADAPTERS) + " |", "|---|---|---|---|"]
+    return "\n".join([*heads, *rows, "", *[f"- {reason}" for reason in reasons]])
+
+
+def support_page(every: list[dict[str, Any]]) -> str:
+    cells = [cell for cell in every if "objective.kind" not in cell]
     names = list(FEATURES)
     rows, reasons = [], []
     pairs_left: dict[str, list[str]] = {"open": [], "unproved": []}
@@ -295,8 +327,11 @@ def support_page(cells: list[dict[str, Any]]) -> str:
             "Besides, a model's numbers limit `tp` and `context` (heads, channels, positions): the message names what fits.\n",
             f"## Unproved\n\n{'; '.join(pairs_left['unproved']) or 'None'}.\n",
             f"## Open\n\n{'; '.join(pairs_left['open']) or 'None'}.\n",
-            "## Cells\n",
-            _cells(cells),
+            "## Preferences\n",
+            "With `objective: {kind: dpo}`, by what is trained, in the words of the first table, which is of cells without it.\n",
+            preferences_table([cell for cell in every if "objective.kind" in cell]),
+            "\n## Cells\n",
+            _cells(every),
         ]
     )
 
@@ -332,6 +367,7 @@ def layout_of(cell: dict[str, Any]) -> str:
         + ["muon"] * (cell["optim.kind"] == "muon")
         + ["frozen"] * cell["frozen"]
         + [name for name in ADAPTERS if has(cell, name)]
+        + ["dpo"] * ("objective.kind" in cell)
     )
     return ", ".join(
         [" x ".join(axes) or "one process", f"zero {cell['parallel.zero']}", *words, cell["precision.policy"]]

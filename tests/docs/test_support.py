@@ -73,3 +73,26 @@ def test_an_adapters_cell_proves_nothing_of_full_training(support):
     assert rows["lora on nf4"][heads.index("tp")].strip() == "yes" and rows["lora"][heads.index("tp")].strip() == "open"
     assert rows["lora on nf4"][heads.index("expert")].strip() == "refused"
     assert "shard 2 x tp 2, zero 3, lora on nf4, fp64" in page
+
+
+def test_cells_of_preferences_are_in_their_own_table(support):
+    cell = {"parallel.zero": 3, "parallel.shard": 2, "parallel.tp": 2, "precision.policy": "fp64", "data.isolate": False,
+            "optim.kind": "adamw", "frozen": False, "dropout": False, "family": "llama", "tied": True, "adapter.kind": "lora",
+            "adapter.base": "plain", "objective.kind": "dpo", "test": "test_x.py::test_y"}  # fmt: skip
+    page = support.support_page([cell])
+    assert "shard 2 x tp 2, zero 3, lora, dpo, fp64" in page and "| shard |  | **yes**" not in page
+    table = page.partition("## Preferences")[2].partition("## Cells")[0]
+    rows = {cells[1].strip(): [one.strip() for one in cells[2:5]] for line in table.splitlines()
+            if len(cells := line.split("|")) == 6}  # fmt: skip
+    assert rows[""] == ["all of the model", "lora", "lora on nf4"]
+    assert rows["tp"] == rows["zero 3"] == ["open", "yes", "open"] and rows["pp zbv"] == ["open"] * 3
+    assert rows["compile"] == ["unproved"] * 3 and rows["expert"] == ["open", "open", "refused"]
+    assert "- expert with lora on nf4: most of its weights are in the experts" in table
+    whole = {key: value for key, value in cell.items() if not key.startswith("adapter.")}
+    assert "| tp | yes | open | open |" in support.support_page([whole])
+    assert set(rows) - {"", "---"} == set(support.FEATURES) - set(support.ALONE)
+
+
+def test_the_rest_of_a_recipe_of_preferences_is_taken(support):
+    """Else a table of refusals would be of the recipe, and not of its layouts."""
+    assert support.refusal("tp", "tp", is_pairs=True) is None

@@ -127,10 +127,13 @@ class ModelConfig(Settings):
                 "give model.vocab_size or data.tokenizer",
             )
         if vocab_size is not None and vocab_size > rows:
+            change = f"set model.vocab_size to {vocab_size} or more, or take the model's own tokenizer"
+            if self.from_ is not None:
+                change = "take the model's own tokenizer: the weights of model.from get no new rows"
             raise UserError(
                 f"model: vocab_size {rows}, and a tokenizer with {vocab_size} entries",
                 "every token of the tokenizer has a row in the embedding",
-                f"set model.vocab_size to {vocab_size} or more, or take the model's own tokenizer",
+                change,
             )
         return fields.to_architecture(rows)
 

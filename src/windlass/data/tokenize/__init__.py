@@ -12,5 +12,6 @@ flags             one number per token: its id, and whether it is a target, ends
 
 Inside:
 
+answer_spans      where an answer begins and ends in a template's text, and among its ids
 end_of_text       which token ends a document, wherever a tokenizer's files say it
 """

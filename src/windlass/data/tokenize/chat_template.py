@@ -3,10 +3,12 @@
 The template writes the messages of a row (sources/chat_rows) as one text with its turn marks. The assistant's part of that text
 is found in one of two ways:
 
-  * the template marks it itself (`{% generation %}`): transformers returns the mask;
+  * the template marks it itself (`{% generation %}`): transformers returns the mask, and the cue for an answer (see below) is
+    taken out where the template marks it too (SmolLM3);
   * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be a prefix of
     the whole text: the answer begins where it ends. The answer ends where the text of the messages up to it ends; or, where a
-    template writes last answers differently (Qwen3), after its words. A template that fits neither is refused by name.
+    template writes last answers differently (Qwen3), at the special token behind its words and calls. A template that fits
+    neither is refused by name.
 
 An answer is learned up to its last special token, the end of the turn, and not what the template writes after it. Turns after the
 last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any field of a
@@ -25,6 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from windlass.data.sources.chat_rows import ASSISTANT, is_learned, said_by, texts_in, unwritten_fields
+from windlass.data.tokenize.answer_spans import behind_cue, common_begin, end_of_all, up_to_turn_ends
 from windlass.data.tokenize.flags import flagged
 from windlass.data.tokenize.template_files import no_template, on_day
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -81,7 +84,7 @@ class Template:
         text = self.render(bare, where)
         follow = self._marked if self._marks_answers else self._followed
         ids, is_answer, written = follow(text, bare, where, wanted)
-        ids_N, is_learned_N = np.array(ids, np.int32), _up_to_turn_ends(ids, is_answer, set(self._specials))
+        ids_N, is_learned_N = np.array(ids, np.int32), up_to_turn_ends(ids, is_answer, set(self._specials))
         ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
         if not is_learned_N[:-1].any() or is_learned_N.all():
             share = "nothing" if not is_learned_N[:-1].any() else "everything"
@@ -185,8 +188,12 @@ class Template:
                 rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
                 raise UserError(given, rule, "mend the chat template, or leave the row out")
             return list(ids), is_answer_N.tolist(), [self._tokenizer.decode(ids)] * len(is_wanted)
+        has_cue = any(ids[span.start] in self._specials for span in spans)  # it begins by one
+        asked = [*takewhile(lambda message: message["role"] != ASSISTANT, messages)]
+        cue = self._cue(asked or PROBE[:1], where) if has_cue else ""
         for span, is_one in zip(spans, is_wanted):
             is_answer_N[span] = is_one
+            is_answer_N[span.start : behind_cue(cue, ids, span, self._tokenizer.decode)] = False
         written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
         return list(ids), is_answer_N.tolist(), written
 
@@ -218,17 +225,15 @@ class Template:
         upto = self.render(messages[: number + 1], where)
         if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
             return len(before), len(upto)
-        words = messages[number]["content"].strip()
-        at = text.find(words, len(before)) if text.startswith(before) and words else -1
-        if at < 0:
+        behind_words = end_of_all([*said_by(messages[number])], text, len(before)) if text.startswith(before) else -1
+        if behind_words < 0:
             raise UserError(
                 f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
                 "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
                 "mark answers in the template with {% generation %} ... {% endgeneration %}",
             )
-        ends = [text.find(special, at + len(words)) + len(special) for special in self._specials.values()]
-        behind = [end for special, end in zip(self._specials.values(), ends) if end >= at + len(words) + len(special)]
-        return len(before), min(behind, default=at + len(words))
+        found = [(text.find(special, behind_words), special) for special in self._specials.values()]
+        return len(before), min((at + len(special) for at, special in found if at >= 0), default=behind_words)
 
     def _opening(self, where: str) -> str:
         """What is written before an answer that no message precedes: the template's own words, if any, and the cue.
@@ -236,36 +241,30 @@ class Template:
         Many templates look at the first message, and cannot write none; so the cue is looked for in a lone answer, as it is
         written behind a question. Where a template has no cue, an answer begins where it differs from a question.
         """
-        asked, cued = (self.render(PROBE[:1], where, cue=has_cue) for has_cue in (False, True))
-        lone = self.render(PROBE[1:2], where)
-        cue = cued[len(_common_begin(asked, cued)) :].lstrip()  # without a cue, Phi-3 writes EOS in its place
-        return lone.rpartition(cue)[0] + cue if cue else _common_begin(asked, lone)
+        lone, cue = self.render(PROBE[1:2], where), self._cue(PROBE[:1], where)
+        return lone.rpartition(cue)[0] + cue if cue else common_begin(self.render(PROBE[:1], where), lone)
+
+    def _cue(self, messages: list[dict[str, Any]], where: str) -> str:
+        """What is written behind messages for an answer to begin."""
+        asked, cued = (self.render(messages, where, cue=has_cue) for has_cue in (False, True))
+        return cued[len(common_begin(asked, cued)) :].lstrip()  # without a cue, Phi-3 writes EOS in its place
 
     def _ended(self, ids_N: np.ndarray, is_learned_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """With one EOS at the end, which is learned: the template's own, without white space behind it, or one more."""
         own = np.flatnonzero(ids_N == self._eos_id)
         if len(own) and not self._tokenizer.decode(ids_N[own[-1] + 1 :].tolist()).strip():
-            return ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
+            ids_N, is_learned_N = ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
+            at = len(ids_N) - 1
+            while len(own) == 1 and at and not self._tokenizer.decode([ids_N[at - 1]]).strip():
+                at -= 1
+            if at and ids_N[at - 1] in self._specials:  # Phi-3 ends documents by EOS, and a line before it
+                is_learned_N[at:-1] = False
+            return ids_N, is_learned_N
         return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
 
 
 def _without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: held for key, held in message.items() if key != "weight"} for message in messages]
-
-
-def _common_begin(one: str, other: str) -> str:
-    return "".join(letter for letter, _ in takewhile(lambda both: both[0] == both[1], zip(one, other)))
-
-
-def _up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) -> np.ndarray:
-    """The mask without the ids after the last special token of each answer: the template wrote them, not the assistant."""
-    is_learned_N = np.array(is_answer, bool)
-    borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]])))
-    for start, end in borders.reshape(-1, 2).tolist():
-        ends = [at for at in range(start, end) if ids[at] in specials]
-        if ends:
-            is_learned_N[ends[-1] + 1 : end] = False
-    return is_learned_N
 
 
 def encode_chat(

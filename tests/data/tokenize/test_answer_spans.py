@@ -1,0 +1,107 @@
+"""What is learned in chat templates that are in use, as exact text (chat_templates.py), under each policy of too_long."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from tests.data.chat_templates import CASES, MISTRAL_V3, TALK, Case
+from windlass.data.tokenize.chat_template import Template, encode_chat
+from windlass.data.tokenize.fitting import Fitting
+from windlass.data.tokenize.flags import ID_BITS, MASKED
+from windlass.data.tokenize.resume import FinishedPart
+from windlass.errors import UserError
+
+DATE = "2026-01-02"
+MARKS_NOTHING = CASES["llama 3, marked"].text().replace("== 'assistant'", "== 'model'")
+MARKS_ALL = "{% generation %}{{ messages[0].content }}<|eot_id|>{% endgeneration %}"
+
+
+@pytest.fixture
+def made(small, tmp_path):
+    """Makes the tokenizer of a case: of the small one, its special tokens and its template."""
+
+    def make(case: Case):
+        directory, specials = tmp_path / "tokenizer", case.specials.split()
+        shutil.copytree(small[1].tokenizer_directory, directory)
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in specials])
+        tokenizer.save(str(directory / "tokenizer.json"))
+        path = directory / "tokenizer_config.json"
+        changes = {"bos_token": specials[0], "eos_token": specials[-1], "chat_template": case.text()}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        tokenizer.encode_special_tokens = False
+        return directory, tokenizer
+
+    return make
+
+
+def spans(tokenizer, ids_N, is_learned_N):
+    """The learned texts; an EOS that the template did not write stands alone."""
+    borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]]))).reshape(-1, 2)
+    return [tokenizer.decode(ids_N[start:end].tolist(), skip_special_tokens=False) for start, end in borders.tolist()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_answers_and_the_ends_of_their_turns_are_learned_and_nothing_else(made, name):
+    case = CASES[name]
+    directory, tokenizer = made(case)
+    ids_N, is_learned_N, unwritten = Template(directory, DATE).encode(case.messages, "here")
+    assert spans(tokenizer, ids_N, is_learned_N) == case.learned and unwritten == case.unwritten
+
+
+@pytest.mark.parametrize(
+    ("case", "given"),
+    [
+        # with a cue the template writes the thought of an answer as begun, and an answer in the conversation has none
+        (
+            Case("deepseekv3", CASES["deepseek v3, marked"].specials, []),
+            "here: message 2 cannot be found by the chat template",
+        ),
+        # the system's words are in front of the last message, where that is a question
+        (Case(MISTRAL_V3, CASES["mistral v7"].specials, []), "here: message 2 cannot be found by the chat template"),
+        (Case("gemma", CASES["gemma"].specials, []), "here: the chat template refuses it: System role not supported"),
+        (
+            CASES["mistral v7"]._replace(
+                template=CASES["mistral v7"].template.replace("' ' + message.content + eos", "eos")
+            ),
+            "here: the answer 'The red one.' is not in what would be learned",
+        ),
+        (CASES["llama 3, marked"]._replace(template=MARKS_NOTHING), "here: nothing of it would be learned"),
+        (
+            CASES["llama 3, marked"]._replace(template=MARKS_ALL, messages=TALK[2:3]),
+            "here: everything of it would be learned",
+        ),
+    ],
+)
+def test_templates_whose_answers_cannot_be_told_are_refused(made, case, given):
+    directory, _ = made(case)
+    with pytest.raises(UserError) as caught:
+        Template(directory, DATE).encode(case.messages, "here")
+    assert caught.value.given.startswith(given)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_policy_keeps_answers_whole_and_counts(made, name):
+    """Of two conversations, one as given and one with a long question."""
+    case = CASES[name]
+    directory, tokenizer = made(case)
+    asked = next(number for number, message in enumerate(case.messages) if message["role"] == "user")
+    long = [{**m, "content": m["content"] + " Why?" * 60} if n == asked else m for n, m in enumerate(case.messages)]
+    ids = [next(encode_chat([json.dumps(messages)], directory, "train", DATE, 0)) for messages in (case.messages, long)]
+    part, length = FinishedPart(np.concatenate(ids), np.array([0, 1])), len(ids[0]) + 40
+    eos_id = tokenizer.token_to_id(case.specials.split()[-1])
+
+    def fitted(too_long):
+        fitting = Fitting(eos_id, length, "chat", too_long)
+        kept = np.concatenate([one.ids for one in fitting.through([part], "train")])
+        counts = fitting.num_documents, fitting.num_cut, fitting.num_cut_tokens, fitting.num_dropped
+        return counts, spans(tokenizer, kept & ID_BITS, (kept & MASKED) == 0), len(kept)
+
+    num_cut = len(ids[1]) - length
+    assert fitted("cut-prompt") == ((2, 1, num_cut, 0), case.learned * 2, len(ids[0]) + length)
+    assert fitted("drop") == ((2, 0, 0, 1), case.learned, len(ids[0]))
+    with pytest.raises(UserError, match=r"1 of 2 conversations of train are longer than data\.sequence_length="):
+        fitted("refuse")
