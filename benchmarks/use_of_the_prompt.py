@@ -266,7 +266,7 @@ def record(name: str, found: Iterable[Row], size: Size) -> None:
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept[name] = {
             "date": datetime.date.today().isoformat(),
-            "machine": f"{cpu_name()}, {torch.get_num_threads()} thread(s)",
+            "machine": f"{cpu_name()}, {torch.get_num_threads()} threads",
             "versions": {"python": platform.python_version(), **versions},
             "size": size._asdict(),
             "rows": rows,

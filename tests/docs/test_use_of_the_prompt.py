@@ -2,13 +2,15 @@
 
 import json
 import re
-from statistics import mean
+from statistics import mean, stdev
 
 import pytest
 
 from tests.docs.test_techniques import ROOT, beside
 
 script = beside(ROOT / "benchmarks", "use_of_the_prompt")
+RESULTS = json.loads(script.RESULTS.read_text())
+PAGE = ROOT / "docs" / "howto" / "finetune.md"
 PAIRS = [(f"prompt {number}", f"answer {number}") for number in range(7)]
 
 
@@ -52,6 +54,55 @@ def test_the_beginning_of_a_summary_ends_with_a_sentence():
 def test_meetings_are_asked_about_as_the_recipes_ask(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"transcript": " Yeah. ", "summary": "They agree. "}) + "\n")
     assert script.read_meetings(tmp_path / "train.jsonl") == [("Summarise this meeting.\n\nYeah.", "They agree.")]
+
+
+def measured(experiment):
+    """Method -> its rows, one per seed."""
+    rows = RESULTS[experiment]["rows"]
+    return {
+        method: [row for row in rows if row["method"] == method]
+        for method in dict.fromkeys(row["method"] for row in rows)
+    }
+
+
+def matched(method, rows):
+    cells = [
+        " / ".join(f"{mean(row[name]):.1%}" for row in rows)
+        for name in ("right", "wrong", "shuffled")
+        if name in rows[0]
+    ]
+    return f"| {method} | {' | '.join([*cells, '', ''][:3])} |"
+
+
+def scored(method, rows):
+    """Means over meetings, and the mean difference with its standard error over meetings, each the mean of the seeds."""
+    held = {
+        name: [mean(seeds) for seeds in zip(*(row[name] for row in rows))]
+        for name in ("right", "wrong", "shuffled")
+        if name in rows[0]
+    }
+    cells = [f"{mean(held['right']):.3f}"]
+    for name in list(held)[1:]:
+        differences = [other - own for own, other in zip(held["right"], held[name])]
+        cells += [
+            f"{mean(held[name]):.3f}",
+            f"{mean(differences):+.3f} ± {stdev(differences) / len(differences) ** 0.5:.3f}",
+        ]
+    return f"| {method} | {' | '.join([*cells, '', ''][:5])} |"
+
+
+@pytest.mark.parametrize("experiment, shown", [("copy", matched), ("summaries", scored)])
+def test_the_page_shows_what_was_measured(experiment, shown):
+    lines = PAGE.read_text("utf-8").splitlines()
+    assert [row for row in (shown(*one) for one in measured(experiment).items()) if row not in lines] == []
+
+
+def test_the_prompt_is_used_and_neither_control_passes():
+    """In the committed rows of the generated task, every seed of every method."""
+    rows = [row for row in RESULTS["copy"]["rows"] if row["method"] != "base"]
+    assert {row["method"] for row in rows} == {"full", "lora"}
+    assert min(mean(row["right"]) for row in rows) > 0.9
+    assert max(mean(row[name]) for row in rows for name in ("wrong", "shuffled")) < 0.2
 
 
 @pytest.mark.long
