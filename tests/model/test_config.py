@@ -107,7 +107,7 @@ def test_a_base_keeps_its_rows_behind_the_tokenizer_and_gets_none(tmp_path):
     assert [architecture_of(ModelConfig(**base), rows).vocab_size for rows in (300, 320)] == [320, 320]
     said = refusal(base, 321)
     assert "vocab_size 320, and a tokenizer with 321 entries" in said
-    assert "change: take the model's own tokenizer: the weights of model.from get no new rows" in said
+    assert "set model.vocab_size=" in said and "new rows begin as the mean of the others" in said
     assert "change: set model.vocab_size to 321 or more, or take" in refusal({**LLAMA, "vocab_size": 320}, 321)
 
 

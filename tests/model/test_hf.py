@@ -24,8 +24,8 @@ def save_theirs(path, family, tied, dtype=torch.float32, shard_size="5GB", **cha
     return model
 
 
-def load_ours(path, dtype=torch.float32):
-    arch = architecture_of(ModelConfig(**{"from": str(path)}))
+def load_ours(path, dtype=torch.float32, **changes):
+    arch = architecture_of(ModelConfig(**{"from": str(path)}, **changes))
     with torch.device("meta"):
         decoder = Decoder(arch).to(dtype)
     decoder.to_empty(device="cpu")
@@ -145,6 +145,28 @@ def test_a_part_of_a_model_takes_its_tensors_and_a_tied_head_its_embedding(tmp_p
     load_weights(tmp_path, whole.arch, dict(stage.named_parameters()))
     assert torch.equal(stage.lm_head.weight, whole.model.embed_tokens.weight)
     assert torch.equal(stage.blocks[0].self_attn.k_proj.weight, whole.blocks[2].self_attn.k_proj.weight)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("qwen3", True), ("qwen3", False), ("gpt2", True)])
+def test_rows_that_a_base_has_not_are_the_mean_of_those_that_it_has(tmp_path, family, tied):
+    theirs = save_theirs(tmp_path, family, tied)
+    old = theirs.config.vocab_size
+    ours = load_ours(tmp_path, vocab_size=old + 3)
+    pairs = (ours.model.embed_tokens, theirs.get_input_embeddings()), (ours.lm_head, theirs.get_output_embeddings())
+    for mine, whole in ((mine.weight, whole.weight) for mine, whole in pairs):
+        assert torch.equal(mine[:old], whole) and not mine[old + 3 :].any() and len(mine) > old + 3
+        torch.testing.assert_close(mine[old : old + 3], whole.double().mean(0).float().expand(3, -1), rtol=0, atol=1e-7)
+    head = ours.lm_head.weight
+    rewrite(tmp_path, lambda tensors: tensors.update({"lm_head.weight": theirs.get_output_embeddings().weight.clone()}))
+    assert torch.equal(load_ours(tmp_path, vocab_size=old + 3).lm_head.weight, head), (
+        "a copy of a tied end is one still"
+    )
+    rewrite(
+        tmp_path,
+        lambda tensors: tensors.update({next(n for n in tensors if "embed" in n or "wte" in n): head[:9].clone()}),
+    )
+    with pytest.raises(UserError, match="another shape"):
+        check_weights(tmp_path, ours.arch)
 
 
 def rewrite(path, change):

@@ -5,10 +5,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from safetensors.torch import load_file
 
 from tests import tiny
 from tests.commands.test_data_lint import ERRORS, WARNING
 from tests.commands.test_data_lint import base as base  # a fixture
+from windlass.commands.export import export
 from windlass.config import load_recipe
 from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import open_prepared
@@ -143,6 +145,24 @@ def test_a_schedule_that_this_torch_cannot_run_is_refused_before_data_is_prepare
 
 def recipe(base, name, **parallel):
     return tiny.recipe(base, name, parallel=parallel, run={"steps": 2, "micro_batch": 2}, evaluate={"every_steps": 2})
+
+
+def test_a_base_gets_new_rows_which_train_and_are_exported_but_not_beside_an_adapter(tmp_path, capsys):
+    rows = dict.fromkeys(tiny.MODEL) | {"from": str(tiny.write_base(tmp_path / "base")), "vocab_size": 303}
+    config = tiny.recipe(tmp_path, model=rows, parallel={}, optim={"weight_decay": 0.1})
+    train(config)
+    assert "padded to 384; 3 rows are new, the mean of the others" in capsys.readouterr().out
+    export(config.run.directory)  # transformers loads it, and both models agree
+    base, ours = (
+        load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+        for folder in (tmp_path / "base", config.run.directory / "export")
+    )
+    assert (len(base), len(ours)) == (300, 303) and 0 < (ours[300] - base.mean(0)).abs().max() < 0.1, "trained since"
+    adapted = tiny.recipe(tmp_path, "adapted", model=rows, adapter={"kind": "lora", "rank": 2})
+    with pytest.raises(UserError) as caught:
+        train(adapted)
+    assert caught.value.given == "model.vocab_size=303 with a base of 300 rows, and an adapter"
+    assert "model.resize_token_embeddings(303)" in caught.value.change and not adapted.run.directory.exists()
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_made(tmp_path):

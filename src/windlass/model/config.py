@@ -129,7 +129,10 @@ class ModelConfig(Settings):
         if vocab_size is not None and vocab_size > rows:
             change = f"set model.vocab_size to {vocab_size} or more, or take the model's own tokenizer"
             if self.from_ is not None:
-                change = "take the model's own tokenizer: the weights of model.from get no new rows"
+                change = (
+                    f"where it is the model's own with tokens added, set model.vocab_size={vocab_size}: new rows begin as the "
+                    "mean of the others; else take the model's own"
+                )
             raise UserError(
                 f"model: vocab_size {rows}, and a tokenizer with {vocab_size} entries",
                 "every token of the tokenizer has a row in the embedding",

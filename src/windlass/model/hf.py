@@ -29,8 +29,8 @@ from windlass.model.families.family_table import to_hf
 from windlass.model.lora import nf4
 from windlass.model.lora.adapter import BLOCK, CODES, SCALES
 from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
-from windlass.model.open_config import StoredSizes
-from windlass.model.slices import local_part, owned_ranges
+from windlass.model.open_config import StoredSizes, fewer_rows
+from windlass.model.slices import GrownRows, local_part, owned_ranges
 from windlass.model.weight_files import INDEX, SINGLE, check_stored_head, is_pointer, listed, weight_files
 
 GENERATION: Final = "generation_config.json"
@@ -66,6 +66,10 @@ def check_weights(directory: str | Path, arch: Architecture) -> None:
 def _open_checked(directory: str | Path, arch: Architecture, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Stored tensor's name -> lazy slice of it: exactly the model's."""
     stored = _open_tensors(Path(directory), arch, stack)
+    if (rows := fewer_rows(Path(directory), arch.vocab_size)) is not None:
+        for name in {stored_as(name, arch).name for name in VOCABULARY} | {STORED_HEAD}:
+            if name in stored and stored[name].get_shape()[0] == rows:
+                stored[name] = GrownRows(stored[name], arch.vocab_size)
     head = stored.pop(STORED_HEAD, None)
     _check_tensors(stored, arch, directory)
     if head is not None:

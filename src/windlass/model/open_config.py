@@ -77,6 +77,12 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
     return config
 
 
+def fewer_rows(directory: Path, vocab_size: int) -> int | None:
+    """The rows of the directory's vocabulary, by its config.json, where they are fewer than `vocab_size`; else None."""
+    rows = read_hf_config(directory).get("vocab_size")
+    return rows if isinstance(rows, int) and 0 < rows < vocab_size else None
+
+
 def _check_depth(config: dict[str, Any], where: Path) -> None:
     level: list[Any] = [config]
     for _ in range(MAX_LEVELS):

@@ -9,11 +9,14 @@ drawing initial ones both take their ranges from here, and touch only that part.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from windlass.model.weight_files import ROWS_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -91,3 +94,29 @@ def local_part(tensor: Tensor) -> Tensor:
 def _chunk(whole: range, num_pieces: int, index: int) -> range:
     size = -(-len(whole) // num_pieces)
     return whole[min(index * size, len(whole)) : min((index + 1) * size, len(whole))]
+
+
+class GrownRows:
+    """A tensor of the vocabulary with more rows than its file has, read as a lazy slice of safetensors is. Each new row is the
+    mean of the file's: rows of zeros, or random ones, would be far from all that the model has learned."""
+
+    def __init__(self, stored: Any, num_rows: int):
+        self._stored, self._num_rows, self._old = stored, num_rows, stored.get_shape()[0]
+
+    def get_shape(self) -> list[int]:
+        return [self._num_rows, *self._stored.get_shape()[1:]]
+
+    def get_dtype(self) -> str:
+        return str(self._stored.get_dtype())
+
+    def __getitem__(self, index: slice | tuple[slice, ...]) -> Tensor:
+        rows, *columns = index if isinstance(index, tuple) else (index,)
+        start, stop, _ = rows.indices(self._num_rows)
+        found: Tensor = self._stored[(slice(min(start, self._old), min(stop, self._old)), *columns)]
+        num_new = stop - max(start, self._old)
+        return torch.cat((found, self._mean(columns).to(found.dtype).expand(num_new, -1))) if num_new > 0 else found
+
+    def _mean(self, columns: list[slice]) -> Tensor:
+        starts = range(0, self._old, ROWS_AT_ONCE)
+        sums = [self._stored[(slice(i, min(i + ROWS_AT_ONCE, self._old)), *columns)].double().sum(0) for i in starts]
+        return torch.stack(sums).sum(0) / self._old

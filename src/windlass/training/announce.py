@@ -11,6 +11,7 @@ from windlass.model.architecture import Architecture, describe_dropout
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
+from windlass.model.open_config import directory_of, fewer_rows
 from windlass.objectives.kept_scores import SCORES
 from windlass.optim.rules import Rules
 from windlass.parallel.activations import RecomputePlan
@@ -44,7 +45,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
-        "vocabulary": f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}",
+        "vocabulary": _describe_vocabulary(run),
         **({"activations": str(recompute)} if config.parallel.recompute != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
@@ -65,6 +66,17 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         baselines=run.baselines(),
         **({"drift": list(drift)} if drift else {}),
         data={"stream": run.prepared.stream, **run.source.entry()},
+    )
+
+
+def _describe_vocabulary(run: Run) -> str:
+    architecture, model = run.architecture, run.config.model
+    padded = f"{architecture.vocab_size}, padded to {architecture.padded_vocab_size}"
+    if run.start_step or model.from_ is None:
+        return padded
+    rows = fewer_rows(directory_of(model), architecture.vocab_size)
+    return (
+        padded if rows is None else f"{padded}; {architecture.vocab_size - rows} rows are new, the mean of the others"
     )
 
 

@@ -22,7 +22,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.hf import check_weights, stored_sizes
 from windlass.model.lora.adapter import Adapter, adapter_of
-from windlass.model.open_config import architecture_of, architecture_within, directory_of, read_hf_config
+from windlass.model.open_config import architecture_of, architecture_within, directory_of, fewer_rows, read_hf_config
 from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, plan_recompute
 from windlass.parallel.build import check_compiler
@@ -89,6 +89,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
         fetch_weights(config)
         if config.model.from_ is not None:
             check_weights(directory_of(config.model), architecture)
+            check_new_rows(config, architecture)
         if config.adapter.from_ is not None:
             check_adapter(config, architecture)
     if config.data.may_grow and config.run.epochs is None:
@@ -268,6 +269,18 @@ def check_adapter(config: RunConfig, architecture: Architecture) -> None:
     adapter = adapter_of(config.adapter, architecture)
     assert adapter is not None and config.adapter.from_ is not None
     check_files(Path(config.adapter.from_), architecture, adapter)
+
+
+def check_new_rows(config: RunConfig, architecture: Architecture) -> None:
+    """Raises UserError for an adapter beside a base that gets rows here: no file has that base."""
+    rows = fewer_rows(directory_of(config.model), architecture.vocab_size)
+    if rows is not None and config.adapter.kind != "none":
+        raise UserError(
+            f"model.vocab_size={architecture.vocab_size} with a base of {rows} rows, and an adapter",
+            "an adapter belongs to a base that is in files, where other tools load it from",
+            f"write that base once (transformers: model.resize_token_embeddings({architecture.vocab_size})), name it as "
+            "model.from, and train its new rows by adapter.also_train=['*embed_tokens*', '*lm_head*']; or adapter.kind=none",
+        )
 
 
 def shape_of(config: RunConfig, prepared: Prepared) -> Architecture:
