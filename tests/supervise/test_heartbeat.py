@@ -32,9 +32,11 @@ def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
 
 
 def test_what_a_rank_that_failed_was_doing_stays_for_the_launcher(run):
-    with pytest.raises(ZeroDivisionError), Heartbeat(folder_of(run), 0) as beat:
-        beat.beat("data", 2)
-        raise ZeroDivisionError
+    for is_watched in (False, True):
+        assert not read_beats(run), "of one without a launcher nothing stays"
+        with pytest.raises(ZeroDivisionError), Heartbeat(folder_of(run), 0, is_watched=is_watched) as beat:
+            beat.beat("data", 2)
+            raise ZeroDivisionError
     (left,) = read_beats(run)
     assert (left.step, left.phase, left.is_alive) == (2, "data", False), (
         "this process lives, and takes no signal for it"

@@ -89,10 +89,18 @@ class Heartbeat:
     """The page of this process's rank. Without a folder (a rank of a caller's process group) it is memory of its own.
 
     `last_collective`: -> what this rank's threads sent last, to be shown; called from a thread, while the main thread may hang.
+    `is_watched`: a launcher looks after it and clears up.
     """
 
-    def __init__(self, folder: Path | None = None, rank: int = 0, last_collective: Callable[[], str] = lambda: ""):
+    def __init__(
+        self,
+        folder: Path | None = None,
+        rank: int = 0,
+        last_collective: Callable[[], str] = lambda: "",
+        is_watched: bool = False,
+    ):
         self._rank, self._last_collective, self._done = rank, last_collective, threading.Event()
+        self._is_watched = is_watched
         self._step = self._place = 0
         self._files: list[Path] = []
         self._page: mmap.mmap | bytearray = bytearray(_PAGE.size)
@@ -146,13 +154,13 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A run that ended well leaves no page. That of one that failed stays, as a dead process's: its process may live on, and
-        would be ended by STACK_SIGNAL from here on."""
+        """A run that ended well leaves no page. That of one that failed stays for the launcher, as a dead process's: its process
+        may live on, and would be ended by STACK_SIGNAL from here on."""
         self._done.set()
         if not self._files:
             return
         struct.pack_into("<q", self._page, 0, 0)
-        for file in self._files[error is not None :]:
+        for file in self._files[error is not None and self._is_watched :]:
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             self._files[0].parent.rmdir()

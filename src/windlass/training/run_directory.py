@@ -17,7 +17,7 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.checkpoint.store import committed_steps, named_errors
 from windlass.config import RunConfig
-from windlass.contract import num_ranks, rank
+from windlass.contract import has_agent, num_ranks, rank
 from windlass.errors import Interrupted, UserError
 from windlass.runtime import Runtime, is_embedded, last_collectives
 from windlass.signals import signals_of_process
@@ -50,7 +50,7 @@ def open_heartbeat(run_directory: Path) -> Heartbeat:
     have no number before the run, and signals are the caller's."""
     if is_embedded():
         return Heartbeat()
-    return Heartbeat(folder_of(run_directory), rank(), last_collectives)
+    return Heartbeat(folder_of(run_directory), rank(), last_collectives, has_agent())
 
 
 @contextlib.contextmanager
