@@ -3,7 +3,7 @@
 import json
 
 from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.incident import Incident
+from windlass.supervise.incident import Incident, oom_kills
 from windlass.supervise.places import Place
 
 STALLED = Place(LastBeat(7, 1, 35, 64, 0.0, "data"), 61.0, ("torch/a.py:1 f", "windlass/data/b.py:2 g"))
@@ -41,3 +41,22 @@ def test_its_fields_are_those_of_a_line_of_events():
     assert stalled["what"].startswith("rank 1 stalls") and place["at"] == STALLED.line
     assert (place["rank"], place["pid"], place["frames"], place["collective"]) == (1, 7, STALLED.frames, None)
     assert Incident("died", [0], exit_code=7).fields().keys() == {"cause", "ranks", "exit_code", "places", "what"}
+
+
+def test_a_kill_for_want_of_memory_is_counted_where_the_kernel_counts_it(tmp_path):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert oom_kills(tmp_path) == 0
+    write("proc/vmstat", "nr_free_pages 5\noom_kill 2\noom_kill_other 9\n")
+    assert oom_kills(tmp_path) == 2
+    write("proc/self/cgroup", "1:cpu:/old\n0::/slurm/job_7\n")
+    write("sys/fs/cgroup/memory.events", "oom 4\noom_kill 3\n")
+    assert oom_kills(tmp_path) == 3
+    write("sys/fs/cgroup/slurm/job_7/memory.events", "low 0\noom 9\noom_kill 1\noom_group_kill 0\n")
+    assert oom_kills(tmp_path) == 1
+    said = Incident("died", [1], 35, "step", exit_code=-9, is_out_of_memory=True).sentence
+    assert said.startswith(
+        "rank 1 failed first, with signal SIGKILL in step 36, phase step; the kernel has killed a process"
+    )

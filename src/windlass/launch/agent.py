@@ -23,7 +23,7 @@ from windlass.output import TAIL_LINES
 from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
-from windlass.supervise.incident import Incident
+from windlass.supervise.incident import Incident, oom_kills
 from windlass.supervise.watchdog import Watchdog
 
 SHUTDOWN_S: Final = 600
@@ -42,7 +42,7 @@ def start_ranks(command: list[str], num_ranks: int, run_directory: Path, stall_s
     _silence("torch.distributed.elastic")  # the launcher says what happened itself
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
-    start_s, stalls = time.time(), _Stalls()
+    start_s, stalls, kills = time.time(), _Stalls(), oom_kills()
     forget_beats(run_directory)
     with _folder_of_errors() as (errors, logs):
         config = LaunchConfig(
@@ -66,7 +66,8 @@ def start_ranks(command: list[str], num_ranks: int, run_directory: Path, stall_s
             if stalls.found is not None:
                 say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
                 return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, read_beats(run_directory))
-            incident = _death(rank, first.exitcode, read_beats(run_directory))
+            is_oom = first.exitcode == -signal.SIGKILL and oom_kills() > kills
+            incident = _death(rank, first.exitcode, read_beats(run_directory), is_oom or None)
             if first.exitcode == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
                 return Failure(EXIT_STOPPED, incident)
             code = _print_errors(errors) or _explain(incident, run_directory, start_s)
@@ -119,11 +120,11 @@ def _first(failures: dict[int, Any]) -> tuple[int, Any]:
     return rank, failures[rank]
 
 
-def _death(rank: int, exit_code: int, beats: Sequence[LastBeat]) -> Incident:
+def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool | None = None) -> Incident:
     beat = next((beat for beat in beats if beat.rank == rank), None)
     if beat is None or beat.phase == "start":
-        return Incident("died", [rank], exit_code=exit_code)
-    return Incident("died", [rank], beat.step, beat.phase, exit_code)
+        return Incident("died", [rank], exit_code=exit_code, is_out_of_memory=is_oom)
+    return Incident("died", [rank], beat.step, beat.phase, exit_code, is_out_of_memory=is_oom)
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

@@ -1,12 +1,33 @@
 """What happened to a run, seen from outside its ranks: one died or stalled. A sentence for people, JSON for programs."""
 
+import contextlib
 import dataclasses
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from windlass.supervise.places import Place
+
+OUT_OF_MEMORY: Final = (
+    "; the kernel has killed a process for want of host memory: fewer ranks, a smaller run.micro_batch, or more memory"
+)
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """How many processes the kernel has killed for want of host memory: of this process's control group where that counts them,
+    else of the host."""
+    files = [root / "proc/vmstat"]
+    with contextlib.suppress(OSError):
+        group = (root / "proc/self/cgroup").read_text().partition("0::/")[2].split("\n")[0]
+        files = [root / "sys/fs/cgroup" / group / "memory.events", root / "sys/fs/cgroup/memory.events", *files]
+    for file in files:
+        with contextlib.suppress(OSError):
+            if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M):
+                return int(found[1])
+    return 0
 
 
 @dataclass(frozen=True)
@@ -20,6 +41,8 @@ class Incident:
     phase: str | None = None
     exit_code: int | None = None
     waited_s: float | None = None
+    is_out_of_memory: bool | None = None
+    """Whether the kernel killed a process for want of host memory meanwhile."""
     places: Sequence[Place] = ()
 
     @property
@@ -27,7 +50,8 @@ class Incident:
         """Who, where, why: one line."""
         where = "" if self.step is None else f" in step {self.step + 1}, phase {self.phase}"
         if self.cause == "died":
-            return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}"
+            why = OUT_OF_MEMORY if self.is_out_of_memory else ""
+            return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"
         who = (
             f"rank {self.ranks[0]} stalls" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} stall"
         )

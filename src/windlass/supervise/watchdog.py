@@ -93,7 +93,8 @@ class Watchdog:
             return None
         ranks = to_blame(places)
         first = next(place.beat for place in places if place.beat.rank == ranks[0])
-        return Incident("stalled", ranks, first.step, first.phase, None, now_s - first.time_s, places)
+        waited_s = now_s - first.time_s
+        return Incident("stalled", ranks, first.step, first.phase, waited_s=waited_s, places=places)
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
