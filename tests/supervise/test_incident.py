@@ -13,6 +13,12 @@ WAITING = Place(LastBeat(6, 0, 35, 64, 0.0, "step"), 60.0, ("torch/d.py:3 all_re
 def test_a_sentence_says_who_where_and_why():
     died = Incident("died", [1], 35, "step", exit_code=-9)
     assert died.sentence == "rank 1 failed first, with signal SIGKILL in step 36, phase step"
+    assert [Incident("died", [1], 35, phase).number for phase in ("data", "step", "record", "checkpoint")] == [
+        36,
+        36,
+        35,
+        35,
+    ]
     assert Incident("died", [0], exit_code=7).sentence == "rank 0 failed first, with exit code 7"
     stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, places=[WAITING, STALLED])
     assert stalled.sentence == (

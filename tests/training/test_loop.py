@@ -13,6 +13,7 @@ from tests import tiny
 from windlass.errors import UserError
 from windlass.signals import signals_of_process
 from windlass.status import is_locked, read_status
+from windlass.supervise.heartbeat import Heartbeat, folder_of
 
 
 def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
@@ -176,6 +177,36 @@ def train_without_targets(config):
     finally:
         objective.Pretrain.weigh = original
     return "nothing was noticed"
+
+
+def test_a_rank_says_where_it_is_before_it_does_it(base, monkeypatch):
+    """Step and the place where its batch ends, for `windlass stacks` and the watchdog."""
+    from windlass import train
+
+    seen, beat = [], Heartbeat.beat
+
+    def watched(self, phase, step=None, place=None):
+        beat(self, phase, step, place)
+        seen.append((phase, self._step, self._place))
+
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(Heartbeat, "beat", watched)
+    config = tiny.recipe(base, "beats", run={"steps": 3}, evaluate={"every_steps": 2}, checkpoint={"every_steps": 2})
+    train(config)
+    assert [one for one in seen if one[0] != "start"] == [
+        ("evaluate", 0, 0),
+        *(("data", 0, 8), ("step", 0, 8), ("record", 1, 8)),
+        *(("data", 1, 16), ("step", 1, 16), ("record", 2, 16), ("evaluate", 2, 16), ("checkpoint", 2, 16)),
+        *(
+            ("data", 2, 24),
+            ("step", 2, 24),
+            ("record", 3, 24),
+            ("evaluate", 3, 24),
+            ("checkpoint", 3, 24),
+            ("end", 3, 24),
+        ),
+    ]
+    assert not folder_of(config.run.directory).exists()
 
 
 def test_a_resume_records_the_drift_it_accepts_and_its_table_begins_where_the_run_did(base, monkeypatch, capsys):

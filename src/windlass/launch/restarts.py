@@ -32,7 +32,7 @@ class Restarts:
 
     def why_not(self, failure: Failure) -> str | None:
         """Counts `failure` -> None if the ranks are started again, else why they are not; empty where that needs no words."""
-        step = failure.incident.step
+        step = failure.incident.number
         self._steps.append(step)
         if failure.code in NEVER or not self.most:
             return ""
@@ -40,7 +40,7 @@ class Restarts:
             if step is None:
                 return "three failures before the first step: the ranks are not started again"
             batch = f"\n{self._batch_at(failure.place)}" if failure.place else ""
-            return f"three failures in step {step + 1}: the ranks are not started again{batch}"
+            return f"three failures in step {step}: the ranks are not started again{batch}"
         if self.count == self.most:
             return f"the ranks are not started again after {self.most} restarts (launch.max_restarts={self.most})"
         self.count += 1

@@ -39,7 +39,7 @@ class LastBeat(NamedTuple):
     step: int
     """Completed optimizer steps."""
     place: int
-    """Samples of the stream that all ranks have taken, the batch of this step among them."""
+    """Where the batch of this step ends in the stream, in samples."""
     time_s: float
     """When, on this host's monotonic clock."""
     phase: Phase

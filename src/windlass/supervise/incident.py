@@ -46,9 +46,14 @@ class Incident:
     places: Sequence[Place] = ()
 
     @property
+    def number(self) -> int | None:
+        """Of the step that it happened in, counted from 1: after its update a rank is still busy with it."""
+        return None if self.step is None else self.step + (self.phase in ("data", "step"))
+
+    @property
     def sentence(self) -> str:
         """Who, where, why: one line."""
-        where = "" if self.step is None else f" in step {self.step + 1}, phase {self.phase}"
+        where = "" if self.number is None else f" in step {self.number}, phase {self.phase}"
         if self.cause == "died":
             why = OUT_OF_MEMORY if self.is_out_of_memory else ""
             return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"

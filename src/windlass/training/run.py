@@ -101,7 +101,7 @@ class Run:
 
     def next_batches(self, step: int) -> list[Batch]:
         """This rank's micro-batches of the global batch that follows on update `step`."""
-        self.heartbeat.beat("data", step)
+        self.heartbeat.beat("data", step, self.source.consumed + self.config.samples_per_step)
         batches = self.source.next()
         self.heartbeat.beat("step", place=self.source.consumed)
         return batches
