@@ -25,6 +25,7 @@ def test_the_line_of_every_rank_is_found_twice_and_the_process_goes_on(ranks, tm
 
 def test_a_stopped_rank_is_said_to_be_stopped_and_a_dead_one_is_left_out(ranks, tmp_path):  # noqa: F811
     stopped, dead = ranks(), ranks()
+    assert all(place.frames for place in find_places(tmp_path, read_beats(tmp_path), wait_s=30))
     os.kill(stopped, signal.SIGSTOP)
     os.kill(dead, signal.SIGKILL)
     while read_beats(tmp_path)[1].is_alive:

@@ -32,6 +32,7 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
     tree["model"]["rope_theta"] = 5e5
     tree["optim"] |= {"kind": "muon", "beta1": 0.8, "beta2": 0.9}
     tree["run"] |= {"seed": 7, "accept_drift": ["optim.beta2"]}
+    tree["launch"] = {"max_restarts": 9, "stall_s": 7}  # is none
     with pytest.raises(SeveralErrors) as caught:
         check_drift(trainer_state, check_recipe(tree), None)
     assert [error.given for error in caught.value.errors] == [

@@ -88,10 +88,15 @@ def find_places(
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(beat.pid, STACK_SIGNAL)
     deadline_s = time.monotonic() + wait_s
+    sizes = before
     while time.monotonic() < deadline_s:
-        if all(_size(_stack_file(folder, b)) > before[b.rank] and _collective_file(folder, b).is_file() for b in alive):
-            break
         time.sleep(0.05)
+        last, sizes = sizes, {beat.rank: _size(_stack_file(folder, beat)) for beat in alive}
+        is_written = sizes == last and all(
+            sizes[rank] > before[rank] for rank in sizes
+        )  # the main thread is written last
+        if is_written and all(_collective_file(folder, beat).is_file() for beat in alive):
+            break
     return [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
 
 
