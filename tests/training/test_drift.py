@@ -1,13 +1,19 @@
 """Which stream a resumed run must find again. (Settings and length: tests/test_config.py, tests/training/test_restore.py.)"""
 
+import contextlib
 import copy
+import socket
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from tests import tiny
 from windlass.config import check_recipe
-from windlass.errors import SeveralErrors
-from windlass.training.drift import begun, check_drift, newest_trainer_state, stream_to_keep
+from windlass.errors import SeveralErrors, UserError
+from windlass.runtime import start_runtime
+from windlass.training import drift
+from windlass.training.drift import begun, check_drift, check_ranks, newest_trainer_state, stream_to_keep
 
 
 def test_the_stream_is_kept_unless_drift_of_the_data_is_accepted(tmp_path):
@@ -41,3 +47,38 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
         "optim.beta1: 0.9 in the checkpoint, 0.8 now; run.seed: 4 in the checkpoint, 7 now",
     ]
     assert caught.value.errors[2].change.endswith("run.accept_drift=[optim.beta1, run.seed]")
+
+
+def differ(config, change):
+    """On a rank: what is said where rank 1 has another recipe."""
+    runtime = start_runtime()
+    mine = config if runtime.rank == 0 else check_recipe(config.kept() | change)
+    try:
+        check_ranks(mine, runtime)
+    except UserError as error:
+        return error.given, error.change
+    finally:
+        runtime.close()
+    return None
+
+
+def test_ranks_with_another_recipe_are_refused_on_all_of_them(tmp_path, ranks):
+    config = tiny.recipe(tmp_path)
+    kept, host = config.kept(), socket.gethostname()
+    assert ranks.run(2, differ, config, {"launch": {"max_restarts": 1, "stall_s": 5}}) == [None] * 2
+    optim, run = kept["optim"] | {"learning_rate": 0.5}, kept["run"] | {"seed": 9}
+    said = ranks.run(2, differ, config, {"optim": optim, "run": run})
+    assert said[0] == said[1] and said[0][0] == (
+        f"rank 1 on {host} has run.seed 9, rank 0 on {host} has 4; also different: optim.learning_rate"
+    )
+
+
+def other_torch(config):
+    rank_one = dist.get_rank() == 1
+    with mock.patch.object(drift.metadata, "version", lambda name: "9.9") if rank_one else contextlib.nullcontext():
+        return differ(config, {})
+
+
+def test_ranks_with_another_torch_are_refused(tmp_path, ranks):
+    first, second = ranks.run(2, other_torch, tiny.recipe(tmp_path))
+    assert first == second and " has torch 9.9, rank 0 on " in first[0]

@@ -22,7 +22,7 @@ from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_files, base_of, complete_adapter
 from windlass.training.choose_precision import choose_policy, keep_policy
-from windlass.training.drift import begun
+from windlass.training.drift import begun, check_ranks
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
@@ -53,6 +53,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
 
 def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, opened: ExitStack) -> Run:
     config.parallel.layout(runtime.world)  # refused before anything slow
+    check_ranks(config, runtime)
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
     prepared = prepared or open_prepared(config.data, config.evaluate.sets)
     trainer_state = begun(config := with_steps(config, prepared))

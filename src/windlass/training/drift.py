@@ -1,11 +1,15 @@
-"""What differs between a checkpoint and the run that would continue it: named before step 1, refused unless accepted.
+"""What differs between a checkpoint and the run that would continue it, or between the ranks of a run: named before step 1,
+refused unless accepted.
 
 A setting that changes what is trained, the files behind the data, and the tokenizer must be what they were. The number of
 steps may grow: the run prints that, with what it does to the learning rate, because the schedule is a function of it.
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +23,12 @@ from windlass.model.names import names_of
 from windlass.optim.config import OptimConfig
 from windlass.optim.rules import frozen_names
 from windlass.optim.schedule import learning_rate
+from windlass.runtime import Runtime
 from windlass.safe_text import printable, without_secrets
 from windlass.settings import judged
 from windlass.training.open_saved import read_trainer_state
 from windlass.training.parameter_rules import rules_of
+from windlass.version import __version__
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Drift:
         return printable(f"{self.key}: {self.then} in the checkpoint, {self.now} now")
 
 
+OF_A_HOST = ("data.cache", "hub.cache")
+"""Settings that may name a place of each host's own."""
 FREE = (
     "launch",
     "run.directory",
@@ -68,6 +76,26 @@ def drift(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Drift]:
     old, new = dict(_flat(then)), dict(_flat(now))
     keys = [key for key in old | new if not any(key == free or key.startswith(free + ".") for free in FREE)]
     return [Drift(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+
+def check_ranks(config: RunConfig, runtime: Runtime) -> None:
+    """Raises UserError, on all ranks alike, where a rank has another recipe, torch or windlass than rank 0: each host reads
+    copies of its own. Collective."""
+    own = {"torch": metadata.version("torch"), "windlass": __version__, **dict(_flat(config.kept()))}
+    own = {key: value for key, value in own.items() if key not in OF_A_HOST and not key.startswith("launch.")}
+    digests = runtime.gathered(hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest())
+    if len(set(digests)) == 1:
+        return
+    hosts, facts = runtime.hosts(), runtime.gathered(own)
+    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
+    theirs, first = facts[rank], facts[0]
+    other = [key for key in first | theirs if first.get(key) != theirs.get(key)]
+    raise UserError(
+        f"rank {rank} on {hosts[rank]} has {other[0]} {theirs.get(other[0])}, rank 0 on {hosts[0]} has {first.get(other[0])}"
+        + (f"; also different: {', '.join(other[1:])}" if other[1:] else ""),
+        "all ranks of a run train by one recipe, with one torch and one windlass",
+        "give all hosts the same recipe, overrides, variables and environment",
+    )
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
