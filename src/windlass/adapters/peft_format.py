@@ -36,7 +36,15 @@ REFUSED: Final = {
     "layers_to_transform": "factors of some layers only are not supported",
     "trainable_token_indices": "single rows of the embedding cannot be trained",
     "lora_bias": "factors have no bias here",
+    "target_parameters": "factors are beside matrices of modules here",
+    "layer_replication": "each layer is in the model once",
+    **dict.fromkeys(
+        ("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+        "LoRA adds s B A to its matrix, at every token, and nothing else",
+    ),
 }
+CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of init_lora_weights whose factors are beside a base that PEFT has changed: the base's own files are not it."""
 
 
 def completed(config: AdapterConfig) -> AdapterConfig:
@@ -82,11 +90,19 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is of kind {kind}", "LoRA adapters can be read", "give a LoRA adapter, or remove adapter.from"
         )
-    for name, why in REFUSED.items():
-        if given.get(name):
-            raise UserError(
-                f"{path} has {name}: {given[name]}", why, "give an adapter without it, or remove adapter.from"
-            )
+    found = [(name, why) for name, why in REFUSED.items() if given.get(name)]
+    if given.get("bias") not in (None, "none"):
+        found.append(("bias", "biases are not trained beside factors here"))
+    if str(given.get("init_lora_weights")).startswith(CHANGES_BASE):
+        found.append(
+            ("init_lora_weights", "its factors belong to a base that this has changed, not to the base's files")
+        )
+    if not _has_one_scale(given):
+        found.append(("alpha_pattern", "all factors have one scale here"))
+    for name, why in found:
+        raise UserError(
+            f"{path} has {name}: {given.get(name)}", why, "give an adapter without it, or remove adapter.from"
+        )
     rank, alpha, targets = given.get("r"), given.get("lora_alpha"), given.get("target_modules")
     if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float) and isinstance(targets, list)):
         raise UserError(
@@ -95,6 +111,20 @@ def read_config(directory: Path) -> dict[str, Any]:
             "save the adapter again with PEFT's save_pretrained",
         )
     return given
+
+
+def _has_one_scale(given: Mapping[str, Any]) -> bool:
+    """Whether all modules have the same scale, whatever their ranks (a fused matrix has the ranks of its parts together)."""
+    ranks, alphas = given.get("rank_pattern") or {}, given.get("alpha_pattern") or {}
+    power = 0.5 if given.get("use_rslora") else 1.0
+    try:
+        scales = {
+            round(alphas.get(name, given["lora_alpha"]) / ranks.get(name, given["r"]) ** power, 9)
+            for name in {"", *ranks, *alphas}
+        }
+    except (TypeError, KeyError, ZeroDivisionError):
+        return True  # what is wrong with them is said below
+    return len(scales) == 1
 
 
 @torch.no_grad()
