@@ -25,6 +25,7 @@ from loader import cpu_name
 from technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
+from windlass.data.tokenize.tokenizer import save_trained, train
 from windlass.proof.pool import Ranks
 from windlass.training.preflight import make_ready
 
@@ -98,15 +99,27 @@ ROWS: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "NF4, tp 2": (2, ("adapter.base=nf4", "parallel.tp=2")),
         "NF4, one process, bf16": (1, ("adapter.base=nf4", "precision.policy=bf16")),
     },
+    "dpo": {
+        "LoRA, one process": (1, ()),
+        "LoRA, ZeRO-3": (4, ()),
+        "LoRA, one process, simpo": (1, ("objective.loss=simpo",)),
+    },
 }
-WITH_BASE = ("lora",)
+WITH_BASE = ("lora", "dpo")
 
 
 def config_of(page: str, folder: Path, run: str, changes: tuple[str, ...]) -> RunConfig:
     """The page's recipe, 3 steps of it, its files below `folder`."""
-    ours = [f"run.directory={folder / run}", f"data.directory={folder / 'data'}", "run.steps=3", "report.every_steps=1"]
+    ours = [
+        f"run.directory={folder / run}",
+        f"data.directory={folder / ('pairs' if page == 'dpo' else 'data')}",
+        "run.steps=3",
+        "report.every_steps=1",
+    ]
     if page in WITH_BASE:
         ours.append(f"model.from={base_in(folder)}")
+    if page == "dpo":
+        ours.append(f"data.tokenizer.from={base_in(folder)}")
     return load_recipe(str(PAGES / f"{page}.yaml"), *ours, *changes)
 
 
@@ -118,6 +131,8 @@ def base_in(folder: Path) -> Path:
     if not base.exists():
         shape = load_recipe(str(PAGES / "memory.yaml")).model.hf_fields()
         torch.manual_seed(5)
+        pairs = map(json.loads, (PAGES / "dpo.jsonl").read_text().splitlines())
+        save_trained(train((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), base)
         Qwen3ForCausalLM(Qwen3Config(**{**shape, "vocab_size": 512})).save_pretrained(base)
     return base
 

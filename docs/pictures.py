@@ -251,6 +251,7 @@ DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "recompute": charts.recompute,
     "precision": charts.precision,
     "lora": finetuning.lora,
+    "dpo": finetuning.dpo,
 }
 
 

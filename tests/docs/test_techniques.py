@@ -157,7 +157,7 @@ def test_a_recipe_trains_and_keeps_and_sends_what_its_page_says(ranks, folder, m
     """Through the job of `windlass train`; counts do not depend on the text."""
     monkeypatch.setattr(techniques, "measure", measure)
     text = (f"data.sources=[{{path: {folder / 'corpus'}}}]", "evaluate.sequences=4")
-    found = techniques.count(ranks, page, row, folder, text)
+    found = techniques.count(ranks, page, row, folder, text[page == "dpo" :])  # whose pairs are in a file of their own
     said = fill.results()[page][row]
     assert comparable(page, found) == comparable(page, said)
     assert len(found["losses"]) == 3 and found["losses"][2] < found["losses"][0]
@@ -175,13 +175,15 @@ def test_every_recipe_is_counted_and_every_count_has_a_page():
     }
 
 
-ALONE = {"expert": ("expert", "one process, 8 experts")}
+ALONE = {"expert": ("expert", "one process, 8 experts"), "dpo": ("dpo", "LoRA, one process")}
 
 
 def test_every_layout_of_fp32_trains_what_one_process_trains():
     """Within fp32's tolerance, in the committed counts."""
     for page, rows in fill.results().items():
         for row, found in rows.items():
+            if "simpo" in row:
+                continue  # another loss
             alone = ALONE.get(page, ("memory", "one process"))
             if page == "lora":
                 alone = page, f"{row.partition(',')[0]}, one process"
