@@ -20,10 +20,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from loader import cpu_name
 from technique_meter import measure
 
 from windlass.config import RunConfig, load_recipe
+from windlass.data.tokenize.tokenizer import save_trained, train
 from windlass.proof.pool import Ranks
 from windlass.training.preflight import make_ready
 
@@ -86,13 +88,53 @@ ROWS: dict[str, dict[str, tuple[int, tuple[str, ...]]]] = {
         "fp16": (4, ("precision.policy=fp16",)),
         "bf16-pure": (4, ("precision.policy=bf16-pure",)),
     },
+    "lora": {
+        "LoRA, one process": (1, ()),
+        "LoRA, DDP": (4, ("parallel.zero=0",)),
+        "LoRA, ZeRO-3": (4, ()),
+        "LoRA, tp 4": (4, ("parallel.tp=4",)),
+        "LoRA, one process, bf16": (1, ("precision.policy=bf16",)),
+        "NF4, one process": (1, ("adapter.base=nf4",)),
+        "NF4, ZeRO-3": (4, ("adapter.base=nf4",)),
+        "NF4, tp 2": (2, ("adapter.base=nf4", "parallel.tp=2")),
+        "NF4, one process, bf16": (1, ("adapter.base=nf4", "precision.policy=bf16")),
+    },
+    "dpo": {
+        "LoRA, one process": (1, ()),
+        "LoRA, ZeRO-3": (4, ()),
+        "LoRA, one process, simpo": (1, ("objective.loss=simpo",)),
+    },
 }
+WITH_BASE = ("lora", "dpo")
 
 
 def config_of(page: str, folder: Path, run: str, changes: tuple[str, ...]) -> RunConfig:
     """The page's recipe, 3 steps of it, its files below `folder`."""
-    ours = (f"run.directory={folder / run}", f"data.directory={folder / 'data'}", "run.steps=3", "report.every_steps=1")
+    ours = [
+        f"run.directory={folder / run}",
+        f"data.directory={folder / ('pairs' if page == 'dpo' else 'data')}",
+        "run.steps=3",
+        "report.every_steps=1",
+    ]
+    if page in WITH_BASE:
+        ours.append(f"model.from={base_in(folder)}")
+    if page == "dpo":
+        ours.append(f"data.tokenizer.from={base_in(folder)}")
     return load_recipe(str(PAGES / f"{page}.yaml"), *ours, *changes)
+
+
+def base_in(folder: Path) -> Path:
+    """The other pages' model as a Hugging Face directory, with random weights: counts do not depend on them."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    base = folder / "base"
+    if not base.exists():
+        shape = load_recipe(str(PAGES / "memory.yaml")).model.hf_fields()
+        torch.manual_seed(5)
+        pairs = map(json.loads, (PAGES / "dpo.jsonl").read_text().splitlines())
+        save_trained(train((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), base)
+        Qwen3ForCausalLM(Qwen3Config(**{**shape, "vocab_size": 512})).save_pretrained(base)
+    return base
 
 
 def count(ranks: Ranks, page: str, row: str, folder: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""The drawings of docs/techniques/: those made from counts (charts.py), and those of how a technique works, laid out here."""
+"""The drawings of docs/techniques/: those made from counts (charts.py), those of finetuning (finetuning.py), and those of
+how a layout works, laid out here."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import charts
+import finetuning
 from drawing import Canvas
 
 TECHNIQUES = Path(__file__).parent / "techniques"
@@ -14,6 +16,10 @@ def decision() -> Canvas:
     steps = (
         ("Does one step fit on one device?|weights, gradients, states, activations", "a throughput problem: see below"),
         ("Is it activations that do not fit?", "smaller micro_batch; recompute: selective, full"),
+        (
+            "Is it gradients and states, of a trained|model that you finetune?",
+            "LoRA; if weights do not fit either, base: nf4",
+        ),
         ("Is it weights and states?", "shard over all ranks: ZeRO-3 (HSDP over nodes)"),
         ("Is one block too large, gathered, or does the|batch not divide over more ranks?", "tp, inside a node"),
         ("Do ranks span slow links, or is the model|too deep for what is left?", "pp, over nodes"),
@@ -244,6 +250,8 @@ DRAWINGS: dict[str, Callable[[], Canvas]] = {
     "expert": expert,
     "recompute": charts.recompute,
     "precision": charts.precision,
+    "lora": finetuning.lora,
+    "dpo": finetuning.dpo,
 }
 
 

@@ -19,7 +19,8 @@ logits.
                      recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs. Embedding: 1 SCATTER, in backward
                      1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk all-reduces of 1 and of 2 numbers per
                      token; norms over all heads (OLMo 2): a GATHER of one number per token and rank each, in backward its
-                     SCATTER; norm weights, row biases, position table: an all-reduce of their size each, per micro-batch
+                     SCATTER; norm weights, row biases, position table, whole factors of an adapter: an all-reduce of their size
+                     each, per micro-batch, where they are trained
 
 Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
 further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
@@ -57,7 +58,7 @@ Read = Callable[[nn.Parameter], Tensor]
 class _CutLinear(nn.Module):
     """What a matrix cut by rows and one cut by columns share: its parameters, as in model/lora/linear.py, each cut where the
     matrix is. Of the factors one is cut with it and the other whole, and the product of the cut ones is this rank's part of
-    the whole: no message more than without them."""
+    the whole: no message more, but for the sum of the whole one's gradient."""
 
     cut: Placement
     weight: nn.Parameter | None
