@@ -182,7 +182,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "model.families": ("family_table", "family", "rope_scaling", "presets"),
     "model.lora": ("adapter", "linear", "nf4"),
     "objectives": ("config", "objective", "kept_scores"),
-    "adapters": ("config", "peft_format"),
+    "adapters": ("config", "peft_config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
     "parallel": (
         "config",

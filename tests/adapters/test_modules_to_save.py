@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from tests import cases
 from tests.adapters.test_peft_format import ours, theirs
 from windlass.adapters.config import AdapterConfig
-from windlass.adapters.peft_format import check_files, completed, load_adapter, save_adapter
+from windlass.adapters.peft_config import completed
+from windlass.adapters.peft_format import check_files, load_adapter, save_adapter
 from windlass.errors import UserError
 from windlass.model.lora.adapter import adapter_of, is_factor
 

@@ -1,7 +1,5 @@
 """PEFT itself: the same loss and gradients, and each reads the other's files."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,7 +8,8 @@ from torch.nn import functional
 from tests import cases
 from tests.model.test_dropout import OurMask
 from windlass.adapters.config import AdapterConfig
-from windlass.adapters.peft_format import check_files, completed, load_adapter, save_adapter
+from windlass.adapters.peft_config import completed
+from windlass.adapters.peft_format import check_files, load_adapter, save_adapter
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.model.dropout import layer_keys
@@ -147,55 +146,6 @@ def test_peft_writes_and_we_compute_the_same(bases, tmp_path, family):
     load_adapter(tmp_path, architecture, factors_of(model))
     ids = torch.arange(12).view(2, 6)
     assert (other.double()(input_ids=ids).logits - model(ids)).abs().max() <= 2e-6
-
-
-def write(directory, **changes):
-    directory.mkdir(exist_ok=True)
-    given = {"peft_type": "LORA", "r": 3, "lora_alpha": 7.0, "target_modules": ["q_proj"]} | changes
-    (directory / "adapter_config.json").write_text(json.dumps(given))
-    return AdapterConfig(kind="lora", **{"from": str(directory)})
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"peft_type": "IA3"}, "is of kind IA3"),
-        ({"use_dora": True}, "has use_dora: True"),
-        ({"alpha_pattern": {"q_proj": 64}}, "has alpha_pattern: {'q_proj': 64}"),
-        ({"rank_pattern": {"q_proj": 4}}, "all factors have one scale here"),
-        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "has target_parameters"),
-        ({"alora_invocation_tokens": [1, 2]}, "at every token"),
-        ({"bias": "lora_only"}, "has bias: lora_only"),
-        ({"init_lora_weights": "pissa_niter_4"}, "a base that this has changed"),
-        ({"r": "3"}, "has r='3'"),
-        ({"target_modules": "all-linear"}, "targets a list of names"),
-    ],
-)
-def test_adapters_that_cannot_be_read(tmp_path, changes, words):
-    with pytest.raises(UserError) as caught:
-        completed(write(tmp_path, **changes))
-    assert words in str(caught.value)
-
-
-def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path):
-    harmless = {
-        "alpha_pattern": {"q_proj": 14.0},
-        "rank_pattern": {"q_proj": 6},
-        "bias": "none",
-        "init_lora_weights": "gaussian",
-        "loftq_config": {},
-        "lora_bias": False,
-    }
-    assert completed(write(tmp_path, **harmless)).rank == 3
-    assert completed(write(tmp_path, init_lora_weights=True, layer_replication=None)).rank == 3
-
-
-def test_a_rank_that_contradicts_the_files(tmp_path):
-    write(tmp_path)
-    with pytest.raises(UserError) as caught:
-        completed(AdapterConfig(kind="lora", rank=8, **{"from": str(tmp_path)}))
-    assert "adapter.rank=8" in str(caught.value) and "rank 3" in str(caught.value)
-    assert completed(AdapterConfig(kind="lora", rank=3, **{"from": str(tmp_path)})).alpha == 7.0
 
 
 @pytest.mark.parametrize("change", ["missing", "left over", "shape", "damaged"])

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from windlass.adapters.peft_format import CONFIG
+from windlass.adapters.peft_config import CONFIG
 from windlass.checkpoint.provenance import redact
 from windlass.checkpoint.verify import Checkpoint
 from windlass.commands.export_adapter import IN_NF4

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from windlass.adapters.peft_format import completed
+from windlass.adapters.peft_config import completed
 from windlass.checkpoint.manifest import MANIFEST
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps

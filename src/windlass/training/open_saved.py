@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from windlass.adapters.config import AdapterConfig
-from windlass.adapters.peft_format import CONFIG as ADAPTER_CONFIG
-from windlass.adapters.peft_format import completed, load_adapter, read_config
+from windlass.adapters.peft_config import CONFIG as ADAPTER_CONFIG
+from windlass.adapters.peft_config import completed, read_config
+from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
