@@ -170,7 +170,8 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "techniques").glob("*.yaml"
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_the_recipe_of_every_technique_has_proxy_models(tmp_path, page):
     config = load_recipe(page)
-    full = config.model.architecture(300)
+    model = load_recipe(page.with_name("memory.yaml")).model if config.model.from_ else config.model  # what `base` is
+    full = model.architecture(300)
     for number, cell in enumerate(fold(config.parallel, None, 8).cells):
         proxy = make_proxy(config, full, cell, tmp_path / str(number))
         proxy.config.check_layout(proxy.architecture)  # as each rank asks
