@@ -38,6 +38,20 @@ HALL = (
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
 
+BELOW_TRAINING = (
+    "",
+    "objectives",
+    "adapters",
+    *DATA,
+    *PARALLEL,
+    "optim",
+    "checkpoint",
+    "report",
+    "report.page",
+    "supervise",
+    "hub",
+)
+
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub"), ()),
@@ -57,33 +71,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
-    "training": (
-        "",
-        "objectives",
-        "adapters",
-        *DATA,
-        *PARALLEL,
-        "optim",
-        "checkpoint",
-        "report",
-        "report.page",
-        "supervise",
-        "hub",
-    ),
-    "commands": (
-        "",
-        "training",
-        "objectives",
-        "adapters",
-        *DATA,
-        *PARALLEL,
-        "optim",
-        "checkpoint",
-        "report",
-        "report.page",
-        "supervise",
-        "hub",
-    ),
+    "training": BELOW_TRAINING,
+    "commands": ("training", *BELOW_TRAINING),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (

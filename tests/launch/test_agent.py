@@ -20,13 +20,13 @@ from windlass.supervise.heartbeat import LastBeat
 )
 def test_the_first_to_fail_is_found_among_those_of_one_second(codes, rank):
     failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
-    assert _first(failures) == (rank, failures[rank])
+    assert _first(failures) == (rank, codes[rank][1])
 
 
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():
     beats = [LastBeat(1, 0, 6, 56, 0.0, "step"), LastBeat(2, 1, 6, 48, 0.0, "data"), LastBeat(3, 2, 0, 0, 0.0, "start")]
-    incident = _death(1, -9, beats)
+    incident = _death(1, -9, beats, False)
     assert (incident.step, incident.phase, _failure(137, incident, beats).place) == (6, "data", 48)
-    assert _death(1, -9, beats, True).is_out_of_memory and not incident.is_out_of_memory
-    early = _death(2, 1, beats)
-    assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats).step, 0)
+    assert [_death(1, code, beats, True).is_out_of_memory for code in (-9, 1, -15)] == [True, False, False]
+    early = _death(2, 1, beats, False)
+    assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats, False).step, 0)

@@ -65,11 +65,11 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
             write_status(run, "finished", 9, 0)
         os._exit(0)
     if case == "stalls":
-        for step in range(5, 9):
+        for step in range(5, 17):  # longer than the watchdog's polls are apart, so that it sees phases end
             time.sleep(0.4)
-            beat.beat("data", step, 64)
+            beat.beat("step", step, 64)
         if rank == 0:
-            beat.beat("step", 8)
+            beat.beat("record", 17)
     elif rank == 1:
         os._exit(7) if case == "stuck" else os.kill(os.getpid(), 9)
 if case.startswith("signalled") and rank == 0:
@@ -219,7 +219,7 @@ from windlass.launch.restarts import Restarts
 from windlass.status import read_status
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
-    code = launch([case], 2, run, Restarts(*given, "places up to {}".format) if given else None)
+    code = launch([case], 2, run, Restarts(*given, 0, "places up to {}".format) if given else None)
     ends.append((code, read_status(run).step))
     print("\\0", end="", file=sys.stderr, flush=True)
 print(json.dumps(ends))
@@ -306,9 +306,9 @@ def test_a_mistake_is_not_tried_again_and_a_step_not_for_the_fourth_time(launche
 def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
     (end,) = launched("stalls", restarts=2, stall_s=1)
     assert (end.code, end.step, starts(tmp_path)) == (0, 9, 3)
-    assert end.said.count("windlass: rank 1 stalls in step 9, phase data: nothing for ") == 2
-    assert "rank 0: step 8, step for " in end.said and "rank 1: step 8, data for " in end.said
-    assert [(one["cause"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "data")] * 2
+    assert end.said.count("windlass: rank 1 stalls in step 17, phase step: nothing for ") == 2
+    assert "rank 0: step 17, record for " in end.said and "rank 1: step 16, step for " in end.said
+    assert [(one["cause"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "step")] * 2
 
 
 @pytest.mark.parametrize(

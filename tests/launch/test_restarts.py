@@ -4,6 +4,7 @@ import pytest
 
 from windlass.launch.restarts import Failure, Restarts
 from windlass.supervise.incident import Incident
+from windlass.supervise.watchdog import UNSEEN_S
 
 
 def failure(code=137, step=None, place=0):
@@ -24,15 +25,21 @@ def test_what_only_the_user_can_mend_and_what_was_asked_to_end_is_not(code):
     assert Restarts(3, 0).why_not(failure(code, 1)) == ""
 
 
+def test_each_start_has_deadlines_of_its_own_or_none():
+    restarts = Restarts(3, 180, 600)
+    assert restarts.deadlines() is not restarts.deadlines() and Restarts(3, 0).deadlines() is None
+    assert restarts.deadlines().of("data") == UNSEEN_S and Restarts(3, 180, 7200).deadlines().of("data") == 7380
+
+
 def test_none_is_none_and_nothing_is_said_about_it():
     assert Restarts(0, 0).why_not(failure()) == ""
 
 
 def test_a_step_that_fails_three_times_is_named_with_its_samples():
-    restarts = Restarts(10, 0, lambda place: f"places up to {place}")
+    restarts = Restarts(10, 0, 0, lambda place: f"places up to {place}")
     said = [restarts.why_not(failure(1, step, 8 * step)) for step in (4, 4, 6, 6, 6)]
     assert said == [None] * 4 + ["three failures in step 7: the ranks are not started again\nplaces up to 48"]
-    before = Restarts(10, 0, lambda place: "never asked")
+    before = Restarts(10, 0, 0, lambda place: "never asked")
     assert [before.why_not(failure(1)) for _ in range(3)][2] == (
         "three failures before the first step: the ranks are not started again"
     )

@@ -1,6 +1,7 @@
 """A rank's page: what is written is what is read, from any process, and only while it may be believed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +20,15 @@ def run(tmp_path, monkeypatch):
 
 
 def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
+    before_s = time.monotonic()
     with Heartbeat(folder_of(run), 3) as first, Heartbeat(folder_of(run), 1) as second:
         first.beat("data", 7)
         first.beat("step", place=64)
         second.beat("checkpoint", 7)
         late, early = read_beats(run)[::-1]
-        assert late[:4] == (os.getpid(), 3, 7, 64) and late.phase == "step" and 0 <= time.monotonic() - late.time_s < 60
+        assert (
+            late[:4] == (os.getpid(), 3, 7, 64) and late.phase == "step" and before_s <= late.time_s <= time.monotonic()
+        )
         assert early[:4] == (os.getpid(), 1, 7, 0) and early.phase == "checkpoint" and early.is_alive
         assert early.progress > late.progress > LastBeat(1, 1, 7, 0, 0.0, "data").progress
         assert late.progress > LastBeat(1, 1, 6, 0, 0.0, "checkpoint").progress
@@ -68,9 +72,9 @@ def test_a_rank_trains_on_where_its_page_cannot_be_made(run, monkeypatch, tmp_pa
 def test_a_page_of_another_version_is_passed_over(run):
     with Heartbeat(folder_of(run), 0):
         (folder_of(run) / "rank-000001.page").write_bytes(b"short")
-        (folder_of(run) / "rank-000002.page").write_bytes(b"\xff" * 64)
+        (folder_of(run) / "rank-000002.page").write_bytes(b"\x7f" * 56)  # no such phase
         assert [beat.rank for beat in read_beats(run)] == [0]
-        forget_beats(run)
+    shutil.rmtree(folder_of(run))
 
 
 def test_a_process_that_has_ended_is_not_alive_though_nobody_has_waited_for_it():
@@ -87,3 +91,27 @@ def test_signals_are_as_before_once_the_run_is_over(run):
     with Heartbeat(folder_of(run), 0):
         pass
     assert signal.getsignal(heartbeat.STACK_SIGNAL) == before
+
+
+def test_a_command_beside_a_run_that_lives_takes_nothing_from_it(run):
+    """Another `windlass train` there is refused by the lock, `evaluate` is not; neither may make the run invisible."""
+    code = (
+        "import sys; from pathlib import Path; from windlass.supervise.heartbeat import *\n"
+        "run = Path(sys.argv[1]); forget_beats(run)\n"
+        "with Heartbeat(folder_of(run), 0) as beat: beat.beat('checkpoint', 99)"
+    )
+    with Heartbeat(folder_of(run), 0) as beat:
+        beat.beat("data", 7)
+        subprocess.run([sys.executable, "-c", code, str(run)], check=True)
+        (found,) = read_beats(run)
+        assert (found.pid, found.step, found.phase) == (os.getpid(), 7, "data")
+        beat.beat("step", 8)
+        assert read_beats(run)[0].step == 8
+
+
+def test_the_page_of_a_dead_rank_is_taken_over(run):
+    with pytest.raises(ZeroDivisionError), Heartbeat(folder_of(run), 0, is_watched=True):
+        raise ZeroDivisionError
+    with Heartbeat(folder_of(run), 0) as beat:
+        beat.beat("data", 3)
+        assert read_beats(run)[0].step == 3 and read_beats(run)[0].is_alive

@@ -24,7 +24,7 @@ def test_a_sentence_says_who_where_and_why():
     assert stalled.sentence == (
         "rank 1 stalls in step 36, phase data: nothing for 61 s, at torch/a.py:1 f <- windlass/data/b.py:2 g"
     )
-    assert Incident("stalled", [0, 1], waited_s=60.0).sentence == "ranks 0, 1 stall in its start: nothing for 60 s"
+    assert Incident("stalled", [0, 1], waited_s=60.0).sentence == "ranks 0, 1 stall: nothing for 60 s"
     assert [line.split(":")[0] for line in stalled.details()] == [
         "rank 0",
         "  at torch/d.py",
@@ -42,11 +42,14 @@ def test_its_fields_are_those_of_a_line_of_events():
         "step": 35,
         "phase": "data",
         "waited_s": 61.2,
+        "is_out_of_memory": False,
         "what": stalled["what"],
     }
     assert stalled["what"].startswith("rank 1 stalls") and place["at"] == STALLED.line
     assert (place["rank"], place["pid"], place["frames"], place["collective"]) == (1, 7, STALLED.frames, None)
-    assert Incident("died", [0], exit_code=7).fields().keys() == {"cause", "ranks", "exit_code", "places", "what"}
+    assert Incident("died", [0], exit_code=7).fields().keys() == {
+        *("cause", "ranks", "exit_code", "is_out_of_memory", "places", "what")
+    }
 
 
 def test_a_kill_for_want_of_memory_is_counted_where_the_kernel_counts_it(tmp_path):

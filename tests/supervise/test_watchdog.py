@@ -1,5 +1,6 @@
 """Deadlines learned from a run, by a clock of the test's; whom a stall is blamed on."""
 
+import math
 import random
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from windlass.supervise import watchdog
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.places import Collective, Place
-from windlass.supervise.watchdog import START_S, Deadlines, Watchdog, to_blame
+from windlass.supervise.watchdog import UNSEEN_S, Deadlines, Watchdog, to_blame
 
 
 def beat(rank=0, step=1, phase="step", time_s=0.0, pid=None):
@@ -20,24 +21,36 @@ def place(rank=0, step=1, phase="step", collectives=(), state=""):
 
 def test_a_phase_may_take_ten_times_the_longest_seen_and_an_hour_before():
     deadlines = Deadlines(least_s=5)
-    assert deadlines.of("step") == START_S
+    assert deadlines.of("step") == UNSEEN_S
     deadlines.learn([beat(step=1, phase="step", time_s=100)])
     deadlines.learn([beat(step=1, phase="record", time_s=102)])
-    assert deadlines.of("step") == 20 and deadlines.of("record") == START_S
+    assert deadlines.of("step") == 20 and deadlines.of("record") == UNSEEN_S
     deadlines.learn([beat(step=2, phase="step", time_s=102.1)])
     assert deadlines.of("record") == 5, "never below the least"
     deadlines.learn([beat(step=2, phase="data", time_s=103)])
     assert deadlines.of("step") == 20, "the longest counts, not the last"
     assert deadlines.late([beat(phase="step", time_s=10)], 30) == []
     assert deadlines.late([late := beat(phase="step", time_s=10)], 30.1) == [late]
-    assert deadlines.late([beat(phase="end", time_s=0)], 1e9) == [], "it has ended"
+    for phase in ("start", "end"):
+        assert deadlines.late([beat(phase=phase, time_s=0)], 1e9) == [], "its own deadlines, and none"
+
+
+def test_waiting_for_data_is_left_to_the_deadline_of_the_data():
+    deadlines = Deadlines(least_s=5, data_s=600)
+    deadlines.learn([beat(step=1, phase="data", time_s=100)])
+    deadlines.learn([beat(step=1, phase="step", time_s=100.1)])
+    assert (
+        deadlines.of("data") == 600
+        and Deadlines(5, math.inf).of("data") == math.inf
+        and deadlines.of("step") == UNSEEN_S
+    )
 
 
 def test_the_ranks_of_a_new_start_are_not_measured_from_the_beats_of_the_last():
     deadlines = Deadlines(least_s=1)
     deadlines.learn([beat(phase="step", time_s=10, pid=7)])
     deadlines.learn([beat(phase="start", time_s=500, pid=8)])
-    assert deadlines.of("step") == START_S
+    assert deadlines.of("step") == UNSEEN_S
 
 
 def test_no_alarm_in_5000_steps_of_a_loaded_host_and_one_at_the_stall():
@@ -65,6 +78,7 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
         ([place(0, 8, "data"), place(1, 7, "record"), place(2, 8, "data")], [1]),
         ([place(0), place(1, state="stopped (SIGSTOP)")], [1]),
         ([place(0, 9, state="stopped (SIGSTOP)"), place(1, 3)], [0]),
+        ([place(0, 9, state="waits for a disk or a network file system (state D)"), place(1, 3)], [1]),
         ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective("0", 4, "x", True)])], [1]),
         # of two groups, those of pipeline stages, only one is shared
         (
@@ -89,7 +103,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     monkeypatch.setattr(
         watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
     )
-    looks = Watchdog(tmp_path, 5.0, lambda incident: None, lambda: clock[0])
+    looks = Watchdog(tmp_path, Deadlines(5.0), lambda incident: None, lambda: clock[0])
     assert looks.look() is None, "no rank has begun"
     for step in range(4):
         clock[0] = float(step)
@@ -104,3 +118,28 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.places] == [0, 1]
     beats[:] = [beat(1, 3, "step", 3.0, pid=None)._replace(pid=0)]
     assert looks.look() is None, "a dead rank does not stall: the launcher sees it"
+
+
+def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch):
+    """Ctrl-Z for an hour, which stops the ranks too; then nothing stalls, and no phase has taken an hour."""
+    clock, beats = [0.0], [beat(0, 1, "step", 0.0)]
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
+    monkeypatch.setattr(
+        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+    )
+    deadlines = Deadlines(5.0)
+    looks = Watchdog(tmp_path, deadlines, lambda incident: None, lambda: clock[0])
+    for now_s, begun in (
+        (0.5, beat(0, 1, "step", 0.0)),
+        (1.0, beat(0, 1, "record", 1.0)),
+        (2.0, beat(0, 2, "step", 1.5)),
+    ):
+        clock[0], beats[:] = now_s, [begun]
+        assert looks.look() is None
+    clock[0] = 3600.0
+    assert deadlines.of("step") == 10 and looks.look() is None
+    clock[0], beats[:] = 3601.0, [beat(0, 2, "record", 3600.5)]
+    assert looks.look() is None and deadlines.of("step") == 10, "0.5 s since it could go on"
+    clock[0] = 3606.0
+    assert looks.look().phase == "record", "from there on as ever"

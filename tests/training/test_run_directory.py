@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 
 from tests import tiny
+from windlass.supervise.heartbeat import read_beats
 from windlass.training.preflight import make_ready
-from windlass.training.run_directory import _run_id, hold
+from windlass.training.run_directory import _run_id, hold, open_heartbeat
 
 
 def refusal(ranks, world, work, config):
@@ -57,3 +58,10 @@ def test_a_damaged_run_json_is_replaced_and_the_run_goes_on(tmp_path, content):
     assert len(run_id) == 16 and json.loads(file.read_text()) == {"run_id": run_id}
     assert len(said) == 1 and said[0].startswith(f"{file} is damaged: the run has a new id")
     assert _run_id(file, pytest.fail) == run_id
+
+
+@pytest.mark.parametrize("signals", [True, False])
+def test_a_rank_is_seen_only_where_it_may_be_signalled(tmp_path, signals):
+    with open_heartbeat(tmp_path, signals) as beat:
+        beat.beat("data", 1)
+        assert len(read_beats(tmp_path)) == signals

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shlex
 import sys
 import traceback
@@ -144,7 +145,8 @@ def _train_here(config: "RunConfig", num_ranks: int) -> int:
         raise
     with interruptible(config.run.directory):
         arguments = [*sys.argv[1:], *pins(config)]
-        restarts = Restarts(config.launch.max_restarts, config.launch.stall_s, partial(batch_before, config))
+        launch, data_s = config.launch, math.inf if config.data.may_grow else config.data.timeout_s
+        restarts = Restarts(launch.max_restarts, launch.stall_s, data_s, partial(batch_before, config))
         return local.launch(arguments, num_ranks, config.run.directory, restarts)
 
 

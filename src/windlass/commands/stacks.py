@@ -6,7 +6,6 @@ from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.supervise.heartbeat import read_beats
-from windlass.supervise.incident import as_json
 from windlass.supervise.places import find_places
 
 
@@ -20,4 +19,4 @@ def stacks(run_directory: Path, in_json: bool = False) -> Iterator[str]:
             "see `windlass status RUN`; of a run on several hosts, ask on each",
         )
     for place in places:
-        yield json.dumps(as_json(place)) if in_json else place.text()
+        yield json.dumps(place.fields()) if in_json else place.text()

@@ -24,7 +24,7 @@ from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
-from windlass.supervise.watchdog import Watchdog
+from windlass.supervise.watchdog import Deadlines, Watchdog
 
 SHUTDOWN_S: Final = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
@@ -32,9 +32,9 @@ ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
 
-def start_ranks(command: list[str], num_ranks: int, run_directory: Path, stall_s: float) -> Failure | None:
+def start_ranks(command: list[str], num_ranks: int, run_directory: Path, deadlines: Deadlines | None) -> Failure | None:
     """Runs `command` on `num_ranks` workers until all are gone -> how they failed, which has been printed; None where they ended
-    well. Raises torchelastic's SignalException for a signal to this process. `stall_s`: see LaunchConfig; 0 watches nothing."""
+    well. Raises torchelastic's SignalException for a signal to this process. `deadlines`: None watches nothing."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -59,19 +59,18 @@ def start_ranks(command: list[str], num_ranks: int, run_directory: Path, stall_s
         )
         try:
             # signals are held back until a worker has installed its own handlers, in its first line
-            with held_back(), Watchdog(run_directory, stall_s, stalls.end) if stall_s else contextlib.nullcontext():
+            watchdog = Watchdog(run_directory, deadlines, stalls.end) if deadlines else contextlib.nullcontext()
+            with held_back(), watchdog:
                 elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
-            rank, first = _first(failed.failures)
+            beats = read_beats(run_directory)
             if stalls.found is not None:
                 say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
-                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, read_beats(run_directory))
-            is_oom = first.exitcode == -signal.SIGKILL and oom_kills() > kills
-            incident = _death(rank, first.exitcode, read_beats(run_directory), is_oom or None)
-            if first.exitcode == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
-                return Failure(EXIT_STOPPED, incident)
-            code = _print_errors(errors) or _explain(incident, run_directory, start_s)
-            return _failure(code, incident, read_beats(run_directory))
+                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, beats)
+            incident = _death(*_first(failed.failures), beats, is_oom=oom_kills() > kills)
+            if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
+                return _failure(EXIT_STOPPED, incident, beats)
+            return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
     return None
 
 
@@ -108,23 +107,24 @@ def _silence(package: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _first(failures: dict[int, Any]) -> tuple[int, Any]:
-    """The rank that failed first, and how. torchelastic's times are whole seconds. Of those alike, a rank that was killed is the
-    first, since others fail by its silence; SIGTERM is what torchelastic itself ends the others with."""
+def _first(failures: dict[int, Any]) -> tuple[int, int]:
+    """The rank that failed first, and its exit code. torchelastic's times are whole seconds. Of those alike, a rank that was
+    killed is the first, since others fail by its silence; SIGTERM is what torchelastic itself ends the others with."""
 
     def order(rank: int) -> tuple[int, bool, bool, int]:
         code = failures[rank].exitcode
         return int(failures[rank].timestamp), code == -signal.SIGTERM, code >= 0, rank
 
     rank = min(failures, key=order)
-    return rank, failures[rank]
+    return rank, failures[rank].exitcode
 
 
-def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool | None = None) -> Incident:
-    beat = next((beat for beat in beats if beat.rank == rank), None)
-    if beat is None or beat.phase == "start":
-        return Incident("died", [rank], exit_code=exit_code, is_out_of_memory=is_oom)
-    return Incident("died", [rank], beat.step, beat.phase, exit_code, is_out_of_memory=is_oom)
+def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool) -> Incident:
+    """`is_oom`: the kernel has killed some process for want of memory meanwhile."""
+    beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
+    step, phase = (beat.step, beat.phase) if beat else (None, None)
+    is_oom = is_oom and exit_code == -signal.SIGKILL
+    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom)
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

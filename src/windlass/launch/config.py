@@ -12,4 +12,4 @@ class LaunchConfig(Settings):
 
     stall_s: float = Field(default=180.0, ge=0)
     """A rank that has begun nothing new for this many seconds, and for ten times the longest that its phase has taken, is named
-    and stopped with all others. 0: never."""
+    and stopped with all others. Waiting for data ends by data.timeout_s first. 0: never."""

@@ -79,12 +79,7 @@ def die_with_agent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launch(
-    arguments: list[str],
-    num_ranks: int,
-    run_directory: Path,
-    restarts: Restarts | None = None,
-) -> int:
+def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: Restarts | None = None) -> int:
     """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
 
     `restarts`: of a command that trains, whose workers write the status of the run. Other commands leave that as they found it,
@@ -99,7 +94,7 @@ def launch(
     sys.stdout.flush()  # lines printed so far come before those of the workers
     try:
         while True:
-            failure = start_ranks(command, num_ranks, run_directory, restarts.stall_s if restarts else 0)
+            failure = start_ranks(command, num_ranks, run_directory, restarts.deadlines() if restarts else None)
             code = 0 if failure is None else failure.code
             code = _settle(run_directory, start_s, code) if restarts else code
             if failure is None or not restarts or code in (0, EXIT_STOPPED):

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from windlass.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR
 from windlass.supervise.incident import Incident
+from windlass.supervise.watchdog import Deadlines
 
 TIMES_AT_A_STEP: Final = 3
 NEVER: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED, EXIT_STOPPED, EXIT_INTERRUPTED)
@@ -22,13 +23,19 @@ class Failure(NamedTuple):
 
 
 class Restarts:
-    """Counts the failures of one launch. `most`, `stall_s`: see LaunchConfig. `batch_at`: names the samples of the
-    batch that ends at a place of the stream."""
+    """Counts the failures of one launch. `most`, `stall_s`: see LaunchConfig. `data_s`: the deadline that waiting for data has by
+    itself. `batch_at`: names the samples of the batch that ends at a place of the stream."""
 
-    def __init__(self, most: int, stall_s: float, batch_at: Callable[[int], str] = lambda place: ""):
-        self.most, self.stall_s, self._batch_at = most, stall_s, batch_at
+    def __init__(
+        self, most: int, stall_s: float, data_s: float = 0.0, batch_at: Callable[[int], str] = lambda place: ""
+    ):
+        self.most, self._stall_s, self._data_s, self._batch_at = most, stall_s, data_s, batch_at
         self.count = 0
         self._steps: list[int | None] = []
+
+    def deadlines(self) -> Deadlines | None:
+        """Of the next start's ranks; None where nothing is to be watched."""
+        return Deadlines(self._stall_s, self._data_s + self._stall_s) if self._stall_s else None
 
     def why_not(self, failure: Failure) -> str | None:
         """Counts `failure` -> None if the ranks are started again, else why they are not; empty where that needs no words."""

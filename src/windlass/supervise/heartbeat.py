@@ -1,4 +1,4 @@
-"""Where every rank of this host is: a page of shared memory per rank, written in less than a microsecond, read by anybody.
+"""Where every rank of this host is: a page of shared memory per rank, which any process of the same user can read.
 
 A rank that hangs can no longer say where it is, so it writes that down before every phase. The page is in /dev/shm, in a folder
 named after the run directory, whatever started the ranks; only ranks of this host are there.
@@ -9,7 +9,6 @@ import faulthandler
 import hashlib
 import mmap
 import os
-import shutil
 import signal
 import struct
 import tempfile
@@ -27,8 +26,9 @@ STACK_SIGNAL: Final = signal.SIGUSR2
 """On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""
 POLL_S: Final = 0.5
 """How often a rank looks whether its last collective is asked for."""
-_PAGE: Final = struct.Struct("<qqqqdqq")  # pid, rank, step, place, time, index of the phase, number of requests
-_REQUESTS_AT: Final = _PAGE.size - 8
+_BEAT: Final = struct.Struct("<qqqqdq")  # pid, rank, step, place, time, index of the phase
+_REQUESTS: Final = struct.Struct("<q")  # how often the last collective was asked for; behind the beat
+_PAGE_BYTES: Final = _BEAT.size + _REQUESTS.size
 
 
 class LastBeat(NamedTuple):
@@ -67,14 +67,45 @@ def read_beats(run_directory: Path) -> list[LastBeat]:
     beats = []
     for file in sorted(folder_of(run_directory).glob("rank-*.page")):
         with contextlib.suppress(OSError, struct.error, IndexError):
-            pid, rank, step, place, time_s, phase, _ = _PAGE.unpack(file.read_bytes())
-            beats.append(LastBeat(pid, rank, step, place, time_s, PHASES[phase]))
+            beats.append(_parse(file.read_bytes()))
     return sorted(beats, key=lambda beat: beat.rank)
 
 
+def _parse(page: bytes) -> LastBeat:
+    """Raises struct.error or IndexError for what is no page."""
+    if len(page) != _PAGE_BYTES:
+        raise struct.error
+    pid, rank, step, place, time_s, phase = _BEAT.unpack_from(page)
+    return LastBeat(pid, rank, step, place, time_s, PHASES[phase])
+
+
 def forget_beats(run_directory: Path) -> None:
-    """Removes the pages of ranks that are gone. For the launcher of the run: ranks that live go on without being seen."""
-    shutil.rmtree(folder_of(run_directory), ignore_errors=True)
+    """Removes the pages of ranks that are gone; another command may run beside a run that lives."""
+    for beat in read_beats(run_directory):
+        if not beat.is_alive:
+            for file in _files(folder_of(run_directory), beat.rank):
+                file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty, or not there
+        folder_of(run_directory).rmdir()
+
+
+def stack_file(folder: Path, rank: int) -> Path:
+    """Where faulthandler writes."""
+    return folder / f"rank-{rank:06d}.stack"
+
+
+def collective_file(folder: Path, rank: int) -> Path:
+    """Where a rank that was asked writes its last collectives."""
+    return folder / f"rank-{rank:06d}.collective"
+
+
+def _page_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:06d}.page"
+
+
+def _files(folder: Path, rank: int) -> tuple[Path, Path, Path]:
+    """The page first."""
+    return _page_file(folder, rank), stack_file(folder, rank), collective_file(folder, rank)
 
 
 def process_state(pid: int) -> str:
@@ -102,8 +133,8 @@ class Heartbeat:
         self._rank, self._last_collective, self._done = rank, last_collective, threading.Event()
         self._is_watched = is_watched
         self._step = self._place = 0
-        self._files: list[Path] = []
-        self._page: mmap.mmap | bytearray = bytearray(_PAGE.size)
+        self._files: tuple[Path, ...] = ()
+        self._page: mmap.mmap | bytearray = bytearray(_PAGE_BYTES)
         if folder is not None:
             with contextlib.suppress(OSError):  # no shared memory here: nobody looks
                 self._open(folder)
@@ -111,36 +142,33 @@ class Heartbeat:
 
     def _open(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():
+        if folder.stat().st_uid != os.getuid() or _is_taken(files := _files(folder, self._rank)):
             return
-        names = [folder / f"rank-{self._rank:06d}.{kind}" for kind in ("page", "stack", "collective")]
-        for name in names:
-            name.unlink(missing_ok=True)
-        draft = names[0].with_suffix(".draft")
-        draft.write_bytes(
-            bytes(_PAGE.size)
-        )  # a write that a full /dev/shm refuses; in a mapped page it would be a SIGBUS
-        with draft.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _PAGE.size)
+        for file in files:
+            file.unlink(missing_ok=True)
+        draft = files[0].with_suffix(".draft")
+        # a full /dev/shm refuses this write; a write to a mapped page that it has no room for would be a SIGBUS
+        draft.write_bytes(bytes(_PAGE_BYTES))
+        with draft.open("r+b") as page:
+            self._page = mmap.mmap(page.fileno(), _PAGE_BYTES)
         self.beat("start")
-        self._stacks = names[1].open("wb", buffering=0)
+        self._stacks = files[1].open("wb", buffering=0)
         faulthandler.register(STACK_SIGNAL, file=self._stacks, all_threads=True)
-        draft.replace(names[0])  # from here on a signal may come
-        self._files = names
+        draft.replace(files[0])  # from here on a signal may come
+        self._files = files
         threading.Thread(target=self._answer, name="answers-stacks", daemon=True).start()
 
     def beat(self, phase: Phase, step: int | None = None, place: int | None = None) -> None:
         """Begins `phase`. `step` and `place` stay what they were where none is given."""
-        self._step, self._place = (
-            old if new is None else new for old, new in ((self._step, step), (self._place, place))
-        )
+        self._step = self._step if step is None else step
+        self._place = self._place if place is None else place
         facts = os.getpid(), self._rank, self._step, self._place, time.monotonic(), PHASES.index(phase)
-        struct.pack_into("<qqqqdq", self._page, 0, *facts)
+        _BEAT.pack_into(self._page, 0, *facts)
 
     def _answer(self) -> None:
         seen = 0
         while not self._done.wait(POLL_S):
-            (asked,) = struct.unpack_from("<q", self._page, _REQUESTS_AT)
+            (asked,) = _REQUESTS.unpack_from(self._page, _BEAT.size)
             if asked != seen:
                 seen = asked
                 with contextlib.suppress(OSError):
@@ -159,7 +187,7 @@ class Heartbeat:
         self._done.set()
         if not self._files:
             return
-        struct.pack_into("<q", self._page, 0, 0)
+        _BEAT.pack_into(self._page, 0, 0, *_BEAT.unpack_from(self._page)[1:])  # no process: none may be signalled
         for file in self._files[error is not None and self._is_watched :]:
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
@@ -168,10 +196,19 @@ class Heartbeat:
         self._stacks.close()
 
 
+def _is_taken(files: tuple[Path, ...]) -> bool:
+    """Whether another live process has this rank's page: of the run that holds the directory; this one is refused."""
+    try:
+        beat = _parse(files[0].read_bytes())
+    except (OSError, struct.error, IndexError):
+        return False
+    return beat.is_alive and beat.pid != os.getpid()
+
+
 def ask_for_collective(run_directory: Path, rank: int) -> None:
     """Lets the rank write down its last collective, within POLL_S if its interpreter still runs."""
     with contextlib.suppress(OSError, ValueError):
-        file = folder_of(run_directory) / f"rank-{rank:06d}.page"
-        with file.open("r+b") as page, mmap.mmap(page.fileno(), _PAGE.size) as memory:
-            (asked,) = struct.unpack_from("<q", memory, _REQUESTS_AT)
-            struct.pack_into("<q", memory, _REQUESTS_AT, asked + 1)
+        file = _page_file(folder_of(run_directory), rank)
+        with file.open("r+b") as page, mmap.mmap(page.fileno(), _PAGE_BYTES) as memory:
+            (asked,) = _REQUESTS.unpack_from(memory, _BEAT.size)
+            _REQUESTS.pack_into(memory, _BEAT.size, asked + 1)

@@ -41,7 +41,7 @@ class Incident:
     phase: str | None = None
     exit_code: int | None = None
     waited_s: float | None = None
-    is_out_of_memory: bool | None = None
+    is_out_of_memory: bool = False
     """Whether the kernel killed a process for want of host memory meanwhile."""
     places: Sequence[Place] = ()
 
@@ -57,12 +57,11 @@ class Incident:
         if self.cause == "died":
             why = OUT_OF_MEMORY if self.is_out_of_memory else ""
             return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"
-        who = (
-            f"rank {self.ranks[0]} stalls" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))} stall"
-        )
+        listed = ", ".join(map(str, self.ranks))
+        who = f"rank {listed} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
         own = next((place for place in self.places if place.beat.rank == self.ranks[0]), None)
         at = f", at {own.line}" if own else ""
-        return f"{who}{where or ' in its start'}: nothing for {self.waited_s:.0f} s{at}"
+        return f"{who}{where}: nothing for {self.waited_s:.0f} s{at}"
 
     def details(self) -> list[str]:
         """Where every rank is, in lines."""
@@ -70,9 +69,8 @@ class Incident:
 
     def fields(self) -> dict[str, Any]:
         """For a line of events.jsonl."""
-        own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)} | {
-            "places": list(map(as_json, self.places))
-        }
+        own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        own["places"] = [place.fields() for place in self.places]
         return {**{name: value for name, value in own.items() if value is not None}, "what": self.sentence}
 
 
@@ -80,19 +78,3 @@ def _cause(exit_code: int | None) -> str:
     if exit_code is None:
         return "no exit code"
     return f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
-
-
-def as_json(place: Place) -> dict[str, Any]:
-    """A place, flat."""
-    beat = place.beat
-    return {
-        "rank": beat.rank,
-        "pid": beat.pid,
-        "step": beat.step,
-        "phase": beat.phase,
-        "age_s": round(place.age_s, 1),
-        "at": place.line,
-        "frames": place.frames,
-        "collective": str(place.collectives[0]) if place.collectives else None,
-        "memory_gib": round(place.memory_gib, 2),
-    }

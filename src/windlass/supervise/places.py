@@ -12,18 +12,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from windlass.supervise.heartbeat import STACK_SIGNAL, LastBeat, ask_for_collective, folder_of, process_state
+from windlass.supervise.heartbeat import (
+    STACK_SIGNAL,
+    LastBeat,
+    ask_for_collective,
+    collective_file,
+    folder_of,
+    process_state,
+    stack_file,
+)
 
 WAIT_S: Final = 2.0
 """How long ranks may take to answer."""
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_STATES: Final = {
-    "T": "stopped (SIGSTOP)",
-    "t": "held by a debugger",
-    "D": "waits for a disk or a network file system (state D)",
-}
+_STOPPED: Final = {"T": "stopped (SIGSTOP)", "t": "held by a debugger"}
+_STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (state D)"}
 
 
 class Collective(NamedTuple):
@@ -52,6 +57,11 @@ class Place:
     memory_gib: float = 0.0
 
     @property
+    def is_stopped(self) -> bool:
+        """By somebody, from outside."""
+        return self.state in _STOPPED.values()
+
+    @property
     def line(self) -> str:
         """The innermost frame, and the innermost of windlass where that is another."""
         if not self.frames:
@@ -72,6 +82,21 @@ class Place:
             lines.append(f"  last collective: {self.collectives[0]}")
         return "\n".join(lines)
 
+    def fields(self) -> dict[str, Any]:
+        """For JSON."""
+        beat = self.beat
+        return {
+            "rank": beat.rank,
+            "pid": beat.pid,
+            "step": beat.step,
+            "phase": beat.phase,
+            "age_s": round(self.age_s, 1),
+            "at": self.line,
+            "frames": self.frames,
+            "collective": str(self.collectives[0]) if self.collectives else None,
+            "memory_gib": round(self.memory_gib, 2),
+        }
+
 
 def find_places(
     run_directory: Path,
@@ -81,9 +106,9 @@ def find_places(
 ) -> list[Place]:
     """Asks all ranks at once -> where each one is. Ranks whose process has ended are left out."""
     folder, alive = folder_of(run_directory), [beat for beat in beats if beat.is_alive]
-    before = {beat.rank: _size(_stack_file(folder, beat)) for beat in alive}
+    before = {beat.rank: _size(stack_file(folder, beat.rank)) for beat in alive}
     for beat in alive:
-        _collective_file(folder, beat).unlink(missing_ok=True)
+        collective_file(folder, beat.rank).unlink(missing_ok=True)
         ask_for_collective(run_directory, beat.rank)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(beat.pid, STACK_SIGNAL)
@@ -91,23 +116,24 @@ def find_places(
     sizes = before
     while time.monotonic() < deadline_s:
         time.sleep(0.05)
-        last, sizes = sizes, {beat.rank: _size(_stack_file(folder, beat)) for beat in alive}
-        is_written = sizes == last and all(
-            sizes[rank] > before[rank] for rank in sizes
-        )  # the main thread is written last
-        if is_written and all(_collective_file(folder, beat).is_file() for beat in alive):
+        last, sizes = sizes, {beat.rank: _size(stack_file(folder, beat.rank)) for beat in alive}
+        # the main thread is written last
+        is_written = sizes == last and all(sizes[rank] > before[rank] for rank in sizes)
+        if is_written and all(collective_file(folder, beat.rank).is_file() for beat in alive):
             break
     return [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
 
 
 def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
     frames: tuple[str, ...] = ()
-    with contextlib.suppress(OSError), _stack_file(folder, beat).open("rb") as file:
+    with contextlib.suppress(OSError), stack_file(folder, beat.rank).open("rb") as file:
         file.seek(before)
         frames = main_frames(file.read().decode("utf-8", "replace"))
     collectives: tuple[Collective, ...] = ()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        collectives = tuple(Collective(*one) for one in json.loads(_collective_file(folder, beat).read_text("utf-8")))
+        collectives = tuple(
+            Collective(*one) for one in json.loads(collective_file(folder, beat.rank).read_text("utf-8"))
+        )
     state = _STATES.get(process_state(beat.pid), "")
     return Place(beat, max(0.0, now_s - beat.time_s), frames, collectives, state, _resident_gib(beat.pid))
 
@@ -122,14 +148,6 @@ def main_frames(dump: str) -> tuple[str, ...]:
 def _short(path: str) -> str:
     """The last three parts of a path: enough to know the file by."""
     return "/".join(path.split("/")[-3:])
-
-
-def _stack_file(folder: Path, beat: LastBeat) -> Path:
-    return folder / f"rank-{beat.rank:06d}.stack"
-
-
-def _collective_file(folder: Path, beat: LastBeat) -> Path:
-    return folder / f"rank-{beat.rank:06d}.collective"
 
 
 def _size(file: Path) -> int:

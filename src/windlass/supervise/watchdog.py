@@ -1,57 +1,68 @@
 """Which ranks stall. A rank stalls where it has begun nothing new for ten times the longest that this run has needed for the same
-phase; before a phase was seen once, START_S.
+phase; before a phase was seen to end, UNSEEN_S. What ends by a deadline of its own is left to that: the start, whose rendezvous
+has one, and waiting for data (`waits`).
 
 All ranks of a layout wait for one that stalls, so all are late: the one to blame is behind the others, by step and phase, or
 else by the number of its last collective.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from windlass.supervise.heartbeat import LastBeat, Phase, read_beats
+from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
 from windlass.supervise.places import Place, find_places
 
-START_S: Final = 3600.0
-"""For a phase that has not been seen to end: a start that reads weights, a first step that compiles."""
+UNSEEN_S: Final = 3600.0
+"""For a phase that has not been seen to end: a first step that compiles, a first validation."""
 TIMES: Final = 10.0
 """A phase may take this multiple of the longest seen."""
 POLL_S: Final = 1.0
+PAUSE_S: Final = 10.0
+"""Between two looks of a watchdog that was stopped itself: by Ctrl-Z, most likely with its ranks."""
 
 
 class Deadlines:
-    """How long a phase may take, learned from beats. `least_s`: what every phase that was seen may take."""
+    """How long a phase may take, learned from beats. `least_s`: what every phase that was seen may take. `data_s`: the deadline
+    that waiting for data has by itself."""
 
-    def __init__(self, least_s: float):
-        self._least_s = least_s
+    def __init__(self, least_s: float, data_s: float = 0.0):
+        self._least_s: dict[Phase, float] = dict.fromkeys(PHASES, least_s)
+        self._least_s |= {"start": math.inf, "data": max(least_s, data_s), "end": math.inf}
+        self._since_s = -math.inf
         self._longest_s: dict[Phase, float] = {}
         self._last: dict[int, LastBeat] = {}
+
+    def begin_anew(self, now_s: float) -> None:
+        """What was begun before `now_s` counts from there on: nobody could go on meanwhile."""
+        self._since_s = now_s
 
     def learn(self, beats: Sequence[LastBeat]) -> None:
         """From what ranks wrote since the last call: a phase has taken no longer than from its beat to the newest."""
         for beat in beats:
             before = self._last.get(beat.rank)
             if before is not None and before.pid == beat.pid and before.time_s < beat.time_s:
-                took_s = beat.time_s - before.time_s
+                took_s = beat.time_s - max(before.time_s, self._since_s)
                 self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), took_s)
             self._last[beat.rank] = beat
 
     def of(self, phase: Phase) -> float:
         longest_s = self._longest_s.get(phase)
-        return max(START_S, self._least_s) if longest_s is None else max(self._least_s, TIMES * longest_s)
+        return max(self._least_s[phase], UNSEEN_S if longest_s is None else TIMES * longest_s)
 
     def late(self, beats: Sequence[LastBeat], now_s: float) -> list[LastBeat]:
-        """Ranks beyond their deadlines. Those that have ended well wait for nobody."""
-        return [beat for beat in beats if beat.phase != "end" and now_s - beat.time_s > self.of(beat.phase)]
+        """Ranks beyond their deadlines."""
+        return [beat for beat in beats if now_s - max(beat.time_s, self._since_s) > self.of(beat.phase)]
 
 
 def to_blame(places: Sequence[Place]) -> list[int]:
     """The ranks that the others wait for: stopped ones, else those behind by step and phase, else those that have not begun a
     collective of a group where others have; all of them where nothing distinguishes them."""
-    if stopped := [place.beat.rank for place in places if place.state]:
+    if stopped := [place.beat.rank for place in places if place.is_stopped]:
         return stopped
     least = min(place.beat.progress for place in places)
     behind = [place.beat.rank for place in places if place.beat.progress == least]
@@ -74,19 +85,21 @@ class Watchdog:
     def __init__(
         self,
         run_directory: Path,
-        least_s: float,
+        deadlines: Deadlines,
         stop: Callable[[Incident], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._run_directory, self._stop, self._clock = run_directory, stop, clock
-        self._deadlines, self._done = Deadlines(least_s), threading.Event()
+        self._run_directory, self._deadlines, self._stop, self._clock = run_directory, deadlines, stop, clock
+        self._done, self._looked_s = threading.Event(), clock()
 
     def look(self) -> Incident | None:
         """Once: learns, and -> what stalls."""
-        beats = [beat for beat in read_beats(self._run_directory) if beat.is_alive]
+        beats, now_s = [beat for beat in read_beats(self._run_directory) if beat.is_alive], self._clock()
+        if now_s - self._looked_s > PAUSE_S:
+            self._deadlines.begin_anew(now_s)
+        self._looked_s = now_s
         self._deadlines.learn(beats)
-        late = self._deadlines.late(beats, now_s := self._clock())
-        if not late:
+        if not self._deadlines.late(beats, now_s):
             return None
         places = find_places(self._run_directory, beats, self._clock)
         if not places:

@@ -38,7 +38,7 @@ def train(config: RunConfig, is_prepared: bool = False, *, signals: bool = True,
     """
     with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
-            heartbeat = opened.enter_context(open_heartbeat(config.run.directory))
+            heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
             runtime = opened.enter_context(start_runtime())
             run = opened.enter_context(assemble(config, runtime, is_prepared))
             run.heartbeat = heartbeat

@@ -45,10 +45,10 @@ def interruptible(run_directory: Path) -> Iterator[None]:
         raise interrupted() from None
 
 
-def open_heartbeat(run_directory: Path) -> Heartbeat:
-    """Where this rank says what it does (`windlass stacks`). In a process group of the caller's it says so to nobody: ranks there
-    have no number before the run, and signals are the caller's."""
-    if is_embedded():
+def open_heartbeat(run_directory: Path, signals: bool) -> Heartbeat:
+    """Where this rank says what it does, for `windlass stacks`. Where no `signals` are to be caught, and in a process group of
+    the caller's, it says so to nobody: a stack is asked for by a signal."""
+    if is_embedded() or not signals:
         return Heartbeat()
     return Heartbeat(folder_of(run_directory), rank(), last_collectives, has_agent())
 

@@ -69,6 +69,8 @@ def test_the_batch_before_a_place_is_what_the_loader_gave_last(folder):
     places = samples([span_before(events, 48, 9)], folder.shards)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in places]
     assert rows == read(folder, 30, 2, 9)[9:]
+    without = opening(folder, "resume", 8, 57, 9, left_out=[[0, 0]])  # shard 0, from its beginning on
+    assert all(shard for shard, _ in samples([span_before([*events, without], 66, 9)], folder.shards))
     with pytest.raises(UserError, match="no start in its events"):
         span_before([], 48, 9)
 

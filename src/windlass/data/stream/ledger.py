@@ -109,6 +109,7 @@ def span_before(events: Iterable[Mapping[str, Any]], end: int, num_samples: int)
     for event in events:
         if event["kind"] in RESTARTS:
             current = event.get("data")
+            left_out = dict((current or {}).get("left_out", ()))
         elif event["kind"] == "data" and current is not None:
             current = {**current, **{key: event[key] for key in ("num_shards", "shards", "is_complete")}}
         if (lost := event.get("left_out")) is not None:
