@@ -119,7 +119,7 @@ def config_of(page: str, folder: Path, run: str, changes: tuple[str, ...]) -> Ru
     if page in WITH_BASE:
         ours.append(f"model.from={base_in(folder)}")
     if page == "dpo":
-        ours.append(f"data.tokenizer.from={base_in(folder)}")
+        ours.append(f"data.tokenizer.from={tokenizer_in(folder)}")
     return load_recipe(str(PAGES / f"{page}.yaml"), *ours, *changes)
 
 
@@ -131,10 +131,17 @@ def base_in(folder: Path) -> Path:
     if not base.exists():
         shape = load_recipe(str(PAGES / "memory.yaml")).model.hf_fields()
         torch.manual_seed(5)
-        pairs = map(json.loads, (PAGES / "dpo.jsonl").read_text().splitlines())
-        save_trained(train((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), base)
         Qwen3ForCausalLM(Qwen3Config(**{**shape, "vocab_size": 512})).save_pretrained(base)
     return base
+
+
+def tokenizer_in(folder: Path) -> Path:
+    """Of the pairs, apart from the base: other pages train one of their own, and a base's own would be another."""
+    tokenizer = folder / "tokenizer-of-pairs"
+    if not tokenizer.exists():
+        pairs = map(json.loads, (PAGES / "dpo.jsonl").read_text().splitlines())
+        save_trained(train((f"{pair['prompt']}{pair['chosen']}" for pair in pairs), 300), tokenizer)
+    return tokenizer
 
 
 def count(ranks: Ranks, page: str, row: str, folder: Path, more: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -259,14 +259,14 @@ def summaries(
 def record(name: str, found: Iterable[Row], size: Size) -> None:
     """Writes one experiment into RESULTS, row by row."""
     versions = {package: importlib.metadata.version(package) for package in ("torch", "tokenizers")}
-    rows = list[Row]()
+    rows, threads = list[Row](), torch.get_num_threads()
     for row in found:
         rows.append(row)
         print({key: statistics.mean(held) if isinstance(held, list) else held for key, held in row.items()}, flush=True)
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         kept[name] = {
             "date": datetime.date.today().isoformat(),
-            "machine": f"{cpu_name()}, {torch.get_num_threads()} threads",
+            "machine": f"{cpu_name()}, {threads} thread{'s' * (threads != 1)}",
             "versions": {"python": platform.python_version(), **versions},
             "size": size._asdict(),
             "rows": rows,

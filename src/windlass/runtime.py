@@ -201,7 +201,7 @@ def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 def last_collectives() -> str:
     """Of each process group the last collective that this rank has begun, the newest first: JSON, as windlass.supervise.places
-    reads it. By torch's flight recorder, which has no public name (torch 2.11 to 2.13)."""
+    reads it. By torch's flight recorder, which has no public name; where this torch has none, there are none."""
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None:
         return "[]"

@@ -448,7 +448,7 @@ KILLS = 50
 
 @pytest.mark.long
 def test_every_kill_after_a_commit_is_one_restart_and_the_end_is_that_of_an_undisturbed_run(base):
-    steps, draw, kills, seen, pids = 6 * KILLS, random.Random(3), 0, 0, set()
+    steps, draw, kills, seen, pids = 4 * KILLS, random.Random(3), 0, 0, set()
     length = (f"run.steps={steps}", "checkpoint.every_steps=1", f"launch.max_restarts={KILLS}", "--nproc", "2")
     assert windlass(base, *long_run("left-alone", *length)).returncode == 0
     process = start(base, *long_run("killed-often", *length))
