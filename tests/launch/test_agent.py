@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from windlass.launch.agent import _death, _failure, _first
+from windlass.launch.agent import SHUTDOWN_S, _death, _failure, _first
 from windlass.supervise.heartbeat import LastBeat
 
 
@@ -12,13 +12,17 @@ from windlass.supervise.heartbeat import LastBeat
     ("codes", "rank"),
     [
         ({0: (100, 1), 1: (100, -9)}, 1),  # rank 0 failed by the silence of rank 1
-        ({0: (99, 1), 1: (100, -9)}, 0),
+        ({0: (99, 1), 1: (100, -9)}, 1),  # of a rank that records nothing only the time of the look is known
+        ({0: (99, 1), 1: (99 + SHUTDOWN_S, -9)}, 0),  # torchelastic has lost its patience
+        ({0: (99, 2), 1: (98, 1)}, 1),
+        ({0: (99, 1), 1: (100, -6)}, 0),  # NCCL aborts a rank whose peer is gone
         ({0: (100, -15), 1: (100, 75)}, 1),  # torchelastic ends the others by SIGTERM
         ({0: (100, -15), 1: (100, 1), 2: (100, 1)}, 1),
-        ({0: (100, -15), 1: (101, -9)}, 0),
+        ({0: (100, -15), 1: (101, -9)}, 1),
+        ({0: (100, -15), 1: (101, 1)}, 1),
     ],
 )
-def test_the_first_to_fail_is_found_among_those_of_one_second(codes, rank):
+def test_the_first_to_fail_is_found(codes, rank):
     failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
     assert _first(failures) == (rank, codes[rank][1])
 
