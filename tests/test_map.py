@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "windlass"
 ROOMS = (
     "cli", "commands", "proof", "training", "objectives", "adapters", "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
-    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "supervise", "hub",
+    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "supervise", "doctor", "hub",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -55,6 +55,7 @@ BELOW_TRAINING = (
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub"), ()),
+    "doctor": ("supervise",),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -72,7 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
     "training": BELOW_TRAINING,
-    "commands": ("training", *BELOW_TRAINING),
+    "commands": ("training", "doctor", *BELOW_TRAINING),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (
@@ -113,6 +114,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "report",
         "stacks",
         "status",
+        "doctor",
         "data_inspect",
         "data_lint",
         "data_consumed",
@@ -147,7 +149,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "hub": ("client", "config", "push"),
     "launch": ("local", "restarts", "config"),
-    "supervise": ("heartbeat", "places", "incident", "watchdog"),
+    "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
+    "supervise": ("heartbeat", "places", "incident", "watchdog", "kernel_log"),
     "model": (
         "config",
         "open_config",
@@ -257,7 +260,8 @@ SAME_NAME = {
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
-ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py")  # the last for ${NAME} alone
+# recipe.py for ${NAME} alone, the doctor to look at the whole environment
+ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py")
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
@@ -289,6 +293,7 @@ NO_TEST_OF_ITS_OWN = {
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "training/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
+    "doctor/diagnosis.py": "a named tuple: doctor/test_*.py read every field",
     "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
     "training/reference_scores.py": "training/test_preference_run.py: kept, read again, damaged, of other weights",

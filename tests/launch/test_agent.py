@@ -1,11 +1,14 @@
 """One start of the ranks: whose failure is the first. Starts themselves: test_local."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from windlass.launch import agent
 from windlass.launch.agent import SHUTDOWN_S, _death, _failure, _first
 from windlass.supervise.heartbeat import LastBeat
+from windlass.supervise.kernel_log import DriverFault
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,21 @@ from windlass.supervise.heartbeat import LastBeat
 def test_the_first_to_fail_is_found(codes, rank):
     failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
     assert _first(failures) == (rank, codes[rank][1])
+
+
+def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monkeypatch):
+    fault, asked = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), []
+
+    def read(since_s):
+        asked.append(time.monotonic() - since_s)
+        return found
+
+    monkeypatch.setattr(agent, "read_faults", read)
+    found = [fault]
+    assert _death(1, -6, [], False).driver_faults == [fault.sentence]
+    found = None  # a log that this process may not read
+    assert _death(1, -6, [], False).driver_faults == []
+    assert all(59 < seconds < 70 for seconds in asked)
 
 
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():

@@ -24,10 +24,13 @@ from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
+from windlass.supervise.kernel_log import read_faults
 from windlass.supervise.watchdog import Deadlines, Watchdog
 
 SHUTDOWN_S: Final = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
+FAULTS_S: Final = 60
+"""Faults of a GPU's driver that are older than this are not why a rank died."""
 SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
@@ -130,7 +133,8 @@ def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool) -
     beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
     step, phase = (beat.step, beat.phase) if beat else (None, None)
     is_oom = is_oom and exit_code == -signal.SIGKILL
-    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom)
+    faults = [fault.sentence for fault in read_faults(time.monotonic() - FAULTS_S) or ()]
+    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=faults)
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

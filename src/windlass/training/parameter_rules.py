@@ -1,7 +1,7 @@
 """What of the model is trained, and how: `optim.groups` matched with the model's own names, and printed."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from windlass.adapters.config import AdapterConfig
@@ -85,10 +85,22 @@ def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rul
     return lines
 
 
+def count_trained(config: RunConfig, architecture: Architecture) -> int:
+    """Elements of the tensors that a run of this recipe trains. Raises UserError as `rules_of`."""
+    adapter, frozen = adapter_of(config.adapter, architecture), frozen_names(rules_of(config, architecture))
+    if adapter is not None:
+        return _elements(trained_shapes(architecture, adapter))
+    return _elements({name: shape for name, shape in parameter_shapes(architecture).items() if name not in frozen})
+
+
+def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
 def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter) -> dict[str, str]:
     shapes = adapted_shapes(architecture, adapter)
-    trained = sum(math.prod(shape) for shape in trained_shapes(architecture, adapter).values())
-    whole = count_parameters(architecture) + sum(math.prod(shape) for name, shape in shapes.items() if is_factor(name))
+    trained = _elements(trained_shapes(architecture, adapter))
+    whole = count_parameters(architecture) + _elements({n: shape for n, shape in shapes.items() if is_factor(n)})
     base = ", base in NF4" if adapter.quantized else ""
     also = f", and {len(adapter.also_trained)} tensors of the model whole" if adapter.also_trained else ""
     matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
