@@ -34,6 +34,7 @@ HALL = (
     "signals",
     "output",
     "safe_text",
+    "object_store",
 )
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
@@ -100,6 +101,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "stream",
         "reshard",
         "provenance",
+        "mirror",
         "shared_storage",
     ),
     "cli": ("main",),
@@ -122,7 +124,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("config", "files", "packing"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background"),
-    "data.shards": ("mds", "index", "small_files", "store", "cache", "remote", "journal", "growing"),
+    "data.shards": ("mds", "index", "small_files", "cache", "remote", "journal", "growing"),
     "data.sources": (
         "config",
         "scan",
@@ -253,7 +255,6 @@ SAME_NAME = {
     "reshard",
     "restore",
     "status",
-    "store",
     "verify",
 }
 
@@ -266,7 +267,7 @@ ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py", "com
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
-    "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "object_store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
     "data/stream/loader.py": "whatever the loader's thread raises is raised by next()",
     "data/tokenize/tokenizer.py": "tokenizers raises a bare Exception for a file that it cannot read: named with the file",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",

@@ -36,7 +36,7 @@ from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
-from windlass.training.run_directory import interruptible
+from windlass.training.run_directory import fetch_run, interruptible
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
@@ -64,6 +64,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
+    fetch_run(config)
     keep = None
     trainer_state = begun(config)
     config = complete_adapter(config, trainer_state)
