@@ -243,6 +243,12 @@ def test_options_that_do_not_fit(runs, tmp_path):
         ({"optim": {"kind": "muon"}}, "optim.kind=muon with adapter.kind=lora"),
         ({"adapter": {"kind": "none", "rank": 8}}, "adapter.rank with adapter.kind=none"),
         ({"adapter": {"kind": "lora", "targets": []}}, "adapter.targets=[]"),
+        ({"adapter": {"kind": "lora", "targets": "q_proj"}}, "use adapter.targets=[q_proj]"),
+        (
+            {"adapter": {"kind": "lora", "targets": ".*_proj"}},
+            "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",
+        ),
+        ({"adapter": {"kind": "lora", "rank": 0}}, "leave the section `adapter` out to train all parameters"),
     ],
 )
 def test_recipes_that_are_refused_when_they_are_read(base, tmp_path, sections, words):
@@ -253,6 +259,10 @@ def test_recipes_that_are_refused_when_they_are_read(base, tmp_path, sections, w
     ("sections", "words"),
     [
         ({"adapter": {"kind": "lora", "targets": ["query"]}}, "adapter.targets has 'query'"),
+        (
+            {"adapter": {"kind": "lora", "targets": [".*mlp.*"]}},
+            "what this one finds here: gate_proj, up_proj, down_proj",
+        ),
         ({"adapter": {"kind": "lora", "also_train": ["*nrm*"]}}, "adapter.also_train has '*nrm*'"),
         ({"adapter": ADAPTERS["lora"] | {"also_train": ["*q_proj*"], "targets": ["q_proj"]}}, "adapter.also_train too"),
         ({"optim": {"groups": [{"names": ["*norm*"], "frozen": True}]}}, "optim.groups[0].names has '*norm*'"),

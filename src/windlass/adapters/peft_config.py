@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.modules_to_save import patterns_of
 from windlass.errors import UserError
@@ -83,6 +85,13 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has {name}: {given.get(name)}", why, "give an adapter without it, or remove adapter.from"
         )
+    if isinstance(given.get("target_modules"), str):
+        listed = json.dumps(_targets_in(directory / WEIGHTS) or ["q_proj", "v_proj"])
+        raise UserError(
+            f"{path} has target_modules: {given['target_modules']}",
+            "targets are a list of the last parts of names; regular expressions are not supported",
+            f'write the list of its factors there, which PEFT reads too: "target_modules": {listed}',
+        )
     rank, alpha, targets = given.get("r"), given.get("lora_alpha"), given.get("target_modules")
     if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float) and isinstance(targets, list)):
         raise UserError(
@@ -91,6 +100,15 @@ def read_config(directory: Path) -> dict[str, Any]:
             "save the adapter again with PEFT's save_pretrained",
         )
     return given
+
+
+def _targets_in(weights: Path) -> list[str]:
+    """The last parts of the modules that the file has factors of; empty where it cannot be read."""
+    try:
+        with safe_open(weights, framework="np") as file:
+            return sorted({key.split(".lora_")[0].rpartition(".")[2] for key in file.keys() if ".lora_" in key})  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return []
 
 
 def _has_one_scale(given: Mapping[str, Any]) -> bool:
