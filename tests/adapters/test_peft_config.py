@@ -70,3 +70,10 @@ def test_an_expression_is_answered_with_the_list_of_the_factors(tmp_path):
     with pytest.raises(UserError) as caught:
         completed(config)
     assert caught.value.change.endswith('which PEFT reads too: "target_modules": ["c_attn"]')
+
+
+def test_a_run_in_place_of_an_adapter(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="it is a run") as caught:
+        completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
+    assert caught.value.change == f"use run.start_from={tmp_path}, or export it and give {tmp_path / 'export'}"

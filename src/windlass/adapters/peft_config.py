@@ -62,10 +62,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     try:
         given: Any = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
+        is_run = (directory / "checkpoints").is_dir()
         raise UserError(
-            f"adapter.from={directory}: {error}",
+            f"adapter.from={directory}: " + ("it is a run" if is_run else str(error)),
             f"an adapter is a directory of PEFT's with {CONFIG} and {WEIGHTS}",
-            "give such a directory, or remove adapter.from to begin with new factors",
+            f"use run.start_from={directory}, or export it and give {directory / 'export'}"
+            if is_run
+            else "give such a directory, or remove adapter.from to begin with new factors",
         ) from None
     if not isinstance(given, dict) or given.get("peft_type") != "LORA":
         kind = given.get("peft_type") if isinstance(given, dict) else type(given).__name__
