@@ -2,17 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
+from windlass.commands import export_adapter
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
+from windlass.commands.export_adapter import probe_ids
 from windlass.commands.generate import Sampling, generate
 from windlass.config import to_yaml
 from windlass.errors import UserError
+from windlass.model.lora.linear import merge
 from windlass.training.loop import train
 from windlass.training.open_saved import open_saved
 
@@ -96,12 +100,35 @@ def test_peft_loads_the_export(runs, name, tmp_path):
     assert done.largest_difference <= 1e-5 and done.base is not None
     card = (tmp_path / "adapter" / "README.md").read_text()
     assert "PeftModel.from_pretrained(base" in card and ("quantised to NF4" in card) == (name == "nf4")
+    assert done.merging is not None and (done.merging.in_nf4 is not None) == (name == "nf4")
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_merged_it_is_a_model_like_any_other(runs, name, tmp_path):
     done = export(runs / name, tmp_path / "merged", merge=True)
     assert done.largest_difference <= 1e-5 and done.base is None
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert done.merging is not None and 0 < done.merging.beside <= 1e-5, (
+        "sums in another order: not the same weights twice"
+    )
+    assert f"Merged in fp32, it was within {done.merging.beside:.1e} of the logits of base and adapter." in card
+    if name == "nf4":
+        before, after = (open_saved(path).model for path in (runs / name, tmp_path / "merged"))
+        ids_BT = probe_ids(open_saved(runs / name).architecture)
+        expected = (before(ids_BT) - after(ids_BT)).abs().max().item()
+        assert done.merging.in_nf4 == pytest.approx(expected, rel=1e-3) and expected > 1e-3
+        assert f"logits differ by {expected:.1e} from the trained model's" in card
+
+
+def test_a_wrong_merge_is_not_exported(runs, tmp_path, monkeypatch):
+    def doubled(model, factors, adapter):
+        merge(model, factors, replace(adapter, scale=2 * adapter.scale))
+
+    monkeypatch.setattr(export_adapter, "merge", doubled)
+    message = refusal(export, runs / "nf4", tmp_path / "merged", merge=True)
+    assert (
+        "merging the adapter of" in message and "nothing was exported" in message and not (tmp_path / "merged").exists()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +292,12 @@ def test_recipes_that_are_refused_when_they_are_read(base, tmp_path, sections, w
         ),
         ({"adapter": {"kind": "lora", "also_train": ["*nrm*"]}}, "adapter.also_train has '*nrm*'"),
         ({"adapter": ADAPTERS["lora"] | {"also_train": ["*q_proj*"], "targets": ["q_proj"]}}, "adapter.also_train too"),
-        ({"optim": {"groups": [{"names": ["*norm*"], "frozen": True}]}}, "optim.groups[0].names has '*norm*'"),
+        (
+            {"optim": {"groups": [{"names": ["*norm*"], "frozen": True}]}},
+            "an adapter freezes the model's own parameters; ",
+        ),
+        ({"optim": {"groups": [{"names": ["*q_proj.weight"], "frozen": True}]}}, 'also_train=["*q_proj.weight"]'),
+        ({"optim": {"groups": [{"names": ["*nrm*"], "frozen": True}]}}, "this one matches none"),
         ({"adapter": {"kind": "lora", "from": "nowhere"}}, "adapter.from=nowhere"),
     ],
 )

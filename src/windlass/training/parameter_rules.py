@@ -29,7 +29,9 @@ MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch
 def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
     adapter = adapter_of(config.adapter, architecture)
-    rules = assign(config.optim.groups, called(architecture, adapter))
+    trained = called(architecture, adapter)
+    others = [one for name, words in names_of(architecture).items() if name not in trained for one in words]
+    rules = assign(config.optim.groups, trained, others)
     frozen = frozen_names(rules) | frozen_base(architecture, adapter)
     shapes = parameter_shapes(architecture)
     if config.optim.kind == "muon" and all(n in frozen for n, s in shapes.items() if is_hidden(n, len(s))):
