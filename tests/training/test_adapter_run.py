@@ -223,10 +223,12 @@ def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path, name):
     first = next(line["loss"] for line in now if line["kind"] == "validation")
     assert first == pytest.approx(last, abs=1e-6)
     expected = tiny.lines(runs / name)[0]["derived"]["adapter"]
-    assert now[0]["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}"
+    assert now[0]["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}, made beside {base}"
     shutil.rmtree(tmp_path / "adapter")
     train(recipe(tmp_path, base, name, "from", adapter=given, run={"steps": 3}))
     assert tensors_of(tmp_path / "from", 3).keys() == tensors_of(runs / name).keys()
+    again = [line for line in tiny.lines(tmp_path / "from") if "derived" in line][-1]
+    assert again["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}"
 
 
 def refusal(function, *args, **kwargs):

@@ -56,6 +56,11 @@ def completed(config: AdapterConfig) -> AdapterConfig:
     return config.changed(**{name: value for name, value in found.items() if name not in both})
 
 
+def base_named(directory: Path) -> str | None:
+    """The base that an adapter was made beside; None where its files are gone, as a resumed run allows. Raises UserError."""
+    return read_config(directory).get("base_model_name_or_path") if (directory / CONFIG).is_file() else None
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """adapter_config.json of a LoRA adapter. Raises UserError."""
     path = directory / CONFIG

@@ -107,7 +107,7 @@ def _check_target(path: Path, target: Path | None, dtype: str) -> None:
         raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
     if target is not None and target.exists():
         raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
-    if target is None and not (path / "checkpoints").is_dir():
+    if target is None and path.exists() and not (path / "checkpoints").is_dir():
         raise UserError(
             f"{path} is no run directory, and no target is given",
             "only a run has a place for its export: its own export/",

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Final
 
 from windlass.adapters.config import AdapterConfig
+from windlass.adapters.peft_config import base_named
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
@@ -96,6 +98,7 @@ def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter
     matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
     drops = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     begun = f"; begun with {config.from_}" if config.from_ else ""
+    begun += f", made beside {named}" if config.from_ and (named := base_named(Path(config.from_))) else ""
     share = f"{trained:,} of {whole:,} parameters ({trained / whole:.2%})"
     return {"adapter": f"{matrices}{drops}{also}{base}{begun}", "trainable": share}
 
