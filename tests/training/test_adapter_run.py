@@ -1,6 +1,7 @@
 """Whole runs with adapters: what they train, save, refuse and export; every command that reads their checkpoints."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
+from windlass.cli.models import export as cli_export
 from windlass.commands import export_adapter
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
@@ -118,6 +120,19 @@ def test_merged_it_is_a_model_like_any_other(runs, name, tmp_path):
         expected = (before(ids_BT) - after(ids_BT)).abs().max().item()
         assert done.merging.in_nf4 == pytest.approx(expected, rel=1e-3) and expected > 1e-3
         assert f"logits differ by {expected:.1e} from the trained model's" in card
+
+
+def test_the_console_says_what_was_compared_with_what(runs, tmp_path, capsys):
+    cli_export(runs / "nf4", tmp_path / "merged", merge=True)
+    whole, merging, nf4 = capsys.readouterr().out.splitlines()
+    assert re.search(
+        r"merged: fp32; loads in transformers, logits within \d\.\de[+-]\d\d of ours, same greedy text$", whole
+    )
+    assert re.fullmatch(r"merged in fp32: logits within [1-9]\.\de-\d\d of the base with its adapter", merging)
+    assert nf4.startswith("the base was in NF4 in training and is as before here: logits differ by ")
+    cli_export(runs / "some", tmp_path / "adapter")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "adapter; loads in PEFT beside" in line
 
 
 def test_a_wrong_merge_is_not_exported(runs, tmp_path, monkeypatch):
