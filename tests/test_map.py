@@ -30,6 +30,7 @@ HALL = (
     "version",
     "other_names",
     "near_names",
+    "target_names",
     "contract",
     "signals",
     "output",

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from windlass.adapters.config import AdapterConfig
+from windlass.adapters.peft_config import base_named
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
@@ -29,7 +31,9 @@ MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch
 def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
     adapter = adapter_of(config.adapter, architecture)
-    rules = assign(config.optim.groups, called(architecture, adapter))
+    trained = called(architecture, adapter)
+    others = [one for name, words in names_of(architecture).items() if name not in trained for one in words]
+    rules = assign(config.optim.groups, trained, others)
     frozen = frozen_names(rules) | frozen_base(architecture, adapter)
     shapes = parameter_shapes(architecture)
     if config.optim.kind == "muon" and all(n in frozen for n, s in shapes.items() if is_hidden(n, len(s))):
@@ -106,6 +110,7 @@ def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter
     matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
     drops = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     begun = f"; begun with {config.from_}" if config.from_ else ""
+    begun += f", made beside {named}" if config.from_ and (named := base_named(Path(config.from_))) else ""
     share = f"{trained:,} of {whole:,} parameters ({trained / whole:.2%})"
     return {"adapter": f"{matrices}{drops}{also}{base}{begun}", "trainable": share}
 
