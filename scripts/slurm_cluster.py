@@ -80,19 +80,21 @@ class Cluster:
 
     def kill_node(self, name: str) -> None:
         """Its daemon and all that it has started, by SIGKILL: what a power cut does."""
-        doomed = [process for process in psutil.process_iter() if self._is_of(process, name)]
-        for process in doomed:
+        daemon, steps, tasks = [], {}, []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                environment = process.environ()
+                if environment.get("SLURM_CONF") != self.environment["SLURM_CONF"]:
+                    continue
+                if process.cmdline()[-2:] == ["-N", name]:
+                    daemon.append(process)
+                elif environment.get("SLURMD_NODENAME") == name:
+                    tasks.append(process)
+                    if (parent := process.parent()) is not None and parent.name() == "slurmstepd":
+                        steps[parent.pid] = parent  # its title is written over its environment
+        for process in (*daemon, *steps.values(), *tasks):  # none is left to report the death of another
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-
-    def _is_of(self, process: psutil.Process, name: str) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get("SLURM_CONF") != self.environment["SLURM_CONF"]:
-                return False
-            if process.name() == "slurmstepd":  # it does not say of which node it is, but its tasks do
-                return any(child.environ().get("SLURMD_NODENAME") == name for child in process.children())
-            return process.cmdline()[-2:] == ["-N", name] or process.environ().get("SLURMD_NODENAME") == name
-        return False
 
     def close(self) -> None:
         self._daemons.close()

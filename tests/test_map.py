@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
     "training": BELOW_TRAINING,
-    "commands": ("training", *BELOW_TRAINING),
+    "commands": ("training", "launch", *BELOW_TRAINING),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (
@@ -113,6 +113,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "report",
         "stacks",
         "status",
+        "launch_slurm",
         "data_inspect",
         "data_lint",
         "data_consumed",
@@ -146,7 +147,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "flags",
     ),
     "hub": ("client", "config", "push"),
-    "launch": ("local", "restarts", "config"),
+    "launch": ("local", "restarts", "slurm", "config"),
     "supervise": ("heartbeat", "places", "incident", "watchdog"),
     "model": (
         "config",
@@ -274,6 +275,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
+    "cli/launch.py": "commands/test_launch_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",

@@ -10,6 +10,7 @@ reshard        a checkpoint rewritten in the files of another layout
 report         `windlass report`: the page of a run
 stacks         `windlass stacks`: where every rank on this host is
 status         `windlass status`: running, finished, stopped, failed or dead
+launch_slurm   `windlass launch slurm`: a run as jobs of a SLURM cluster
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed

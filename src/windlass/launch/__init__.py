@@ -2,6 +2,7 @@
 
 local     ranks on this machine, started again where one failed
 restarts  whether ranks that failed are started again
+slurm     batch scripts for SLURM, and how they are submitted
 config    the recipe's launch block
 
 Inside:
