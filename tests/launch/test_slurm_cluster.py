@@ -2,6 +2,7 @@
 
 Wherever a segment ends, the next one begins at the checkpoint that it left, and the whole equals a run that nobody disturbed."""
 
+import json
 import re
 import signal
 import subprocess
@@ -201,11 +202,11 @@ def test_a_run_goes_on_after_a_node_is_lost(slurm, base, node):
 
 def test_a_signal_waits_for_a_rank_that_has_just_begun(slurm, base):
     """It would kill a Python that starts; held back, it ends the segment before its first step."""
-    job = Job(slurm, base, "early")
+    job = Job(slurm, base, "early", "run.steps=12", "optim.warmup_steps=2")
     job.wait(lambda: job.ranks("n0") and job.ranks("n1"))
     job.do("scancel", "--signal=USR1", job.id)
     assert job.ends() == ["COMPLETED", "0:0", "1"], job.output()
-    assert job.segments() == [["none", (130, "none")], ["none", (0, f"step-{STEPS:08d}")]]
+    assert job.segments() == [["none", (130, "none")], ["none", (0, "step-00000012")]]
     assert "interrupted before the first step" in "".join(log.read_text() for log in (job.run / "slurm").glob("*.log"))
 
 
@@ -220,6 +221,17 @@ def test_a_mistake_of_the_user_fails_and_is_not_tried_again(slurm, base):
     finally:
         recipe.write_text(right)
     assert job.segments() == [["none", (2, "none")]] and "did you mean `report`?" in job.output()
+
+
+def test_a_job_that_gains_nothing_ends(slurm, base):
+    """Every rank fails at once, in a container of a kind; each is given two cores."""
+    settings = {"container": "bash -c 'echo rank of $SLURM_CPUS_PER_TASK; exit 5' --", "cpus_per_task": 2}
+    given = [f"launch.slurm.{key}={json.dumps(value)}" for key, value in settings.items()]
+    job = Job(slurm, base, "stuck", "launch.max_restarts=1", *given)
+    assert job.ends() == ["FAILED", "5:0", "1"], job.output()
+    assert job.segments() == [["none", (5, "none")]] * 2
+    assert job.output().count("rank of 2\n") == 4  # two ranks, two segments: the end of the logs is there
+    assert job.output().endswith("2 segments without a new checkpoint: the job ends with 5\n")
 
 
 def test_a_cancelled_job_saves_and_ends(slurm, base):
