@@ -97,6 +97,8 @@ class Cluster:
                 process.kill()
 
     def close(self) -> None:
+        for name in self.nodes:  # a job that still runs would outlive the daemons
+            self.kill_node(name)
         self._daemons.close()
 
 

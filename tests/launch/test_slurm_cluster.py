@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
@@ -121,6 +122,10 @@ class Job:
         return found
 
 
+def site(**settings):
+    return [f"launch.slurm.{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
 def assert_equal_to_the_undisturbed_run(job, base):
     began = [begin for begin, _ in job.segments()]
     assert job.resumes() == began[1:] and began[0] == "none"
@@ -201,8 +206,9 @@ def test_a_run_goes_on_after_a_node_is_lost(slurm, base, node):
 
 
 def test_a_signal_waits_for_a_rank_that_has_just_begun(slurm, base):
-    """It would kill a Python that starts; held back, it ends the segment before its first step."""
-    job = Job(slurm, base, "early", "run.steps=12", "optim.warmup_steps=2")
+    """It would kill a container, or a Python, that starts; held back, it ends the segment before its first step."""
+    settings = site(container="bash -c 'sleep 3; exec \"$@\"' --", python=sys.executable)
+    job = Job(slurm, base, "early", *settings, "run.steps=12", "optim.warmup_steps=2")
     job.wait(lambda: job.ranks("n0") and job.ranks("n1"))
     job.do("scancel", "--signal=USR1", job.id)
     assert job.ends() == ["COMPLETED", "0:0", "1"], job.output()
@@ -225,9 +231,8 @@ def test_a_mistake_of_the_user_fails_and_is_not_tried_again(slurm, base):
 
 def test_a_job_that_gains_nothing_ends(slurm, base):
     """Every rank fails at once, in a container of a kind; each is given two cores."""
-    settings = {"container": "bash -c 'echo rank of $SLURM_CPUS_PER_TASK; exit 5' --", "cpus_per_task": 2}
-    given = [f"launch.slurm.{key}={json.dumps(value)}" for key, value in settings.items()]
-    job = Job(slurm, base, "stuck", "launch.max_restarts=1", *given)
+    settings = site(container="bash -c 'echo rank of $SLURM_CPUS_PER_TASK; exit 5' --", cpus_per_task=2)
+    job = Job(slurm, base, "stuck", "launch.max_restarts=1", *settings)
     assert job.ends() == ["FAILED", "5:0", "1"], job.output()
     assert job.segments() == [["none", (5, "none")]] * 2
     assert job.output().count("rank of 2\n") == 4  # two ranks, two segments: the end of the logs is there
