@@ -79,6 +79,7 @@ def test_the_port_is_that_of_the_start():
     ranks = {port(SRUN | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}) for rank in range(4)}
     others = {port(SRUN | {"SLURM_STEP_ID": str(step)}) for step in range(1, 9)} - ranks
     assert len(ranks) == 1 and len(others) == 8 and all(20000 <= one < 30000 for one in ranks | others)
+    assert port(SRUN | {"SLURM_RESTART_COUNT": "1"}) not in ranks  # a requeued job keeps its id
     assert port(OPEN_MPI) != port(OPEN_MPI | {"PMIX_NAMESPACE": "1221853186"})
 
 

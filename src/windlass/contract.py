@@ -33,7 +33,14 @@ class Launcher(NamedTuple):
 
 
 LAUNCHERS: Final = (
-    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    Launcher(
+        "srun",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # a requeued job keeps its id
+    ),
     Launcher(
         "Open MPI's mpirun",
         "OMPI_COMM_WORLD_RANK",

@@ -65,7 +65,7 @@ def test_srun(base):
     if why := missing():
         pytest.skip(why)
     with slurm_cluster() as found:
-        done = train(base, ["srun", "-n", "2"], "srun", **found)
+        done = train(base, ["srun", "-n", "2"], "srun", **found.environment)
     assert_same_run(base, "srun", done, "srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS); they meet at ")
 
 

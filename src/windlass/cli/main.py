@@ -17,6 +17,7 @@ import typer
 from windlass import contract, signals
 from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
+from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
 from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing
 from windlass.errors import (
@@ -64,6 +65,7 @@ def begin(context: typer.Context) -> None:
 
 app.add_typer(cli_checkpoint.app, name="checkpoint")
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_launch.app, name="launch")
 
 
 @app.command()

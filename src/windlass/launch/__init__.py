@@ -2,6 +2,8 @@
 
 local     ranks on this machine, started again where one failed
 restarts  whether ranks that failed are started again
+slurm     batch scripts for SLURM, and how they are submitted
+kubernetes  manifests of a JobSet or a TrainJob
 config    the recipe's launch block
 
 Inside:

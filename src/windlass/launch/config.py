@@ -1,15 +1,178 @@
 """The recipe's `launch:` block: how ranks are started and started again. It never changes what is trained."""
 
-from pydantic import Field
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final
 
+from pydantic import Field, field_validator
+
+from windlass.errors import UserError
 from windlass.settings import Settings
+
+TIME: Final = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+OF_THE_SCRIPT: Final = (
+    *("nodes", "ntasks", "ntasks-per-node", "signal", "requeue", "no-requeue"),
+    *("output", "error", "open-mode", "array", "dependency"),
+)
+"""Options that the script sets itself, or could not work with."""
+
+
+def seconds(time: str) -> int:
+    """SLURM's M, M:S, H:M:S, D-H, D-H:M and D-H:M:S, in seconds."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    hours = 0 if len(parts) < 3 and not days else parts.pop(0)
+    minutes, rest_s, *_ = [*parts, 0, 0]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
+
+
+class SlurmConfig(Settings):
+    partition: str | None = None
+    """Where jobs run. Default: the site's. Options of `windlass launch slurm` replace this key and the three below."""
+
+    account: str | None = None
+    """Whom they are accounted to."""
+
+    qos: str | None = None
+    """Their quality of service."""
+
+    time: str | None = None
+    """Time limit of a segment, as sbatch takes it, in quotes: "4:00:00", "1-12". Default: the partition's."""
+
+    grace_s: int = Field(default=300, ge=1, le=65535)
+    """Seconds before the time limit at which the ranks are asked to stop and save. SLURM asks up to 60 seconds earlier."""
+
+    cpus_per_task: int | None = Field(default=None, ge=1)
+    """Cores of each rank, which is bound to them. Default: the site's, often one."""
+
+    python: str | None = None
+    """The interpreter of the ranks. Default: the one that submits; python3 in a container."""
+
+    container: str = ""
+    """Words before the command of each rank: `apptainer exec --nv /images/train.sif`. Empty: no container."""
+
+    setup: list[str] = []
+    """Shell lines before the ranks start, on the job's first node: `module load cuda/13`."""
+
+    environment: dict[str, str | int] = {}
+    """Variables of the ranks, such as NCCL's. Secrets belong into the shell that submits, whose environment jobs inherit."""
+
+    options: list[str] = []
+    """Further options of every job, a line each: `--exclusive`."""
+
+    prepare_options: list[str] = []
+    """Further options of the job that prepares the data; they replace those above: `--partition=cpu`."""
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _quoted(cls, time: Any) -> Any:
+        if time is not None and not (isinstance(time, str) and TIME.fullmatch(time)):
+            raise ValueError(
+                f'`time: {time}` is not a time limit in quotes: YAML reads 1:00:00 as 3600; write "1:00:00"'
+            )
+        return time
+
+    def rules(self) -> Sequence[Iterator[UserError]]:
+        return self._grace(), self._lines(), self._options(), self._variables()
+
+    def _grace(self) -> Iterator[UserError]:
+        if self.time is not None and seconds(self.time) <= self.grace_s:
+            yield UserError(
+                f"launch.slurm.time={self.time} with launch.slurm.grace_s={self.grace_s}",
+                f"the ranks are asked to save {self.grace_s} s before the time limit, which is {seconds(self.time)} s",
+                "give a longer time, or a shorter grace_s that a checkpoint still fits into",
+            )
+
+    def _lines(self) -> Iterator[UserError]:
+        site = (self.partition, self.account, self.qos, self.python)
+        for line in (*filter(None, site), self.container, *self.setup, *self.options, *self.prepare_options):
+            if not line.isprintable():
+                yield UserError(
+                    f"launch.slurm: {line!r}",
+                    "every text there is one line of a script, without control characters",
+                    "make it several entries of the list, or one line",
+                )
+
+    def _options(self) -> Iterator[UserError]:
+        for option in (*self.options, *self.prepare_options):
+            name = option.removeprefix("--").split("=")[0].split(" ")[0]
+            if not re.match(r"--[a-z]", option):
+                yield UserError(
+                    f"launch.slurm: `{option}` among the options of sbatch",
+                    "an option there is a long one: --name, or --name=value",
+                    "see man sbatch for its long name",
+                )
+            elif option in self.options and name in OF_THE_SCRIPT:
+                yield UserError(
+                    f"launch.slurm.options: `{option}`",
+                    f"the script sets --{name} itself, or could not work with it",
+                    "remove it; windlass launch slurm --help has what can be chosen, docs/howto/slurm.md why",
+                )
+
+    def _variables(self) -> Iterator[UserError]:
+        for name in self.environment:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                yield UserError(
+                    f"launch.slurm.environment: `{name}`",
+                    "a variable's name is letters, digits and underscores",
+                    "correct the name",
+                )
+
+
+class KubernetesConfig(Settings):
+    image: str | None = None
+    """The image of the pods, with windlass in it (see Containerfile)."""
+
+    namespace: str | None = None
+    """Default: kubectl's."""
+
+    claim: str | None = None
+    """A PersistentVolumeClaim that every pod mounts (ReadWriteMany): run directory and data are there. One host may do without
+    it where checkpoint.remote is set."""
+
+    mount: str = Field(default="/runs", pattern=r"^/[^\x00-\x1f]+$")
+    """Where pods see it, and the directory that they start in: relative paths of the recipe are below it."""
+
+    cpu: int | None = Field(default=None, ge=1)
+    """Cores of a pod. Default: the cluster's."""
+
+    memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i?$")
+    """Memory of a pod: 400Gi. Default: the cluster's."""
+
+    shm_gib: int = Field(default=16, ge=1)
+    """Size of /dev/shm, which counts as memory: a GiB per rank and more."""
+
+    gpu_resource: str = "nvidia.com/gpu"
+    """What the cluster calls a GPU."""
+
+    node_selector: dict[str, str] = {}
+    """Labels that a pod's node has."""
+
+    environment: dict[str, str | int] = {}
+    """Variables of the pods, such as NCCL's."""
+
+    secrets: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = {}
+    """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
+
+    retries: int = Field(default=20, ge=0)
+    """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
+
+    runtime: str = "torch-distributed"
+    """Of a TrainJob: the ClusterTrainingRuntime."""
 
 
 class LaunchConfig(Settings):
     max_restarts: int = Field(default=3, ge=0)
     """How often our launcher starts the ranks again after one died or stalled, from the last commit. A mistake that only the user
-    can mend is never tried again, nor a step that has failed three times."""
+    can mend is never tried again, nor a step that has failed three times. Under SLURM: how often a job goes back to the queue
+    without a new checkpoint."""
 
     stall_s: float = Field(default=180.0, ge=0)
     """A rank that has begun nothing new for this many seconds, and for ten times the longest that its phase has taken, is named
     and stopped with all others. Waiting for data ends by data.timeout_s first. 0: never."""
+
+    slurm: SlurmConfig = SlurmConfig()
+    """What jobs of `windlass launch slurm` have at this site."""
+
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """What pods of `windlass launch kubernetes` have in this cluster."""

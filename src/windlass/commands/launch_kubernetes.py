@@ -1,0 +1,39 @@
+"""`windlass launch kubernetes`: a run as pods of a cluster."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from windlass.config import load_recipe
+from windlass.launch.kubernetes import apply, check_pods, manifests
+from windlass.launch.slurm import Size
+from windlass.model.open_config import architecture_of
+from windlass.recipe import recipe_text
+
+
+def launch(
+    recipe: str,
+    overrides: list[str],
+    size: Size,
+    name: str | None,
+    kind: Literal["jobset", "trainjob"],
+    is_dry: bool,
+) -> Iterator[str]:
+    """Applies the manifests of `recipe` -> what kubectl says, and how to follow the run; of a dry run, the manifests. Raises
+    UserError before anything is applied."""
+    config = load_recipe(recipe, *overrides)
+    kubernetes = config.launch.kubernetes
+    check_pods(kubernetes, config.run.directory, config.checkpoint.remote is not None, size)
+    # a base of `model.from` may be on the cluster's volume alone
+    known = config.model.from_ is None
+    config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
+    name = name or config.run.directory.name
+    text = manifests(kubernetes, recipe_text(recipe)[0], overrides, size, name, kind)
+    if is_dry:
+        yield text.rstrip()
+        return
+    yield apply(text)
+    of = f" -n {kubernetes.namespace}" if kubernetes.namespace else ""
+    yield "to follow it:"
+    yield f"  kubectl get{of} {kind}/{name}"
+    yield f"  kubectl logs{of} -f -l jobset.sigs.k8s.io/jobset-name={name} --prefix"
+    yield f"to stop it, saved: kubectl delete{of} {kind}/{name}"

@@ -1,0 +1,208 @@
+"""Manifests of Kubernetes: nothing in them is unknown to the controllers' own models, and what a pod runs is the run."""
+
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from windlass.errors import Unavailable, UserError
+from windlass.launch import kubernetes as made_by
+from windlass.launch.config import KubernetesConfig
+from windlass.launch.kubernetes import apply, check_pods, command, manifests
+from windlass.launch.slurm import Size
+
+models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api (the dev extra)")
+MODELS = {
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "ConfigMap": "IoK8sApiCoreV1ConfigMap",
+}
+FULL = KubernetesConfig(
+    image="registry.invalid/windlass:1",
+    namespace="lm",
+    claim="runs",
+    cpu=32,
+    memory="400Gi",
+    node_selector={"gpu": "h100"},
+    environment={"NCCL_DEBUG": "WARN"},
+    secrets={"AWS_SECRET_ACCESS_KEY": "store/secret"},
+    retries=7,
+)
+RECIPE = "run: {directory: runs/mine}\n"
+
+
+def made(kubernetes=FULL, kind="jobset", text=RECIPE):
+    recipe, job = yaml.safe_load_all(manifests(kubernetes, text, ["run.steps=9"], Size(2, 4, 4), "mine", kind))
+    return recipe, job
+
+
+def lost(tree):
+    """What the controllers' own models do not take over: paths in `tree`."""
+    kept = getattr(models, MODELS[tree["kind"]]).from_dict(tree).to_dict()
+
+    def walk(given, found, path):
+        if isinstance(given, dict):
+            for key, value in given.items():
+                if not isinstance(found, dict) or key not in found:
+                    yield f"{path}.{key}"
+                else:
+                    yield from walk(value, found[key], f"{path}.{key}")
+        elif isinstance(given, list):
+            if not isinstance(found, list) or len(found) != len(given):
+                yield path
+            else:
+                for at, value in enumerate(given):
+                    yield from walk(value, found[at], f"{path}[{at}]")
+        elif str(given) != str(found):
+            yield path
+
+    return list(walk(tree, kept, tree["kind"]))
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+@pytest.mark.parametrize("kubernetes", [FULL, KubernetesConfig(image="i", claim="c")])
+def test_nothing_is_lost_in_the_controllers_models(kind, kubernetes):
+    recipe, job = made(kubernetes, kind=kind)
+    assert lost(recipe) == lost(job) == []
+    assert recipe["data"] == {"recipe.yaml": RECIPE} and recipe["metadata"]["name"] == "mine-recipe"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "typo"),
+    [
+        ("jobset", ("spec", "failurePolicy"), "maxRestart"),
+        ("jobset", ("spec",), "replicatedJob"),
+        ("trainjob", ("spec", "trainer"), "numNode"),
+        ("trainjob", ("spec",), "podTemplateOverrides"),
+    ],
+)
+def test_a_typo_would_be_seen(kind, path, typo):
+    _, job = made(kind=kind)
+    place = job
+    for key in path:
+        place = place[key]
+    place[typo] = 3 if typo != "podTemplateOverrides" else [{}]
+    assert lost(job) == [".".join((job["kind"], *path, typo))]
+
+
+def test_a_wrong_type_is_refused_by_the_models():
+    _, job = made(kind="trainjob")
+    job["spec"]["trainer"]["numProcPerNode"] = "auto"
+    with pytest.raises(ValueError):
+        lost(job)
+
+
+def test_a_jobset_starts_all_pods_again_and_ends_by_a_mistake():
+    _, job = made()
+    assert job["spec"]["failurePolicy"] == {
+        "maxRestarts": 7,
+        "rules": [{"name": "mistakes", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+    (workers,) = job["spec"]["replicatedJobs"]
+    spec = workers["template"]["spec"]
+    assert (spec["parallelism"], spec["completions"], spec["completionMode"], spec["backoffLimit"]) == (
+        2,
+        2,
+        "Indexed",
+        0,
+    )
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule == {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "windlass", "operator": "In", "values": [2, 3, 4]},
+    }
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"cpu": "32", "memory": "400Gi", "nvidia.com/gpu": "4"}
+    assert container["env"] == [
+        {"name": "NCCL_DEBUG", "value": "WARN"},
+        {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": {"secretKeyRef": {"name": "store", "key": "secret"}}},
+    ]
+    assert container["workingDir"] == "/runs" and pod["restartPolicy"] == "Never"
+    assert pod["terminationGracePeriodSeconds"] == 600
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"recipe": "/windlass", "shm": "/dev/shm", "runs": "/runs"}
+    assert [volume["name"] for volume in pod["volumes"]] == list(mounts)
+
+
+def test_pods_meet_at_the_first_of_a_jobset_and_at_the_controllers_name_in_a_trainjob():
+    _, jobset = made()
+    spec = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert spec["containers"][0]["command"] == [
+        *("python3", "-m", "windlass", "launch", "nodes", "/windlass/recipe.yaml", "run.steps=9", "--nproc", "4"),
+        *("--nodes", "2", "--endpoint", "mine-workers-0-0.mine:29400"),
+    ]
+    _, trainjob = made(kind="trainjob")
+    trainer = trainjob["spec"]["trainer"]
+    assert trainer["command"][:4] == ["/bin/sh", "-c", 'cd /runs && exec "$@"', "sh"]
+    assert trainer["command"][-1] == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+
+
+def test_one_host_trains_without_a_meeting_and_an_override_is_no_variable_of_kubernetes():
+    assert command(["run.name=$(HOME)"], Size(1, 8, 8), "nowhere") == [
+        *("python3", "-m", "windlass", "train", "/windlass/recipe.yaml", "run.name=$$(HOME)", "--nproc", "8")
+    ]
+
+
+def test_a_secret_in_a_recipe_is_refused():
+    with pytest.raises(UserError, match="would hold a secret"):
+        made(text="data: {directory: 's3://user:pa55word@host/x'}\n")
+
+
+@pytest.mark.parametrize("name", ["Mine", "1st", "a_b", "a" * 41, "mine-", ""])
+def test_a_name_that_dns_does_not_take_is_refused(name):
+    with pytest.raises(UserError, match="--job-name"):
+        manifests(FULL, RECIPE, [], Size(1, 1), name, "jobset")
+
+
+@pytest.mark.parametrize(
+    ("changes", "run", "has_remote", "nodes", "said"),
+    [
+        ({"image": None}, "runs/a", False, 1, "launch.kubernetes.image is missing"),
+        ({"claim": None}, "runs/a", True, 2, "2 pods without launch.kubernetes.claim"),
+        ({"claim": None}, "runs/a", False, 1, "a pod whose disk ends with it"),
+        ({}, "/scratch/runs", False, 2, "run.directory=/scratch/runs with the volume mounted at /runs"),
+    ],
+)
+def test_pods_that_would_lose_the_run_are_refused(changes, run, has_remote, nodes, said):
+    with pytest.raises(UserError, match=said):
+        check_pods(FULL.changed(**changes), PurePosixPath(run), has_remote, Size(nodes, 1))
+
+
+@pytest.mark.parametrize(("claim", "run", "nodes"), [("runs", "/runs/a", 2), ("runs", "a", 2), (None, "/anywhere", 1)])
+def test_pods_that_keep_it_are_not(claim, run, nodes):
+    check_pods(FULL.changed(claim=claim), PurePosixPath(run), True, Size(nodes, 1))
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "raised"),
+    [
+        (0, "jobset.jobset.x-k8s.io/mine created", None),
+        (1, "error: no matches for kind JobSet", UserError),
+        (1, "The connection to the server localhost:8080 was refused", Unavailable),
+    ],
+)
+def test_kubectl_answers_or_its_refusal_is_shown(monkeypatch, code, said, raised):
+    asked = []
+
+    def run(arguments, input, **_):
+        asked.append((arguments, input))
+        return SimpleNamespace(returncode=code, stdout=said + "\n", stderr=said)
+
+    monkeypatch.setattr(made_by.shutil, "which", lambda _name: "/bin/kubectl")
+    monkeypatch.setattr(made_by.subprocess, "run", run)
+    if raised is None:
+        assert apply("text") == said
+    else:
+        with pytest.raises(UserError) as caught:
+            apply("text")
+        assert type(caught.value) is raised and said in caught.value.given
+    assert asked == [(["kubectl", "apply", "-f", "-"], "text")]
+
+
+def test_without_kubectl_it_says_so(monkeypatch):
+    monkeypatch.setattr(made_by.shutil, "which", lambda _name: None)
+    with pytest.raises(UserError, match="kubectl is not installed here"):
+        apply("text")
