@@ -22,8 +22,8 @@ from windlass.data.shards.cache import Cache
 from windlass.data.shards.index import parse_index
 from windlass.data.shards.mds import Reader, ShardSource, Writer
 from windlass.data.shards.remote import CachedShards
-from windlass.data.shards.store import Store
 from windlass.errors import BadShard
+from windlass.object_store import Store
 
 ROOT = Path(__file__).parent.parent
 THEIRS = ROOT / ".venv-mosaic" / "bin" / "python"

@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 
 from tests import long_sample
+from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass import safe_text
 
 START_S = time.monotonic()

@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "windlass"
 ROOMS = (
     "cli", "commands", "proof", "training", "objectives", "adapters", "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
-    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "supervise", "hub",
+    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "supervise", "doctor", "hub",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -30,10 +30,12 @@ HALL = (
     "version",
     "other_names",
     "near_names",
+    "target_names",
     "contract",
     "signals",
     "output",
     "safe_text",
+    "object_store",
 )
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
 PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
@@ -55,6 +57,7 @@ BELOW_TRAINING = (
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub"), ()),
+    "doctor": ("supervise",),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -72,7 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "objectives": ("model", "parallel"),
     "adapters": ("model", "model.lora"),
     "training": BELOW_TRAINING,
-    "commands": ("training", "launch", *BELOW_TRAINING),
+    "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "cli": ("", "commands", "proof", "training", "launch"),
     "": (
@@ -99,6 +102,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "stream",
         "reshard",
         "provenance",
+        "mirror",
         "shared_storage",
     ),
     "cli": ("main",),
@@ -114,6 +118,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "stacks",
         "status",
         "launch_slurm",
+        "doctor",
         "data_inspect",
         "data_lint",
         "data_consumed",
@@ -121,7 +126,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("config", "files", "packing"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background"),
-    "data.shards": ("mds", "index", "small_files", "store", "cache", "remote", "journal", "growing"),
+    "data.shards": ("mds", "index", "small_files", "cache", "remote", "journal", "growing"),
     "data.sources": (
         "config",
         "scan",
@@ -148,7 +153,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "hub": ("client", "config", "push"),
     "launch": ("local", "restarts", "slurm", "config"),
-    "supervise": ("heartbeat", "places", "incident", "watchdog"),
+    "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
+    "supervise": ("heartbeat", "places", "incident", "watchdog", "kernel_log"),
     "model": (
         "config",
         "open_config",
@@ -251,19 +257,19 @@ SAME_NAME = {
     "reshard",
     "restore",
     "status",
-    "store",
     "verify",
 }
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
-ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py")  # the last for ${NAME} alone
+# recipe.py for ${NAME} alone, the doctor to look at the whole environment
+ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py")
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
-    "data/shards/store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "object_store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
     "data/stream/loader.py": "whatever the loader's thread raises is raised by next()",
     "data/tokenize/tokenizer.py": "tokenizers raises a bare Exception for a file that it cannot read: named with the file",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",
@@ -291,6 +297,7 @@ NO_TEST_OF_ITS_OWN = {
     "model/names.py": "model/test_hf.py: every name of every family, in and out",
     "training/open_data.py": "training/test_assemble.py opens a run's batches, commands/test_evaluate.py its sets alone",
     "adapters/config.py": "model/lora/test_adapter.py and training/test_adapter_run.py: its rules, where recipes are read",
+    "doctor/diagnosis.py": "a named tuple: doctor/test_*.py read every field",
     "commands/export_adapter.py": "training/test_adapter_run.py exports every adapter, both ways",
     "proof/proxy_adapter.py": "proof/test_verify.py proves recipes with adapters",
     "training/reference_scores.py": "training/test_preference_run.py: kept, read again, damaged, of other weights",

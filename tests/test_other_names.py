@@ -223,7 +223,14 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"lora_target_linear": True}, "adapter.targets=all-linear"),
         ({"modules_to_save": ["lm_head"]}, 'adapter.also_train=["*lm_head*"]'),
         ({"load_in_4bit": True}, "adapter.base=nf4"),
+        (
+            {"adapter": {"target_modules": r".*\.(q|v)_proj"}},
+            "adapter.targets=[q_proj, v_proj] (what the expression finds",
+        ),
+        ({"adapter": {"target_modules": r".*\.1\..*"}}, "adapter.targets=[q_proj, v_proj] (for example; regular"),
         ({"adapter": "qlora"}, "adapter.kind=lora adapter.base=nf4"),
+        ({"adapter": {"kind": "qlora"}}, "adapter.kind=lora adapter.base=nf4"),
+        ({"adapter": {"bias": "none"}}, "nothing (biases stay frozen"),
         ({"adapter": "lora"}, "adapter.kind=lora"),
         ({"finetuning_type": "full"}, "adapter.kind=none"),
         ({"use_rslora": True}, "adapter.rank_stabilized=true"),
@@ -241,9 +248,6 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"dpo_label_smoothing": 0.1}, "objective.loss=robust objective.label_smoothing=0.1"),
         ({"simpo_gamma": 0.5}, "objective.loss=simpo objective.target_margin=0.5"),
         ({"ref_model": "base"}, "nothing (the reference is the model that the run begins with)"),
-        ({"objective": {"kind": "kto"}}, "nothing (this version has no kto; of pairs it has objective.kind=dpo"),
-        ({"objective": {"kind": "grpo"}}, "nothing (this version has no grpo;"),
-        ({"objective": {"kind": "dpo", "loss": "orpo"}}, "nothing (this version has no orpo;"),
         ({"objective": {"kind": "ipo"}}, "objective.kind=dpo objective.loss=ipo"),
     ],
     ids=str,
@@ -260,3 +264,27 @@ def test_finetuning_by_other_tools_names(given, ours):
     adapter = AdapterConfig.model_validate({"kind": "lora", **tree.get("adapter", {})})
     OptimConfig.model_validate({"learning_rate": 1e-3, **tree.get("optim", {})})
     assert adapter.kind in ("lora", "none") and tree.keys() <= {"adapter", "optim", "data", "objective"}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        (
+            {"objective": {"kind": "kto"}},
+            "KTO is not in this version: it learns from single answers marked good or bad",
+        ),
+        ({"objective": {"kind": "GRPO"}}, "GRPO is not in this version: it samples answers during training"),
+        ({"rl": "ppo"}, "PPO is not in this version: it samples answers"),
+        ({"stage": "rm"}, "reward models are not in this version: they end in a head of one output"),
+        (
+            {"objective": {"kind": "dpo", "loss": "orpo"}},
+            "ORPO is not in this version, which has other losses on pairs",
+        ),
+    ],
+    ids=str,
+)
+def test_objectives_that_are_not_here_say_why_and_what_is(given, rule):
+    ((_, error),) = other_names(given, tuple(POLICIES))
+    assert error.rule.startswith(rule) and "another tool" not in error.rule
+    assert error.change.startswith("use objective.kind=dpo on pairs (`format: preference`;")
+    assert error.change.endswith("or objective.kind=sft on good answers alone")

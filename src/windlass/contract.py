@@ -208,6 +208,11 @@ def rank(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get("RANK", "0"))
 
 
+def local_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """This process's number among those of its host; after `adopt`."""
+    return int(environ.get("LOCAL_RANK", "0"))
+
+
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own launcher started this rank: it has prepared the data before, and shows what a failing rank wrote."""
     return AGENT in environ

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from windlass.errors import UserError
+from windlass.target_names import listed, listed_targets
 
 _NODE: Final = "parallel.replicate=-1 parallel.shard=8 (the ranks of a node, here 8)"
 SHARDINGS: Final = {  # in the order of torch's enumeration: FULL_SHARD is 1
@@ -97,26 +98,28 @@ _SFT: Final = "TRL, axolotl, LLaMA-Factory"
 _LENGTH: Final = "data.sequence_length"
 _ANSWERS: Final = "nothing (of a source with `format: chat` the answers alone are learned, of a text every token)"
 _PAIRS: Final = "TRL, axolotl, LLaMA-Factory"
-_LACKING: Final = (
-    "nothing (this version has no {}; of pairs it has objective.kind=dpo: sigmoid, ipo, robust, hinge, simpo)"
-)
 _STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft", "dpo": "objective.kind=dpo"}
 _LOSSES: Final = {
     name: f"objective.kind=dpo objective.loss={name}" for name in ("sigmoid", "ipo", "robust", "hinge", "simpo")
 }
-_OTHERS: Final = (
-    "kto",
-    "orpo",
-    "grpo",
-    "ppo",
-    "rm",
-    "reward",
-    "rloo",
-    "cpo",
-    "exo_pair",
-    "nca_pair",
-    "apo_zero",
-    "apo_down",
+_NOT_HERE: Final = "{} is not in this version: "
+_SAMPLES: Final = _NOT_HERE + "it samples answers during training and scores them, and a step here only reads its data"
+_HEAD: Final = (
+    "reward models are not in this version: they end in a head of one output, and models here in their vocabulary"
+)
+_ABSENT: Final = {
+    "kto": _NOT_HERE
+    + "it learns from single answers marked good or bad, and the losses here compare two answers to a prompt",
+    **dict.fromkeys(("grpo", "ppo", "rloo"), _SAMPLES),
+    **dict.fromkeys(("rm", "reward"), _HEAD),
+    **dict.fromkeys(
+        ("orpo", "cpo", "exo_pair", "nca_pair", "apo_zero", "apo_down"),
+        "{} is not in this version, which has other losses on pairs",
+    ),
+}
+_INSTEAD: Final = (
+    "objective.kind=dpo on pairs (`format: preference`; loss sigmoid, ipo, robust, hinge or simpo), or "
+    "objective.kind=sft on good answers alone"
 )
 # fmt: off
 TABLE: Final = (
@@ -150,7 +153,7 @@ TABLE: Final = (
     OtherName("adapter", "r lora_r lora_rank", _LORA, lambda v: f"adapter.kind=lora adapter.rank={v}"),
     OtherName("adapter", "lora_alpha", _LORA, lambda v: f"adapter.kind=lora adapter.alpha={v}"),
     OtherName("adapter", "lora_dropout", _LORA, lambda v: f"adapter.kind=lora adapter.dropout={v}"),
-    OtherName("adapter", "target_modules lora_target_modules lora_target lora_attn_modules", _LORA, lambda v: _targets(v)),
+    OtherName("adapter", "target_modules lora_target_modules lora_target lora_attn_modules", _LORA, listed_targets),
     OtherName("adapter", "lora_target_linear", "axolotl", ("adapter.targets=all-linear", "adapter.targets=[q_proj, v_proj]")),
     OtherName("adapter", "modules_to_save lora_modules_to_save additional_target", _LORA, lambda v: _also_train(v)),
     OtherName("adapter", "use_rslora peft_use_rslora", _LORA, ("adapter.rank_stabilized=true", "adapter.rank_stabilized=false")),
@@ -159,13 +162,15 @@ TABLE: Final = (
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
     OtherName("adapter", "use_dora peft_use_dora", _LORA, "nothing (factors are plain LoRA here)"),
     OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: _adapters(v) or "adapter.kind=none"),
+    OtherName("adapter", "kind", "axolotl", lambda v: _adapters(v) if str(v).lower() in ("qlora", "full") else None),
+    OtherName("adapter", "bias lora_bias", _LORA, 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'),
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
     OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),
     OtherName("objective", "stage", "LLaMA-Factory", lambda v: _preference(v)),
     OtherName("objective", "rl", "axolotl", lambda v: _preference(v)),
-    OtherName("objective", "kind", _PAIRS, lambda v: _preference(v) if str(v) in {*_OTHERS, *_LOSSES} else None),
-    OtherName("objective", "loss", _PAIRS, lambda v: _preference(v) if str(v) in _OTHERS else None),
+    OtherName("objective", "kind", _PAIRS, lambda v: _preference(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
+    OtherName("objective", "loss", _PAIRS, lambda v: _preference(v) if str(v).lower() in _ABSENT else None),
     OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: _preference(v)),
     OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
     OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
@@ -176,23 +181,14 @@ TABLE: Final = (
 # fmt: on
 
 
-def _listed(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else [part.strip() for part in str(value).split(",")]
-
-
-def _targets(value: Any) -> str:
-    found = _listed(value)
-    return "adapter.targets=" + ("all-linear" if found in (["all-linear"], ["all"]) else f"[{', '.join(found)}]")
-
-
 def _also_train(value: Any) -> str:
-    return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in _listed(value)) + "]"
+    return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in listed(value)) + "]"
 
 
 def _preference(value: Any) -> str:
     """Of an objective or a loss by another tool's name."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
-    return _STAGES.get(name) or _LOSSES.get(name) or _LACKING.format(name)
+    return _STAGES.get(name) or _LOSSES.get(name) or _INSTEAD
 
 
 def _faster(value: Any) -> str:
@@ -284,10 +280,12 @@ def answers(key: str, value: Any) -> set[str]:
 
 
 def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
+    absent = [_ABSENT[word].format(word.upper()) for _, value, *_ in rows if (word := str(value).lower()) in _ABSENT]
     tools = ", ".join(dict.fromkeys(name for *_, tool in rows for name in tool.split(", ")))
     return UserError(
         "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in rows),
-        f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
+        "; ".join(absent)
+        or f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
         "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in rows)),
     )
 

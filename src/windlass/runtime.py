@@ -25,7 +25,7 @@ from typing import Final, ParamSpec, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from windlass.contract import adopt, attempt
+from windlass.contract import adopt, attempt, local_rank
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
 from windlass.signals import Signals
@@ -174,7 +174,7 @@ def start_runtime() -> Runtime:
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     adopt()
-    device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = _device(local_rank())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))
         store = dist.PrefixStore(attempt(), store) if attempt() else store

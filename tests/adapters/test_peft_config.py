@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.peft_config import completed
@@ -28,7 +30,7 @@ def write(directory, **changes):
         ({"bias": "lora_only"}, "has bias: lora_only"),
         ({"init_lora_weights": "pissa_niter_4"}, "a base that this has changed"),
         ({"r": "3"}, "has r='3'"),
-        ({"target_modules": "all-linear"}, "targets a list of names"),
+        ({"target_modules": 3}, "targets a list of names"),
     ],
 )
 def test_adapters_that_cannot_be_read(tmp_path, changes, words):
@@ -56,3 +58,22 @@ def test_a_rank_that_contradicts_the_files(tmp_path):
         completed(AdapterConfig(kind="lora", rank=8, **{"from": str(tmp_path)}))
     assert "adapter.rank=8" in str(caught.value) and "rank 3" in str(caught.value)
     assert completed(AdapterConfig(kind="lora", rank=3, **{"from": str(tmp_path)})).alpha == 7.0
+
+
+def test_an_expression_is_answered_with_the_list_of_the_factors(tmp_path):
+    config = write(tmp_path, target_modules=r".*\.(q|v)_proj")
+    with pytest.raises(UserError, match=r"regular expressions are not supported") as caught:
+        completed(config)
+    assert '["q_proj", "v_proj"]' in caught.value.change
+    keys = [f"base_model.model.h.{n}.attn.c_attn.lora_{f}.weight" for n in range(2) for f in "AB"]
+    save_file(dict.fromkeys(keys, np.zeros((1, 1))), tmp_path / "adapter_model.safetensors")
+    with pytest.raises(UserError) as caught:
+        completed(config)
+    assert caught.value.change.endswith('which PEFT reads too: "target_modules": ["c_attn"]')
+
+
+def test_a_run_in_place_of_an_adapter(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="it is a run") as caught:
+        completed(AdapterConfig(kind="lora", **{"from": str(tmp_path)}))
+    assert caught.value.change == f"use run.start_from={tmp_path}, or export it and give {tmp_path / 'export'}"

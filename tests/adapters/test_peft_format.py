@@ -59,6 +59,22 @@ def factors_of(model):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_factors_of_some_layers_only(bases, tmp_path, family):
+    """PEFT adds none to the other layers, which its warning would say; the files say the same of a new run."""
+    config, architecture, adapter, model = ours(bases[family], targets=["layers.1.self_attn.v_proj", "down_proj"])
+    save_adapter(tmp_path, config, architecture, adapter, factors_of(model), str(bases[family]))
+    theirs(bases[family], tmp_path)
+    found = AdapterConfig.model_validate({"kind": "lora", "from": str(tmp_path)})
+    again = adapter_of(completed(found), architecture)
+    assert again is not None
+    beside = (
+        {f"model.layers.1.self_attn.{name}_proj" for name in "qkv"} if family == "gpt2" else set()
+    )  # one file's tensor
+    assert again.targets == adapter.targets | beside
+    check_files(tmp_path, architecture, again)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("settings", [{}, {"rank_stabilized": True}], ids=["plain", "rank stabilized"])
 def test_peft_reads_ours_and_computes_the_same(bases, tmp_path, family, settings):
     config, architecture, adapter, model = ours(bases[family], **settings)

@@ -170,3 +170,11 @@ def test_a_save_counts_although_older_steps_cannot_be_deleted(tmp_path, monkeypa
 
 def denied(*_):
     raise PermissionError(13, "Permission denied")
+
+
+def test_a_step_that_is_held_stays_however_old(tmp_path):
+    save_steps(tmp_path, 1, 2, 3, 4)
+    config = CheckpointConfig(keep_last=1)
+    assert prune(tmp_path / "checkpoints", config, held={2}) == [1, 3]
+    assert committed_steps(tmp_path / "checkpoints") == [4, 2]
+    assert prune(tmp_path / "checkpoints", config) == [2]

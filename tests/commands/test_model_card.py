@@ -3,11 +3,14 @@
 import dataclasses
 import json
 import shlex
+import shutil
+import sys
 
 import pytest
 import yaml
 
 from windlass.checkpoint.verify import Checkpoint
+from windlass.cli import main as cli
 from windlass.commands.export import export
 from windlass.commands.model_card import base_license, front_matter
 from windlass.config import check_recipe
@@ -18,6 +21,24 @@ from windlass.training.open_saved import open_saved
 def read_card(directory):
     text = (directory / "README.md").read_text()
     return yaml.safe_load(FRONT_MATTER.match(text)[1]), text
+
+
+def exporting(text):
+    """The command that the card gives."""
+    return shlex.split(text.split("exported by windlass")[1].split("`")[1])
+
+
+def test_the_command_of_a_checkpoint_is_of_its_run(run, tmp_path, monkeypatch):
+    """Whoever has the card has the recipe, whose run.directory is where it works; the checkpoint may have been copied away."""
+    copied = shutil.copytree(run / "checkpoints" / "step-00000010", tmp_path / "copied")
+    command = exporting(read_card(export(copied, tmp_path / "one").directory)[1])
+    assert command[2:4] == [str(run), str(tmp_path / "one")]
+    shutil.rmtree(tmp_path / "one")
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code in (0, None)
+    assert exporting(read_card(tmp_path / "one")[1]) == command
 
 
 def test_the_card_names_run_step_loss_code_data_and_versions(run, tmp_path):
@@ -35,7 +56,7 @@ def test_the_card_names_run_step_loss_code_data_and_versions(run, tmp_path):
     assert f"{checkpoint.manifest.metric:.4f} nats per token" in text
     assert record["git"]["commit"] in text and f"torch {torch.__version__}" in text
     assert "2 on 1 host" in text and record["hosts"][0] not in text.replace(str(run), "")
-    assert "windlass export run --dtype fp32 --step 10" in text
+    assert exporting(text) == ["windlass", "export", str(run), str(tmp_path / "out"), "--dtype", "fp32", "--step", "10"]
     assert "the same greedy continuation, and the same token ids" in text
 
 
@@ -89,7 +110,7 @@ def test_a_converted_directory_has_a_card_without_a_run(run, exported, tmp_path)
     front, text = read_card(export(exported.directory, tmp_path / "out", dtype="bf16").directory)
     assert front["tags"] == ["windlass", "qwen3"] and "converted from a Hugging Face directory" in text
     assert "## Recipe" not in text and "| run |" not in text
-    assert shlex.split(text.split("exported by windlass")[1].split("`")[1])[:2] == ["windlass", "export"]
+    assert exporting(text) == ["windlass", "export", str(exported.directory), str(tmp_path / "out"), "--dtype", "bf16"]
 
 
 def test_hub_data_sets_are_named(run):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.config import DataConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources.known_hashes import KNOWN_NAME

@@ -116,7 +116,7 @@ def test_the_generated_task_is_learned_and_neither_control_is(tmp_path):
 
 @pytest.mark.long
 def test_every_held_out_meeting_is_scored(tmp_path):
-    for name, rows in (("train", range(6)), ("validation", range(6, 9))):
+    for name, rows in (("train", range(200)), ("validation", range(200, 203))):
         talks = [{"transcript": f"Yeah. {row} " * 200, "summary": f"They agree on {row}."} for row in rows]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     (tmp_path / "english.txt").write_text("\n".join(f"They say yeah, and agree on {row}." for row in range(4_000)))

@@ -1,26 +1,48 @@
 """One start of the ranks: whose failure is the first. Starts themselves: test_local."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from windlass.launch.agent import _death, _failure, _first
+from windlass.launch import agent
+from windlass.launch.agent import SHUTDOWN_S, _death, _failure, _first
 from windlass.supervise.heartbeat import LastBeat
+from windlass.supervise.kernel_log import DriverFault
 
 
 @pytest.mark.parametrize(
     ("codes", "rank"),
     [
         ({0: (100, 1), 1: (100, -9)}, 1),  # rank 0 failed by the silence of rank 1
-        ({0: (99, 1), 1: (100, -9)}, 0),
+        ({0: (99, 1), 1: (100, -9)}, 1),  # of a rank that records nothing only the time of the look is known
+        ({0: (99, 1), 1: (99 + SHUTDOWN_S, -9)}, 0),  # torchelastic has lost its patience
+        ({0: (99, 2), 1: (98, 1)}, 1),
+        ({0: (99, 1), 1: (100, -6)}, 0),  # NCCL aborts a rank whose peer is gone
         ({0: (100, -15), 1: (100, 75)}, 1),  # torchelastic ends the others by SIGTERM
         ({0: (100, -15), 1: (100, 1), 2: (100, 1)}, 1),
-        ({0: (100, -15), 1: (101, -9)}, 0),
+        ({0: (100, -15), 1: (101, -9)}, 1),
+        ({0: (100, -15), 1: (101, 1)}, 1),
     ],
 )
-def test_the_first_to_fail_is_found_among_those_of_one_second(codes, rank):
+def test_the_first_to_fail_is_found(codes, rank):
     failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
     assert _first(failures) == (rank, codes[rank][1])
+
+
+def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monkeypatch):
+    fault, asked = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), []
+
+    def read(since_s):
+        asked.append(time.monotonic() - since_s)
+        return found
+
+    monkeypatch.setattr(agent, "read_faults", read)
+    found = [fault]
+    assert _death(1, -6, [], False).driver_faults == [fault.sentence]
+    found = None  # a log that this process may not read
+    assert _death(1, -6, [], False).driver_faults == []
+    assert all(59 < seconds < 70 for seconds in asked)
 
 
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():

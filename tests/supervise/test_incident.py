@@ -20,6 +20,11 @@ def test_a_sentence_says_who_where_and_why():
         35,
     ]
     assert Incident("died", [0], exit_code=7).sentence == "rank 0 failed first, with exit code 7"
+    lost = Incident(
+        "died", [0], exit_code=-6, driver_faults=["Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus)"]
+    )
+    assert lost.sentence.endswith("with signal SIGABRT; Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus)")
+    assert lost.fields()["driver_faults"] == list(lost.driver_faults)
     stalled = Incident("stalled", [1], 35, "data", waited_s=61.2, places=[WAITING, STALLED])
     assert stalled.sentence == (
         "rank 1 stalls in step 36, phase data: nothing for 61 s, at torch/a.py:1 f <- windlass/data/b.py:2 g"

@@ -1,18 +1,24 @@
 """Whole runs with adapters: what they train, save, refuse and export; every command that reads their checkpoints."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
+from windlass.cli.models import export as cli_export
+from windlass.commands import export_adapter
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
+from windlass.commands.export_adapter import probe_ids
 from windlass.commands.generate import Sampling, generate
 from windlass.config import to_yaml
 from windlass.errors import UserError
+from windlass.model.lora.linear import merge
 from windlass.training.loop import train
 from windlass.training.open_saved import open_saved
 
@@ -96,12 +102,48 @@ def test_peft_loads_the_export(runs, name, tmp_path):
     assert done.largest_difference <= 1e-5 and done.base is not None
     card = (tmp_path / "adapter" / "README.md").read_text()
     assert "PeftModel.from_pretrained(base" in card and ("quantised to NF4" in card) == (name == "nf4")
+    assert done.merging is not None and (done.merging.in_nf4 is not None) == (name == "nf4")
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_merged_it_is_a_model_like_any_other(runs, name, tmp_path):
     done = export(runs / name, tmp_path / "merged", merge=True)
     assert done.largest_difference <= 1e-5 and done.base is None
+    card = (tmp_path / "merged" / "README.md").read_text()
+    assert done.merging is not None and 0 < done.merging.beside <= 1e-5, (
+        "sums in another order: not the same weights twice"
+    )
+    assert f"Merged in fp32, it was within {done.merging.beside:.1e} of the logits of base and adapter." in card
+    if name == "nf4":
+        before, after = (open_saved(path).model for path in (runs / name, tmp_path / "merged"))
+        ids_BT = probe_ids(open_saved(runs / name).architecture)
+        expected = (before(ids_BT) - after(ids_BT)).abs().max().item()
+        assert done.merging.in_nf4 == pytest.approx(expected, rel=1e-3) and expected > 1e-3
+        assert f"logits differ by {expected:.1e} from the trained model's" in card
+
+
+def test_the_console_says_what_was_compared_with_what(runs, tmp_path, capsys):
+    cli_export(runs / "nf4", tmp_path / "merged", merge=True)
+    whole, merging, nf4 = capsys.readouterr().out.splitlines()
+    assert re.search(
+        r"merged: fp32; loads in transformers, logits within \d\.\de[+-]\d\d of ours, same greedy text$", whole
+    )
+    assert re.fullmatch(r"merged in fp32: logits within [1-9]\.\de-\d\d of the base with its adapter", merging)
+    assert nf4.startswith("the base was in NF4 in training and is as before here: logits differ by ")
+    cli_export(runs / "some", tmp_path / "adapter")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "adapter; loads in PEFT beside" in line
+
+
+def test_a_wrong_merge_is_not_exported(runs, tmp_path, monkeypatch):
+    def doubled(model, factors, adapter):
+        merge(model, factors, replace(adapter, scale=2 * adapter.scale))
+
+    monkeypatch.setattr(export_adapter, "merge", doubled)
+    message = refusal(export, runs / "nf4", tmp_path / "merged", merge=True)
+    assert (
+        "merging the adapter of" in message and "nothing was exported" in message and not (tmp_path / "merged").exists()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +238,12 @@ def test_a_run_goes_on_from_an_exported_adapter(runs, base, tmp_path, name):
     first = next(line["loss"] for line in now if line["kind"] == "validation")
     assert first == pytest.approx(last, abs=1e-6)
     expected = tiny.lines(runs / name)[0]["derived"]["adapter"]
-    assert now[0]["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}"
+    assert now[0]["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}, made beside {base}"
     shutil.rmtree(tmp_path / "adapter")
     train(recipe(tmp_path, base, name, "from", adapter=given, run={"steps": 3}))
     assert tensors_of(tmp_path / "from", 3).keys() == tensors_of(runs / name).keys()
+    again = [line for line in tiny.lines(tmp_path / "from") if "derived" in line][-1]
+    assert again["derived"]["adapter"] == f"{expected}; begun with {tmp_path / 'adapter'}"
 
 
 def refusal(function, *args, **kwargs):
@@ -243,6 +287,12 @@ def test_options_that_do_not_fit(runs, tmp_path):
         ({"optim": {"kind": "muon"}}, "optim.kind=muon with adapter.kind=lora"),
         ({"adapter": {"kind": "none", "rank": 8}}, "adapter.rank with adapter.kind=none"),
         ({"adapter": {"kind": "lora", "targets": []}}, "adapter.targets=[]"),
+        ({"adapter": {"kind": "lora", "targets": "q_proj"}}, "use adapter.targets=[q_proj]"),
+        (
+            {"adapter": {"kind": "lora", "targets": ".*_proj"}},
+            "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]",
+        ),
+        ({"adapter": {"kind": "lora", "rank": 0}}, "leave the section `adapter` out to train all parameters"),
     ],
 )
 def test_recipes_that_are_refused_when_they_are_read(base, tmp_path, sections, words):
@@ -253,9 +303,18 @@ def test_recipes_that_are_refused_when_they_are_read(base, tmp_path, sections, w
     ("sections", "words"),
     [
         ({"adapter": {"kind": "lora", "targets": ["query"]}}, "adapter.targets has 'query'"),
+        (
+            {"adapter": {"kind": "lora", "targets": [".*mlp.*"]}},
+            "what this one finds here: gate_proj, up_proj, down_proj",
+        ),
         ({"adapter": {"kind": "lora", "also_train": ["*nrm*"]}}, "adapter.also_train has '*nrm*'"),
         ({"adapter": ADAPTERS["lora"] | {"also_train": ["*q_proj*"], "targets": ["q_proj"]}}, "adapter.also_train too"),
-        ({"optim": {"groups": [{"names": ["*norm*"], "frozen": True}]}}, "optim.groups[0].names has '*norm*'"),
+        (
+            {"optim": {"groups": [{"names": ["*norm*"], "frozen": True}]}},
+            "an adapter freezes the model's own parameters; ",
+        ),
+        ({"optim": {"groups": [{"names": ["*q_proj.weight"], "frozen": True}]}}, 'also_train=["*q_proj.weight"]'),
+        ({"optim": {"groups": [{"names": ["*nrm*"], "frozen": True}]}}, "this one matches none"),
         ({"adapter": {"kind": "lora", "from": "nowhere"}}, "adapter.from=nowhere"),
     ],
 )

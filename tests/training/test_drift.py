@@ -82,3 +82,9 @@ def other_torch(config):
 def test_ranks_with_another_torch_are_refused(tmp_path, ranks):
     first, second = ranks.run(2, other_torch, tiny.recipe(tmp_path))
     assert first == second and " has torch 9.9, rank 0 on " in first[0]
+
+
+def test_of_sources_the_keys_that_have_a_value_are_shown():
+    then, now = ({"data": {"sources": [{"path": "a", "too_long": how, "hub": None}]}} for how in (None, "drop"))
+    (found,) = drift.drift(then, now)
+    assert str(found) == "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a', 'too_long': 'drop'}] now"

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.ledger import samples, spans
@@ -33,7 +32,7 @@ def remote_recipe(base, url, name, cache):
 
 
 @pytest.mark.long
-def test_a_run_from_a_store_killed_and_resumed_is_the_local_run(base, ranks, s3_session, s3_place, tmp_path):  # noqa: F811
+def test_a_run_from_a_store_killed_and_resumed_is_the_local_run(base, ranks, s3_session, s3_place, tmp_path):
     local = tiny.recipe(base, "local")
     expected = ranks.run(WORLD, tiny.train, local)
     config = remote_recipe(base, s3_place[0], "remote", tmp_path / "cache")

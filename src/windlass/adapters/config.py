@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from windlass.errors import UserError
-from windlass.settings import Settings, Violation
+from windlass.settings import Settings, Violation, Violations
+from windlass.target_names import listed_targets
 
 
 class AdapterConfig(Settings):
@@ -33,6 +34,23 @@ class AdapterConfig(Settings):
     also_train: list[str] = []
     """Patterns of the model's own parameters that are trained whole beside the factors, such as ["*norm*"]. An exported adapter
     holds them too."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _a_list(cls, value: object) -> object:
+        if isinstance(value, str) and value != "all-linear":
+            rule = "targets are `all-linear`, or a list of the last parts of names"
+            raise Violations([UserError(f"adapter.targets={value}", rule, f"use {listed_targets(value)}")])
+        return value
+
+    @field_validator("rank", mode="before")
+    @classmethod
+    def _some_rank(cls, value: object) -> object:
+        if value == 0:
+            rule = "A has `rank` rows and B as many columns: at least 1"
+            change = "use 8 or 16, or leave the section `adapter` out to train all parameters"
+            raise Violations([UserError("adapter.rank=0", rule, change)])
+        return value
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._nothing_without_an_adapter(), self._some_target())

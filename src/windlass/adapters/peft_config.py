@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.modules_to_save import patterns_of
 from windlass.errors import UserError
@@ -54,16 +56,24 @@ def completed(config: AdapterConfig) -> AdapterConfig:
     return config.changed(**{name: value for name, value in found.items() if name not in both})
 
 
+def base_named(directory: Path) -> str | None:
+    """The base that an adapter was made beside; None where its files are gone, as a resumed run allows. Raises UserError."""
+    return read_config(directory).get("base_model_name_or_path") if (directory / CONFIG).is_file() else None
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """adapter_config.json of a LoRA adapter. Raises UserError."""
     path = directory / CONFIG
     try:
         given: Any = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
+        is_run = (directory / "checkpoints").is_dir()
         raise UserError(
-            f"adapter.from={directory}: {error}",
+            f"adapter.from={directory}: " + ("it is a run" if is_run else str(error)),
             f"an adapter is a directory of PEFT's with {CONFIG} and {WEIGHTS}",
-            "give such a directory, or remove adapter.from to begin with new factors",
+            f"use run.start_from={directory}, or export it and give {directory / 'export'}"
+            if is_run
+            else "give such a directory, or remove adapter.from to begin with new factors",
         ) from None
     if not isinstance(given, dict) or given.get("peft_type") != "LORA":
         kind = given.get("peft_type") if isinstance(given, dict) else type(given).__name__
@@ -83,6 +93,13 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} has {name}: {given.get(name)}", why, "give an adapter without it, or remove adapter.from"
         )
+    if isinstance(given.get("target_modules"), str):
+        listed = json.dumps(_targets_in(directory / WEIGHTS) or ["q_proj", "v_proj"])
+        raise UserError(
+            f"{path} has target_modules: {given['target_modules']}",
+            "targets are a list of the last parts of names; regular expressions are not supported",
+            f'write the list of its factors there, which PEFT reads too: "target_modules": {listed}',
+        )
     rank, alpha, targets = given.get("r"), given.get("lora_alpha"), given.get("target_modules")
     if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float) and isinstance(targets, list)):
         raise UserError(
@@ -91,6 +108,15 @@ def read_config(directory: Path) -> dict[str, Any]:
             "save the adapter again with PEFT's save_pretrained",
         )
     return given
+
+
+def _targets_in(weights: Path) -> list[str]:
+    """The last parts of the modules that the file has factors of; empty where it cannot be read."""
+    try:
+        with safe_open(weights, framework="np") as file:
+            return sorted({key.split(".lora_")[0].rpartition(".")[2] for key in file.keys() if ".lora_" in key})  # noqa: SIM118
+    except (SafetensorError, OSError):
+        return []
 
 
 def _has_one_scale(given: Mapping[str, Any]) -> bool:

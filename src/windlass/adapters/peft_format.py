@@ -179,7 +179,6 @@ def _config(
 ) -> dict[str, Any]:
     """adapter_config.json. `joined`: how many matrices a module joins, where it is more than one; `whole`: modules that are
     trained whole."""
-    names = [_stored(module, arch) for module in adapter.targets]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -188,7 +187,7 @@ def _config(
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
         "use_rslora": config.rank_stabilized,
-        "target_modules": sorted(dict.fromkeys(name.rpartition(".")[2] for name in names)),
+        "target_modules": _target_modules(arch, adapter),
         "modules_to_save": whole or None,
         "ensure_weight_tying": arch.tied and EMBEDDING in adapter.also_trained,
         "rank_pattern": {name: config.rank * parts for name, parts in joined.items()},
@@ -198,6 +197,14 @@ def _config(
         "use_dora": False,
         "inference_mode": True,
     }
+
+
+def _target_modules(arch: Architecture, adapter: Adapter) -> list[str]:
+    """The last parts of names, and whole names where a part carries factors in some layers only: PEFT would add the others."""
+    names = {_stored(module, arch) for module in adapter.targets}
+    every = {stored_as(name, arch).name.removesuffix(".weight") for name in parameter_shapes(arch)}
+    partly = {name.rpartition(".")[2] for name in every - names}
+    return sorted({name if (last := name.rpartition(".")[2]) in partly else last for name in names})
 
 
 def _divisor(config: AdapterConfig, rank: int) -> float:

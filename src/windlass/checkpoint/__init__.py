@@ -12,6 +12,7 @@ sealed_json     strict JSON that hashes itself
 stream          a box of a saved tensor, block by block (no torch)
 reshard         moves the bytes into the files of another layout (no torch)
 provenance      which code, packages and hosts made a checkpoint
+mirror          copies of checkpoints in an object store, and back (no torch)
 shared_storage  finds storage that the ranks do not share
 
 Inside:

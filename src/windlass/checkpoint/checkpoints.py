@@ -30,7 +30,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +107,7 @@ class Checkpoints:
 
     `directory`: `<run>/checkpoints`. `run_id` stays the same over restarts of a run; by it leftovers are known as our
     own. `group`: a gloo group of all ranks for checkpoints alone (None where world is 1). `log`: called on rank 0
-    with each sentence for the user (a quarantined checkpoint, removed drafts).
+    with each sentence for the user (a quarantined checkpoint, removed drafts). `held`: steps that must not be deleted now.
     """
 
     def __init__(
@@ -120,9 +120,11 @@ class Checkpoints:
         world: int,
         group: dist.ProcessGroup | None,
         log: Callable[[str], None] = _to_stderr,
+        held: Callable[[], Collection[int]] = tuple,
     ):
         self._directory, self._config, self._run_id = directory, config, run_id
         self._exchange, self._rank, self._log = Exchange(rank, world, group), rank, log
+        self._held = held
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
         self._pending: Future[SavedStep] | None = None
         self._saved: list[SavedStep] = []
@@ -245,7 +247,7 @@ class Checkpoints:
         step is saved, and the next save tries again."""
         assert writer.manifest is not None
         try:
-            prune(self._directory, self._config, survey)
+            prune(self._directory, self._config, survey, self._held())
         except (UserError, OSError) as error:
             return writer.manifest.num_bytes, str(error)
         return writer.manifest.num_bytes, ""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from windlass.settings import Settings
 
@@ -19,5 +19,15 @@ class CheckpointConfig(Settings):
     """Keep, besides, this many with the lowest validation loss (of the first validation set)."""
     keep_steps: list[Annotated[int, Field(ge=0)]] = []
     """Save at these steps and keep them for ever. 0 is the state before the first update."""
+    remote: str | None = None
+    """A URL (s3://bucket/run, gs://, file://) where every checkpoint is copied after its commit, in the background, with the
+    run's events. A run whose directory is empty, on another machine, goes on from there."""
     async_: Annotated[bool, Field(alias="async")] = True
     """Copy the state to host memory and write it in the background. Costs one copy of the state in host memory."""
+
+    @field_validator("remote")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None and "://" not in value:
+            raise ValueError(f"checkpoint.remote={value} is no URL: give s3://bucket/run, or file:///directory")
+        return value

@@ -6,7 +6,7 @@ settings are.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -33,8 +33,13 @@ def survey(directory: Path) -> list[Problem]:
     return Checkpoint.open(directory).survey()
 
 
-def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], list[Problem]] = verify) -> list[int]:
-    """Deletes what need not stay -> the deleted steps. A step whose MANIFEST cannot be read is left alone.
+def prune(
+    checkpoints: Path,
+    config: CheckpointConfig,
+    check: Callable[[Path], list[Problem]] = verify,
+    held: Collection[int] = (),
+) -> list[int]:
+    """Deletes what need not stay -> the deleted steps. A step whose MANIFEST cannot be read is left alone, and so are `held`.
 
     `check` finds the newest whole checkpoint, which is kept in any case; where there is none, nothing is deleted. The
     command line reads every byte (`verify`); training, which has just hashed and fsynced the newest one, only lists
@@ -52,7 +57,7 @@ def prune(checkpoints: Path, config: CheckpointConfig, check: Callable[[Path], l
     whole = next((step for step in opened if not check(checkpoints / step_name(step))), None)
     if whole is None:
         return []
-    gone, failures = sorted(set(opened) - keep - {whole}), []
+    gone, failures = sorted(set(opened) - keep - {whole, *held}), []
     for step in gone:
         try:
             delete(checkpoints, step, opened[step].manifest.run_id)

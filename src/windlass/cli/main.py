@@ -20,7 +20,16 @@ from windlass.cli import data as cli_data
 from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
 from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing
-from windlass.errors import EXIT_BUG, EXIT_NOT_EQUAL, EXIT_STOPPED, Interrupted, UserError, WindlassError, exit_code_of
+from windlass.errors import (
+    EXIT_BUG,
+    EXIT_NOT_EQUAL,
+    EXIT_STOPPED,
+    EXIT_USER_ERROR,
+    Interrupted,
+    UserError,
+    WindlassError,
+    exit_code_of,
+)
 from windlass.launch import local
 from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
@@ -36,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-RANK_COMMANDS = ("train", "evaluate", "prepare")  # those that a launcher may start once per rank
+RANK_COMMANDS = ("train", "evaluate", "prepare", "doctor")  # those that a launcher may start once per rank
 
 
 @app.callback()
@@ -203,6 +212,30 @@ def status(
 
     found = look(run)
     say(json.dumps(asdict(found)) if as_json else found.line)
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Check it on this machine too.")] = None,
+    overrides: Overrides = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Ranks of this host. Default: one per GPU.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the hosts of a run meet: check the network too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per finding, for scripts.")] = False,
+) -> None:
+    """Name what is wrong with this machine, and with a recipe on it. Exit code 2 where something is."""
+    from windlass.commands.doctor import doctor as examine
+
+    if contract.local_rank() != 0:  # one process of a host
+        return
+    found = list(examine(recipe, overrides or [], endpoint, nproc))
+    for one in found:
+        say(json.dumps(one._asdict()) if as_json else one.text())
+    if found:
+        raise typer.Exit(EXIT_USER_ERROR)
+    if not as_json:
+        say("nothing wrong was found")
 
 
 def _show_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

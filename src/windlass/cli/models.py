@@ -114,6 +114,12 @@ def export(
 
     done = write(path, target, step=step, dtype=dtype, merge=merge, base=base, push=push, private=private)
     what = f"adapter; loads in PEFT beside {done.base}" if done.base else f"{dtype}; loads in transformers"
-    say(f"{done.directory}: {what}, logits within {done.largest_difference:.1e}, same greedy text")
+    say(f"{done.directory}: {what}, logits within {done.largest_difference:.1e} of ours, same greedy text")
+    if merge and done.merging is not None:
+        say(f"merged in fp32: logits within {done.merging.beside:.1e} of the base with its adapter")
+    if done.merging is not None and done.merging.in_nf4 is not None:
+        say(
+            f"the base was in NF4 in training and is as before here: logits differ by {done.merging.in_nf4:.1e} from training's"
+        )
     if done.pushed is not None:
         say(f"pushed: {done.pushed}")

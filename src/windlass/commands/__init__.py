@@ -11,6 +11,7 @@ report         `windlass report`: the page of a run
 stacks         `windlass stacks`: where every rank on this host is
 status         `windlass status`: running, finished, stopped, failed or dead
 launch_slurm   `windlass launch slurm`: a run as jobs of a SLURM cluster
+doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed

@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windlass.commands.export_adapter import load_with_peft, merged, write_adapter
+from windlass.commands.export_adapter import (
+    IN_NF4,
+    LOGIT_TOLERANCE,
+    PROBE_TOKENS,
+    Merging,
+    load_with_peft,
+    merged,
+    probe_ids,
+    write_adapter,
+)
 from windlass.commands.model_card import write_card
 from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_tokenizer
 from windlass.errors import UserError
@@ -25,9 +34,8 @@ from windlass.model.hf import GENERATION, SHARD_BYTES, save_weights
 from windlass.training.base_model import KEPT_GENERATION, kept_files
 from windlass.training.open_saved import SavedModel, open_saved
 
-LOGIT_TOLERANCE = 1e-5  # fp32: transformers computes the same formula in another order
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PROBE_TOKENS = GREEDY_TOKENS = 16  # enough positions that a wrong rope or mask shows; a large model answers in seconds
+GREEDY_TOKENS = 16
 PROBE_TEXT = "The anchor weighs 1,250 kg.\n\n\tdef pull(x):  # naïve, 船の錨 🚢\r\n    return x['rope'] <= 3   \n"
 
 
@@ -39,6 +47,8 @@ class Exported:
     """Between our logits and transformers' on a probe, both in fp32 from the written weights."""
     base: str | None = None
     """Of an adapter: the model that it belongs to."""
+    merging: Merging | None = None
+    """Of an adapter: how far the merged model is from both beside each other."""
     pushed: str | None = None
     """The address of the commit on the hub."""
 
@@ -65,13 +75,14 @@ def export(
     _check_target(path, target, dtype)
     saved = open_saved(path, step, base=base)
     check_merge(saved, dtype, merge)
+    command = _command(saved, path, target, dtype, merge, base)
     target = target or path / "export"
     draft = target.parent / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         is_adapter = saved.adapter is not None and not merge
-        saved = _write_weights(draft, saved, is_adapter, dtype, max_shard_bytes)
+        saved, merging = _write_weights(draft, saved, is_adapter, dtype, max_shard_bytes)
         has_tokenizer = export_tokenizer(
             saved.tokenizer_directory,
             draft,
@@ -81,16 +92,14 @@ def export(
         difference = compare_models(saved, draft, DTYPES[dtype], is_adapter)
         if has_tokenizer and not is_adapter:  # transformers asks for a config.json beside it
             compare_tokenizers(draft)
-        command = ["windlass", "export", path.name, "--dtype", dtype, *(["--merge"] if merge else [])]
-        command += [] if saved.step is None else ["--step", str(saved.step)]
-        write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer, is_adapter), is_adapter)
+        write_card(draft, saved, dtype, command, _sentence(difference, has_tokenizer, is_adapter, merging), is_adapter)
         replace(target, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # what did not compare equal is not left behind
     name = saved.trainer_state["base"]["from"] if is_adapter else None
     message = f"windlass export{'' if saved.step is None else f' of step {saved.step}'}"
     pushed = upload(target, push, message, private=private) if push is not None else None
-    return Exported(target, saved.step, difference, name, pushed)
+    return Exported(target, saved.step, difference, name, merging, pushed)
 
 
 def _check_target(path: Path, target: Path | None, dtype: str) -> None:
@@ -98,7 +107,7 @@ def _check_target(path: Path, target: Path | None, dtype: str) -> None:
         raise UserError(f"--dtype {dtype}", f"weights are written as {', '.join(DTYPES)}", "choose one of these")
     if target is not None and target.exists():
         raise UserError(f"{target} exists", "an export does not overwrite", "remove it, or choose another directory")
-    if target is None and not (path / "checkpoints").is_dir():
+    if target is None and path.exists() and not (path / "checkpoints").is_dir():
         raise UserError(
             f"{path} is no run directory, and no target is given",
             "only a run has a place for its export: its own export/",
@@ -106,15 +115,27 @@ def _check_target(path: Path, target: Path | None, dtype: str) -> None:
         )
 
 
-def _write_weights(draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int) -> SavedModel:
+def _command(
+    saved: SavedModel, path: Path, target: Path | None, dtype: str, merge: bool, base: Path | None
+) -> list[str]:
+    """What exports the same from the directory that the recipe ran in."""
+    place = path if saved.step is None else saved.trainer_state["config"]["run"]["directory"]
+    words = ["windlass", "export", str(place), *([] if target is None else [str(target)]), "--dtype", dtype]
+    words += [] if saved.step is None else ["--step", str(saved.step)]
+    return words + ["--merge"] * merge + ([] if base is None else ["--base", str(base)])
+
+
+def _write_weights(
+    draft: Path, saved: SavedModel, is_adapter: bool, dtype: str, max_shard_bytes: int
+) -> tuple[SavedModel, Merging | None]:
     """-> the plain model of what was written."""
     if is_adapter:
         write_adapter(draft, saved)
         return merged(saved)
-    saved = merged(saved)
+    saved, merging = merged(saved)
     save_weights(draft, saved.architecture, saved.model.named_parameters(), DTYPES[dtype], max_shard_bytes)
     write_generation_config(draft, saved)
-    return saved
+    return saved, merging
 
 
 def check_merge(saved: SavedModel, dtype: str, merge: bool) -> None:
@@ -177,10 +198,8 @@ def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype, is_ad
 
     disable_progress_bar()
     ours = saved.model.to(dtype).float()  # as the files have it
-    room = saved.architecture.max_positions
-    length = min(PROBE_TOKENS, max(1, room - GREEDY_TOKENS))
-    generator = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(0, saved.architecture.vocab_size, (2, length), generator=generator)
+    room, ids_BT = saved.architecture.max_positions, probe_ids(saved.architecture)
+    length = ids_BT.shape[1]
     for _ in range(min(GREEDY_TOKENS, room - length)):
         ids_BT = torch.cat((ids_BT, ours(ids_BT)[:, -1:].argmax(-1)), 1)
     our_logits_BTV: Tensor = ours(ids_BT)
@@ -232,14 +251,20 @@ def compare_tokenizers(directory: Path) -> None:
         )
 
 
-def _sentence(difference: float, has_tokenizer: bool, is_adapter: bool) -> str:
+def _sentence(difference: float, has_tokenizer: bool, is_adapter: bool, merging: Merging | None) -> str:
+    nf4 = "" if merging is None or merging.in_nf4 is None else f" {IN_NF4.format(merging.in_nf4)}"
     if is_adapter:
         return (
             f"Before it was written here, PEFT loaded it beside its base: logits within {difference:.1e} of the merged model's "
-            f"(fp32, {PROBE_TOKENS} tokens), the same greedy continuation."
+            f"(fp32, {PROBE_TOKENS} tokens), the same greedy continuation.{nf4}"
         )
     ids = ", and the same token ids for a probe text" if has_tokenizer else "; there is no tokenizer here"
+    beside = (
+        ""
+        if merging is None
+        else f" Merged in fp32, it was within {merging.beside:.1e} of the logits of base and adapter."
+    )
     return (
         f"Before it was written here, transformers loaded it: logits within {difference:.1e} of the training code's (fp32, "
-        f"{PROBE_TOKENS} tokens), the same greedy continuation{ids}."
+        f"{PROBE_TOKENS} tokens), the same greedy continuation{ids}.{beside}{nf4}"
     )

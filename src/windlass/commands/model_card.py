@@ -16,7 +16,6 @@ import yaml
 from windlass.adapters.peft_config import CONFIG
 from windlass.checkpoint.provenance import redact
 from windlass.checkpoint.verify import Checkpoint
-from windlass.commands.export_adapter import IN_NF4
 from windlass.config import check_recipe, to_yaml
 from windlass.hub.config import NAME
 from windlass.model.flops import count_parameters
@@ -43,7 +42,6 @@ def write_card(
         "front_matter": yaml.safe_dump(front_matter(saved, is_adapter), sort_keys=False, allow_unicode=True),
         "base": saved.trainer_state["base"]["from"] if is_adapter else None,
         "config_file": CONFIG if is_adapter else "config.json",
-        "in_nf4": IN_NF4 if saved.adapter is not None and saved.adapter.quantized else "",
         "title": _title(saved),
         "architecture": f"A {architecture.family} model",
         "parameters": f"{count_parameters(architecture):,} ({format_count(count_parameters(architecture))})",

@@ -32,6 +32,7 @@ OVERRIDES = (
     "checkpoint.keep_best=0",
     "run.start_what=weights",
     "checkpoint.keep_steps=[]",
+    "checkpoint.remote=null",
     f"evaluate.every_steps={STEPS}",
     "report.every_steps=1",
 )

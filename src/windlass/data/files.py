@@ -1,10 +1,7 @@
-"""What every room of data needs: files that a crash cannot tear, and the packages that read URLs."""
+"""What every room of data needs: files that a crash cannot tear."""
 
 import os
 from pathlib import Path
-from typing import Final
-
-EXTRAS: Final = {"s3": "s3", "s3a": "s3"}  # protocol -> extra of windlass that reads it; fsspec names any other package
 
 
 def write_durably(path: Path, *chunks: bytes | memoryview) -> None:

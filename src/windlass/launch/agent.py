@@ -24,10 +24,14 @@ from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
+from windlass.supervise.kernel_log import read_faults
 from windlass.supervise.watchdog import Deadlines, Watchdog
 
 SHUTDOWN_S: Final = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
+FAULTS_S: Final = 60
+"""Faults of a GPU's driver that are older than this are not why a rank died."""
+SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
@@ -41,7 +45,7 @@ def start_ranks(command: list[str], num_ranks: int, run_directory: Path, deadlin
 
     _silence("torch.distributed.elastic")  # the launcher says what happened itself
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
+    os.environ.setdefault(SHUTDOWN, str(SHUTDOWN_S))
     start_s, stalls, kills = time.time(), _Stalls(), oom_kills()
     forget_beats(run_directory)
     with _folder_of_errors() as (errors, logs):
@@ -108,12 +112,17 @@ def _silence(package: str) -> None:
 
 
 def _first(failures: dict[int, Any]) -> tuple[int, int]:
-    """The rank that failed first, and its exit code. torchelastic's times are whole seconds. Of those alike, a rank that was
-    killed is the first, since others fail by its silence; SIGTERM is what torchelastic itself ends the others with."""
+    """The rank that failed first, and its exit code. torchelastic knows the second of an error that a rank has recorded; of any
+    other rank it knows only when it looked, with all of them gone. So a rank that was killed comes before those that fail by
+    its silence, unless torchelastic killed it itself, SHUTDOWN_S after the first; SIGTERM is what it ends the others with, and
+    SIGABRT what NCCL ends a rank with whose peer is gone."""
+    patience_s = float(os.environ.get(SHUTDOWN, SHUTDOWN_S))
+    earliest = min(failure.timestamp for failure in failures.values())
 
-    def order(rank: int) -> tuple[int, bool, bool, int]:
-        code = failures[rank].exitcode
-        return int(failures[rank].timestamp), code == -signal.SIGTERM, code >= 0, rank
+    def order(rank: int) -> tuple[bool, bool, bool, int, int]:
+        code, late = failures[rank].exitcode, failures[rank].timestamp - earliest >= patience_s
+        is_killed = code < 0 and code != -signal.SIGABRT
+        return code == -signal.SIGTERM, late, not is_killed, failures[rank].timestamp, rank
 
     rank = min(failures, key=order)
     return rank, failures[rank].exitcode
@@ -124,7 +133,8 @@ def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool) -
     beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
     step, phase = (beat.step, beat.phase) if beat else (None, None)
     is_oom = is_oom and exit_code == -signal.SIGKILL
-    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom)
+    faults = [fault.sentence for fault in read_faults(time.monotonic() - FAULTS_S) or ()]
+    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=faults)
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

@@ -10,7 +10,7 @@ both are refused, since no order of them could be meant.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
@@ -23,13 +23,15 @@ Rules = Mapping[str, GroupConfig]
 NO_RULES: Final[Rules] = MappingProxyType({})
 
 
-def assign(groups: Sequence[GroupConfig], names: Mapping[str, Sequence[str]]) -> dict[str, GroupConfig]:
-    """`names`: parameter -> what a user may call it. Raises UserError for a group that matches nothing or changes nothing, for
-    two settings of one tensor, and where nothing is left to train."""
+def assign(
+    groups: Sequence[GroupConfig], names: Mapping[str, Sequence[str]], frozen: Collection[str] = ()
+) -> dict[str, GroupConfig]:
+    """`names`: parameter -> what a user may call it; `frozen`: the names of what an adapter freezes. Raises UserError for a group
+    that matches nothing or changes nothing, for two settings of one tensor, and where nothing is left to train."""
     for index, group in enumerate(groups):
         for pattern in group.names:
             if not any(_matches(pattern, called) for called in names.values()):
-                raise _unknown(index, pattern, [name for called in names.values() for name in called])
+                raise _unknown(index, pattern, [name for called in names.values() for name in called], frozen)
     chosen = {name: first for name, called in names.items() if (first := _first(groups, called)) is not None}
     for index in range(len(groups)):
         _check_effect(index, groups, [name for name in chosen if chosen[name] == index], names)
@@ -47,7 +49,7 @@ def frozen_names(rules: Rules) -> frozenset[str]:
     return frozenset(name for name, group in rules.items() if group.frozen)
 
 
-def _matches(pattern: str, called: Sequence[str]) -> bool:
+def _matches(pattern: str, called: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in called)
 
 
@@ -87,7 +89,13 @@ def _check_effect(
         )
 
 
-def _unknown(index: int, pattern: str, choices: Sequence[str]) -> UserError:
+def _unknown(index: int, pattern: str, choices: Sequence[str], frozen: Collection[str]) -> UserError:
+    if _matches(pattern, frozen):
+        return UserError(
+            f"optim.groups[{index}].names has {pattern!r}",
+            "an adapter freezes the model's own parameters; groups name what is trained: its factors, and adapter.also_train",
+            f'remove it; or train these parameters whole with adapter.also_train=["{pattern}"]',
+        )
     near = difflib.get_close_matches(pattern, choices, n=3, cutoff=0.5) or [*choices[:3]]
     return UserError(
         f"optim.groups[{index}].names has {pattern!r}",

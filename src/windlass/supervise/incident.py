@@ -44,6 +44,8 @@ class Incident:
     is_out_of_memory: bool = False
     """Whether the kernel killed a process for want of host memory meanwhile."""
     places: Sequence[Place] = ()
+    driver_faults: Sequence[str] = ()
+    """What NVIDIA's driver wrote to the kernel's log in the minute before."""
 
     @property
     def number(self) -> int | None:
@@ -55,7 +57,7 @@ class Incident:
         """Who, where, why: one line."""
         where = "" if self.number is None else f" in step {self.number}, phase {self.phase}"
         if self.cause == "died":
-            why = OUT_OF_MEMORY if self.is_out_of_memory else ""
+            why = OUT_OF_MEMORY if self.is_out_of_memory else "".join(f"; {fault}" for fault in self.driver_faults)
             return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"
         listed = ", ".join(map(str, self.ranks))
         who = f"rank {listed} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
@@ -71,6 +73,7 @@ class Incident:
         """For a line of events.jsonl."""
         own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         own["places"] = [place.fields() for place in self.places]
+        own["driver_faults"] = list(self.driver_faults) or None
         return {**{name: value for name, value in own.items() if value is not None}, "what": self.sentence}
 
 

@@ -30,7 +30,7 @@ from windlass.training.recording import open_console, open_health, open_recorder
 from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
-from windlass.training.run_directory import locked_directory, open_checkpoints
+from windlass.training.run_directory import locked_directory, open_checkpoints, open_mirror
 
 
 def _silent(_sentence: str) -> None:
@@ -67,7 +67,8 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     base = base_of(config, runtime, trainer_state)
     fill = kept_weights(config, architecture) if trainer_state else starting_weights(config, architecture)
     program, optimizer = open_program(config, runtime, architecture, rules, recompute.kinds, fill, probe, adapter)
-    checkpoints = open_checkpoints(config, runtime, console.say)
+    mirror = open_mirror(config, runtime)
+    checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
     for sentence in (*choices, *notes):
@@ -89,6 +90,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared, reference),
         checkpoints=checkpoints,
+        mirror=mirror,
         recorder=recorder,
         provenance=collect_provenance(sys.argv, runtime.hosts(), is_written=runtime.rank == 0),
         base=base,

@@ -74,10 +74,9 @@ def checked(base: Mapping[str, Any], source: Path) -> dict[str, Any]:
     name = differ[0]
     raise UserError(
         f"{source} is not the base that this adapter was trained beside: {name} has hash {found.get(name, 'none')} there, and "
-        f"{given.get(name, 'none')} in {base['from']}"
-        + (f" at commit {base['commit']}" if base["commit"] else "")
-        + " then",
-        "an adapter is right beside the very weights that it was trained beside",
+        f"had {given.get(name, 'none')} when the run began, in {base['from']}"
+        + (f" at commit {base['commit']}" if base["commit"] else ""),
+        "an adapter computes what it was trained to only beside the weights that it was trained beside",
         "give the base that it began with: in model.from, or with --base DIR where it has moved",
     )
 

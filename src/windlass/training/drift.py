@@ -40,7 +40,14 @@ class Drift:
     now: Any
 
     def __str__(self) -> str:
-        return printable(f"{self.key}: {self.then} in the checkpoint, {self.now} now")
+        return printable(f"{self.key}: {_given(self.then)} in the checkpoint, {_given(self.now)} now")
+
+
+def _given(value: Any) -> Any:
+    """Of a list of sections (sources, groups) the keys that have a value."""
+    if isinstance(value, list):
+        return [_given(one) for one in value]
+    return {key: one for key, one in sorted(value.items()) if one is not None} if isinstance(value, Mapping) else value
 
 
 OF_A_HOST = ("data.cache", "hub.cache")

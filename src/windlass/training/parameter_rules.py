@@ -1,10 +1,12 @@
 """What of the model is trained, and how: `optim.groups` matched with the model's own names, and printed."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Final
 
 from windlass.adapters.config import AdapterConfig
+from windlass.adapters.peft_config import base_named
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, parameter_shapes
@@ -29,7 +31,9 @@ MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch
 def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
     adapter = adapter_of(config.adapter, architecture)
-    rules = assign(config.optim.groups, called(architecture, adapter))
+    trained = called(architecture, adapter)
+    others = [one for name, words in names_of(architecture).items() if name not in trained for one in words]
+    rules = assign(config.optim.groups, trained, others)
     frozen = frozen_names(rules) | frozen_base(architecture, adapter)
     shapes = parameter_shapes(architecture)
     if config.optim.kind == "muon" and all(n in frozen for n, s in shapes.items() if is_hidden(n, len(s))):
@@ -85,15 +89,28 @@ def describe_trainable(config: RunConfig, architecture: Architecture, rules: Rul
     return lines
 
 
+def count_trained(config: RunConfig, architecture: Architecture) -> int:
+    """Elements of the tensors that a run of this recipe trains. Raises UserError as `rules_of`."""
+    adapter, frozen = adapter_of(config.adapter, architecture), frozen_names(rules_of(config, architecture))
+    if adapter is not None:
+        return _elements(trained_shapes(architecture, adapter))
+    return _elements({name: shape for name, shape in parameter_shapes(architecture).items() if name not in frozen})
+
+
+def _elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
 def _adapter(config: AdapterConfig, architecture: Architecture, adapter: Adapter) -> dict[str, str]:
     shapes = adapted_shapes(architecture, adapter)
-    trained = sum(math.prod(shape) for shape in trained_shapes(architecture, adapter).values())
-    whole = count_parameters(architecture) + sum(math.prod(shape) for name, shape in shapes.items() if is_factor(name))
+    trained = _elements(trained_shapes(architecture, adapter))
+    whole = count_parameters(architecture) + _elements({n: shape for n, shape in shapes.items() if is_factor(n)})
     base = ", base in NF4" if adapter.quantized else ""
     also = f", and {len(adapter.also_trained)} tensors of the model whole" if adapter.also_trained else ""
     matrices = f"LoRA of rank {adapter.rank} beside {len(adapter.targets)} matrices, scale {adapter.scale:g}"
     drops = f", dropout {adapter.dropout:g}" if adapter.dropout else ""
     begun = f"; begun with {config.from_}" if config.from_ else ""
+    begun += f", made beside {named}" if config.from_ and (named := base_named(Path(config.from_))) else ""
     share = f"{trained:,} of {whole:,} parameters ({trained / whole:.2%})"
     return {"adapter": f"{matrices}{drops}{also}{base}{begun}", "trainable": share}
 

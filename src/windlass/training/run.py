@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import torch
 
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.mirror import Mirror
 from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import BatchSource
@@ -54,6 +55,8 @@ class Run:
     source: BatchSource
     evaluation_sets: Mapping[str, EvaluationSet]
     checkpoints: Checkpoints
+    mirror: Mirror | None
+    """Copies of the checkpoints in a store; on rank 0, where the recipe names one."""
     recorder: Recorder
     provenance: dict[str, Any]
     base: dict[str, Any] | None
@@ -74,6 +77,8 @@ class Run:
 
     def __enter__(self) -> Self:
         self.report_status("running", self.start_step)
+        if self.mirror is not None and self.start_step:
+            self.mirror.offer(self.start_step)  # where the process before was killed in its copy
         return self
 
     def __exit__(
@@ -87,6 +92,9 @@ class Run:
             if self.runtime.world == 1 and isinstance(error, Exception):
                 with contextlib.suppress(UserError, OSError):
                     self.checkpoints.wait()
+            if self.mirror is not None and isinstance(error, Exception):
+                with contextlib.suppress(UserError):
+                    self.mirror.close()
         self.opened.__exit__(kind, error, trace)
 
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
@@ -159,6 +167,7 @@ class Run:
         """A checkpoint after update `step` where the recipe asks for one, at the end, and when the run is stopped."""
         is_last = is_last or step == self.total_steps
         self._log_committed(step)
+        self._log_copies(step)
         if not (self.checkpoints.due(step, self._is_wanted(step)) or is_last):
             return
         self.heartbeat.beat("checkpoint", step)
@@ -198,8 +207,16 @@ class Run:
             return
         for saved in committed:
             self.recorder.event("checkpoint", saved.step, stall_s=round(saved.stall_s, 3), bytes=saved.num_bytes)
+            if self.mirror is not None:
+                self.mirror.offer(saved.step)
             if saved.not_deleted:
                 self.recorder.event("incident", saved.step, what="old checkpoints not deleted", error=saved.not_deleted)
+
+    def _log_copies(self, step: int) -> None:
+        for copied in self.mirror.poll() if self.mirror is not None else ():
+            if copied.error is not None:
+                what = f"the checkpoint of step {copied.step} is not copied: the next is tried"
+                self.recorder.event("incident", step, what=what, error=str(copied.error))
 
     def _log_failure(self, step: int, error: Exception) -> None:
         self.recorder.event("incident", step, what="checkpoint not saved", error=str(error))
@@ -261,4 +278,6 @@ class Run:
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             self._write_report()
+        if self.mirror is not None:
+            say(f"copied to {self.mirror.close()}")
         self.report_status(reason, step, EXIT_STOPPED if reason == "stopped" else 0)

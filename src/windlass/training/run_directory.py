@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.mirror import Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.checkpoint.store import committed_steps, named_errors
 from windlass.config import RunConfig
 from windlass.contract import has_agent, num_ranks, rank
 from windlass.errors import Interrupted, UserError
 from windlass.runtime import Runtime, is_embedded, last_collectives
+from windlass.safe_text import say
 from windlass.signals import signals_of_process
 from windlass.status import LOCK
 from windlass.supervise.heartbeat import Heartbeat, folder_of
@@ -120,7 +122,23 @@ def hold(directory: Path) -> BinaryIO:
     return run_lock
 
 
-def open_checkpoints(config: RunConfig, runtime: Runtime, log: Callable[[str], None]) -> Checkpoints:
+def fetch_run(config: RunConfig) -> None:
+    """What a store holds of this run and this directory does not: its newest checkpoint and its events. Rank 0 or the launcher
+    calls it, alone."""
+    if config.checkpoint.remote is not None:
+        fetch_newest(open_remote(config.checkpoint.remote), config.run.directory, say)
+
+
+def open_mirror(config: RunConfig, runtime: Runtime) -> Mirror | None:
+    """Of rank 0, which copies what is committed; None on the others, and where the recipe names no store."""
+    if config.checkpoint.remote is None or runtime.rank != 0:
+        return None
+    return Mirror(open_remote(config.checkpoint.remote), config.run.directory, config.checkpoint)
+
+
+def open_checkpoints(
+    config: RunConfig, runtime: Runtime, log: Callable[[str], None], mirror: Mirror | None
+) -> Checkpoints:
     """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective."""
     run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
     return Checkpoints(
@@ -131,6 +149,7 @@ def open_checkpoints(config: RunConfig, runtime: Runtime, log: Callable[[str], N
         world=runtime.world,
         group=runtime.saving if runtime.world > 1 else None,
         log=log,
+        held=tuple if mirror is None else mirror.held,
     )
 
 

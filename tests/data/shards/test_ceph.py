@@ -16,8 +16,8 @@ from tests.data.streams import num_samples_of
 from tests.test_map import ROOT
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.prepare.prepare import prepare
-from windlass.data.shards.store import Store
 from windlass.errors import UserError
+from windlass.object_store import Store
 
 pytestmark = [
     pytest.mark.long,

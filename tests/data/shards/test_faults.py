@@ -19,13 +19,12 @@ import xxhash
 from tests.data.shards.test_cache import KB, SHARDS
 from tests.data.shards.test_remote import change_files, loader_of, remote_config, silent
 from tests.data.streams import num_samples_of
-from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Reader
 from windlass.data.shards.remote import claim, publish
-from windlass.data.shards.store import Store
 from windlass.errors import BadShard, UserError
+from windlass.object_store import Store
 
 
 @pytest.fixture
@@ -245,7 +244,7 @@ def test_an_index_that_asks_for_more(published, change, says):
     assert says in caught.value.given and f"{config.directory}/train/index.json" in caught.value.given
 
 
-def test_wrong_credentials_while_a_run_opens_its_data(small, s3_place, tmp_path, monkeypatch):  # noqa: F811
+def test_wrong_credentials_while_a_run_opens_its_data(small, s3_place, tmp_path, monkeypatch):
     config = remote_config(small[0], s3_place[0], tmp_path / "cache")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wr0ng")
     with pytest.raises(UserError) as caught:

@@ -20,8 +20,8 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Reader, Writer
 from windlass.data.shards.remote import Remote, claim, publish
-from windlass.data.shards.store import Store
 from windlass.errors import BadShard, UserError
+from windlass.object_store import Store
 
 MIB = 1 << 20
 

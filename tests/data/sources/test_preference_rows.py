@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.preference_rows import pair_of
 from windlass.errors import UserError
@@ -84,3 +85,12 @@ def test_pairs_read_as_text_are_recognised(tmp_path, text_key):
     with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
         list(read_rows(stream, str(tmp_path / "a.jsonl"), text_key))
     assert caught.value.change == "it holds chosen and rejected: set `format: preference` of the source"
+
+
+def test_rows_of_chats_are_answered_with_their_format():
+    with pytest.raises(UserError, match="here has the keys messages") as caught:
+        pair(messages=[ASKED, GOOD])
+    assert caught.value.change == "rename its keys, or use format: chat"
+    with pytest.raises(UserError, match="here has the keys chosen, rejected") as caught:
+        conversation_of({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "here")
+    assert caught.value.change == "rename its keys, or use format: preference"

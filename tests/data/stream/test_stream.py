@@ -16,13 +16,12 @@ import pytest
 import xxhash
 
 from tests.data.streams import open_bare
-from tests.stores import s3_place, s3_session  # noqa: F401
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Folder, Reader, Writer
 from windlass.data.shards.remote import Remote
-from windlass.data.shards.store import Store
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
+from windlass.object_store import Store
 
 T, NUM_SAMPLES, GLOBAL_BATCH, EPOCHS = 15, 337, 48, 2  # a prime: no batch ends where an epoch does
 WORLDS, ACCUMULATIONS, KILLS = (1, 2, 3, 4, 8), (1, 2), 10
@@ -190,7 +189,7 @@ def empty(cache):
     return lambda: shutil.rmtree(cache, ignore_errors=True)
 
 
-def test_the_same_from_an_s3_store_through_a_small_cache(folder, s3_place, tmp_path):  # noqa: F811
+def test_the_same_from_an_s3_store_through_a_small_cache(folder, s3_place, tmp_path):
     url, objects = s3_place
     shutil.copytree(folder, objects / "train")
     cells = [(0, ((2, 1), (3, 2))), (1, ((3, 1), (1, 2)))]
@@ -198,7 +197,7 @@ def test_the_same_from_an_s3_store_through_a_small_cache(folder, s3_place, tmp_p
 
 
 @pytest.mark.long
-def test_every_layout_and_kill_point_from_an_s3_store(folder, s3_place, tmp_path):  # noqa: F811
+def test_every_layout_and_kill_point_from_an_s3_store(folder, s3_place, tmp_path):
     url, objects = s3_place
     shutil.copytree(folder, objects / "train")
     cells = list(some())

@@ -20,9 +20,9 @@ from windlass.data.config import DataConfig
 from windlass.data.files import sync_directory
 from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
-from windlass.data.shards.store import is_url
 from windlass.data.sources.known_hashes import KNOWN_NAME
 from windlass.errors import UserError
+from windlass.object_store import is_url
 from windlass.units import format_bytes
 
 

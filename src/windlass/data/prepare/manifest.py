@@ -26,9 +26,9 @@ from windlass.data.shards.journal import Journal, open_journal
 from windlass.data.shards.mds import Folder, ShardSource
 from windlass.data.shards.remote import PREPARED_NAME, TOKENIZER_NAME, Remote
 from windlass.data.shards.small_files import check_small_files, hashes_of
-from windlass.data.shards.store import Store, is_url
 from windlass.data.tokenize.tokenizer import open_tokenizer, token_bytes
 from windlass.errors import BadShard, UserError
+from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
 ADDED = ("unwritten", "date", "cut")  # keys that earlier versions do not write

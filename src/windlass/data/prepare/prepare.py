@@ -36,10 +36,10 @@ from windlass.data.prepare.manifest import (
 from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
 from windlass.data.shards.journal import beating
 from windlass.data.shards.remote import claim, publish
-from windlass.data.shards.store import Store, is_url
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
+from windlass.object_store import Store, is_url
 from windlass.safe_text import say
 
 __all__ = ["Prepared", "open_prepared", "prepare"]

@@ -22,8 +22,8 @@ import xxhash
 
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.index import INDEX_NAME, Shard, parse_index, unpack
-from windlass.data.shards.store import Store
 from windlass.errors import BadShard, UserError
+from windlass.object_store import Store
 from windlass.units import MIB, format_bytes
 
 PREPARED_NAME, TOKENIZER_NAME, CLAIM_NAME = "prepared.json", "tokenizer", ".publishing"

@@ -43,8 +43,9 @@ def conversation_of(row: Mapping[str, Any], where: str) -> str:
         prompt = as_messages(row["prompt"], where, "prompt", "user", RULE)
         messages = prompt + as_messages(row["completion"], where, "completion", ASSISTANT, RULE)
     else:
+        kind = "preference" if {"chosen", "rejected"} <= row.keys() else "text"
         raise UserError(
-            f"{where} has the keys {', '.join(row) or 'none'}", RULE, "rename its keys, or use format: text"
+            f"{where} has the keys {', '.join(row) or 'none'}", RULE, f"rename its keys, or use format: {kind}"
         )
     return json.dumps(up_to_last_answer(messages, where), ensure_ascii=False)
 

@@ -27,9 +27,8 @@ def pair_of(row: Mapping[str, Any], where: str) -> str:
     """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises UserError."""
     check_tools(row, where)
     if "chosen" not in row or "rejected" not in row:
-        raise UserError(
-            f"{where} has the keys {', '.join(row) or 'none'}", RULE, "rename its keys, or use another `format`"
-        )
+        kind = "format: chat" if "messages" in row else "another `format`"
+        raise UserError(f"{where} has the keys {', '.join(row) or 'none'}", RULE, f"rename its keys, or use {kind}")
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
         pair = _texts(prompt, chosen, rejected, where)

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import xxhash
 
-from windlass.data.files import EXTRAS
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
+from windlass.object_store import EXTRAS
 from windlass.safe_text import redacted, without_values
 
 RULE: Final = "a source at a URL is read with fsspec; credentials come from the environment, as its libraries take them"

@@ -15,6 +15,7 @@ from windlass.adapters.config import AdapterConfig
 from windlass.errors import UserError, nearest
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.names import names_of, stored_as
+from windlass.target_names import named_by
 
 A, B = "lora_A.weight", "lora_B.weight"
 CODES, SCALES = "codes", "scales"
@@ -137,13 +138,16 @@ def _check_targets(targets: list[str], matrices: list[str], chosen: list[str], a
         if named:
             continue
         choices = list(dict.fromkeys(name.rpartition(".")[2] for module in matrices for name in _names(module, arch)))
+        meant = named_by(target, [name for module in matrices for name in _names(module, arch)])
         has_experts = arch.num_experts > 0 and target in ("gate_proj", "up_proj", "down_proj")
         raise UserError(
             f"adapter.targets has {target!r}",
             "this model's MLPs are experts, which are one tensor for all of a layer and carry no factors"
             if has_experts
-            else "targets are the last parts of names of matrices in attention and MLP",
-            nearest(target, choices) + f"choose from {', '.join(choices)}",
+            else "targets are the last parts of names of matrices in attention and MLP; regular expressions are not supported",
+            f"write what this one finds here: {', '.join(meant)}"
+            if meant
+            else nearest(target, choices) + f"choose from {', '.join(choices)}",
         )
 
 

@@ -88,12 +88,15 @@ class Linear(nn.Linear):
 
 @torch.no_grad()
 def merge(model: nn.Module, factors: Mapping[str, Tensor], adapter: Adapter) -> None:
-    """Adds s B A to the matrices of `model`, which has no factors of its own: the sum in fp32, or wider where they are.
-    `factors`: by name."""
+    """Adds s B A to the matrices of `model`, whose own factors go: the sum in fp32, or wider where they are. `factors`: by
+    name."""
     for target in adapter.targets:
-        weight = model.get_submodule(target).get_parameter("weight")
+        module = model.get_submodule(target)
+        assert isinstance(module, Linear)
+        weight = module.weight
         a, b = (factors[f"{target}.{factor}"].to(weight) for factor in (A, B))
         weight.add_(b @ a, alpha=adapter.scale)
+        module.lora_A = module.lora_B = None
 
 
 def adapt(model: nn.Module, arch: Architecture, adapter: Adapter | None) -> None:

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from windlass.data.files import EXTRAS
 from windlass.errors import Unavailable, UserError
 from windlass.safe_text import redacted
 
+EXTRAS: Final = {"s3": "s3", "s3a": "s3"}  # protocol -> extra of windlass that reads it; fsspec names any other package
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
 Result = TypeVar("Result")
 
@@ -41,14 +41,20 @@ def is_url(place: str) -> bool:
 
 
 class Store:
-    """Files below `url`, named relative to it. Every method raises UserError, with the URL, where the store fails."""
+    """Files below `url`, named relative to it. Every method raises UserError, with the URL, where the store fails.
 
-    def __init__(self, url: str, deadline_s: float):
+    `deadline_s`: of one file, all attempts together; `setting`: the key of a recipe that sets it, for messages. `bytes_per_s`: a
+    file's size over this is added, so that no large file is too late; 0 for none."""
+
+    def __init__(
+        self, url: str, deadline_s: float, setting: str | None = "data.cache.deadline_s", bytes_per_s: float = 0.0
+    ):
         import fsspec
 
         self.url, self.deadline_s = redacted(url.rstrip("/")), deadline_s
+        self._setting, self._bytes_per_s = setting, bytes_per_s
         protocol = url.partition("://")[0]
-        rule = "a place of data is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
+        rule = "this place is a local directory or a URL that fsspec opens (s3://, gs://, https://, file://)"
         try:
             options = OPTIONS.get(protocol, {})
             found: tuple[Any, str] = fsspec.url_to_fs(
@@ -65,8 +71,9 @@ class Store:
     def check_writable(self) -> None:
         """Raises UserError where files are read only, by the protocol."""
         if self.is_read_only:
-            rule = "prepared data is written where windlass can write files: s3://, gs://, file://, a local directory"
-            raise UserError(f"{self.url} is read only here", rule, "prepare elsewhere, and serve it by this URL")
+            rule = "windlass writes where it can write files: s3://, gs://, file://, a local directory"
+            change = "give such a place; prepared data may be prepared elsewhere, and served by this URL"
+            raise UserError(f"{self.url} is read only here", rule, change)
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -92,10 +99,14 @@ class Store:
                 raise OSError(f"{found} of {num_bytes} bytes arrived")
 
         try:
-            self._attempt(name, put)
+            self._attempt(name, put, num_bytes)
         except FileNotFoundError as error:
             rule = "windlass makes files, not buckets"
             raise UserError(f"{self.url}/{name} cannot be written: {error}", rule, "make it") from None
+
+    def download(self, name: str, target: Path, num_bytes: int) -> None:
+        """The whole file of `num_bytes`, at `target`. Raises FileNotFoundError where there is none."""
+        self._attempt(name, lambda: self._fs.get_file(self._path(name), str(target)), num_bytes)
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -119,10 +130,11 @@ class Store:
         except FileNotFoundError:
             return {}
 
-    def _attempt(self, name: str, operation: Callable[[], Result]) -> Result:
-        """operation(), again after what may pass, until the deadline."""
+    def _attempt(self, name: str, operation: Callable[[], Result], num_bytes: int = 0) -> Result:
+        """operation() on `num_bytes`, again after what may pass, until the deadline."""
         where = f"{self.url}/{name}".rstrip("/")
-        end_s, pause_s, last = time.monotonic() + self.deadline_s, FIRST_PAUSE_S, "no answer"
+        deadline_s = self.deadline_s + (num_bytes / self._bytes_per_s if self._bytes_per_s else 0.0)
+        end_s, pause_s, last = time.monotonic() + deadline_s, FIRST_PAUSE_S, "no answer"
         while True:
             try:
                 return _in_time(operation, end_s - time.monotonic())
@@ -139,9 +151,10 @@ class Store:
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
         raise Unavailable(
-            f"{where} failed for {self.deadline_s:g} s (data.cache.deadline_s); last: {last}",
+            f"{where} failed for {deadline_s:g} s{f' ({self._setting})' if self._setting else ''}; last: {last}",
             "a store answers within the deadline, all attempts together",
-            "see that the store runs and is reached from this host; raise data.cache.deadline_s for a slow one",
+            "see that the store runs and is reached from this host"
+            + (f"; raise {self._setting} for a slow one" if self._setting else ""),
         )
 
     def _raise_if_final(self, where: str, error: Exception) -> None:
@@ -151,14 +164,10 @@ class Store:
             change = "check the credentials and rights (s3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
             raise UserError(given, rule, change) from None
         if isinstance(error, NotImplementedError):
-            rule = "prepared data is written where files can be written"
-            raise UserError(
-                f"{where} cannot be written by this protocol", rule, "give another data.directory"
-            ) from None
+            rule = "windlass writes where files can be written"
+            raise UserError(f"{where} cannot be written by this protocol", rule, "give another place") from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise UserError(
-                given, "prepared data needs a place to write", "free space, or give another place"
-            ) from None
+            raise UserError(given, "this needs a place to write", "free space, or give another place") from None
 
 
 class _TooLate(Exception):

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from windlass.data.shards.store import Store
 from windlass.errors import UserError
+from windlass.object_store import Store
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("windlass.data.shards.store.time", made)
+    monkeypatch.setattr("windlass.object_store.time", made)
     return made
 
 
@@ -114,7 +114,7 @@ def test_a_server_that_never_answers_does_not_block():
 def test_a_process_ends_although_an_operation_is_stuck():
     code = (
         "import socket, sys\n"
-        "from windlass.data.shards.store import Store\n"
+        "from windlass.object_store import Store\n"
         "with socket.create_server(('127.0.0.1', 0)) as server:\n"
         "    try:\n"
         "        Store(f'http://127.0.0.1:{server.getsockname()[1]}/x', 0.5).read('a')\n"
@@ -196,3 +196,13 @@ def test_an_unknown_protocol_and_a_missing_package_are_named(monkeypatch):
 
 def test_a_store_names_its_url_without_secrets():
     assert Store("memory://u:p@x/y?token=1", 1).url == "memory://***@x/y?***"
+
+
+def test_a_large_file_has_longer_and_a_message_names_no_key_where_there_is_none(tmp_path, clock, monkeypatch):
+    store = Store(f"file://{tmp_path}", 4, setting=None, bytes_per_s=100.0)
+    monkeypatch.setattr(store._fs, "pipe_file", lambda *_: (_ for _ in ()).throw(OSError("busy")))
+    for num_bytes, seconds in ((0, 4), (600, 10)):
+        clock.slept_s.clear()
+        error = refused(lambda num_bytes=num_bytes: store.write("a", bytes(num_bytes)))
+        assert sum(clock.slept_s) == seconds and f"failed for {seconds} s; last" in error.given
+        assert "raise" not in error.change

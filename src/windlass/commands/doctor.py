@@ -1,0 +1,146 @@
+"""`windlass doctor [RECIPE]`: what is wrong with this machine, and with a recipe on it, found without starting a run."""
+
+import importlib.util
+import os
+import runpy
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from windlass.config import RunConfig, load_recipe
+from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, tokenizer_files, vocab_size_of
+from windlass.doctor.diagnosis import Diagnosis
+from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
+from windlass.doctor.host import check_environment, check_limits, read_limits
+from windlass.doctor.network import (
+    check_infiniband,
+    check_interfaces,
+    check_meeting,
+    check_name,
+    interfaces,
+    meet,
+    split_endpoint,
+)
+from windlass.doctor.run_storage import check_directory, probe
+from windlass.errors import SeveralErrors, UserError
+from windlass.model.open_config import architecture_of
+from windlass.supervise.kernel_log import read_faults
+from windlass.training.parameter_rules import count_trained
+
+BYTES_PER_ELEMENT: Final = 12  # of a checkpoint: an fp32 master and AdamW's two moments
+CONTROL: Final = Path("dev/nvidiactl")
+
+
+def doctor(
+    recipe: str | None,
+    overrides: Sequence[str] = (),
+    endpoint: str | None = None,
+    ranks: int | None = None,
+    root: Path = Path("/"),
+) -> Iterator[Diagnosis]:
+    """What is wrong, as it is found. `endpoint`: HOST:PORT where the hosts of a run meet; without it networks are left out.
+    `ranks`: of this host; None for one per GPU. `root`: of the file systems of kernel and devices. Raises UserError for an
+    endpoint that is none."""
+    address = split_endpoint(endpoint) if endpoint else None
+    has_device = (root / CONTROL).exists()
+    driver, gpus, silent = _ask_driver() if has_device else (None, [], [])
+    yield from silent
+    yield from check_torch(has_device, driver, _cuda_of_torch())
+    yield from check_gpus(gpus)
+    yield from check_log(read_faults() or []) if has_device else ()
+    local = ranks or len(gpus) or 1
+    has_infiniband = (root / "sys/class/infiniband").is_dir()
+    yield from check_limits(read_limits(), local, has_infiniband, hosts=2 if address else 1)
+    yield from check_environment(os.environ, local, len(os.sched_getaffinity(0)))
+    yield from check_infiniband(root, bool(gpus))
+    if address:
+        here = interfaces()
+        met = meet(*address, here)
+        yield from check_meeting(f"{address[0]}:{address[1]}", met, here)
+        yield from check_interfaces(os.environ, met, here)
+        yield from check_name(socket.gethostname(), addresses_of(socket.gethostname()))
+    if recipe is not None:
+        yield from check_recipe(recipe, overrides, None if address else ranks)
+
+
+def _ask_driver() -> tuple[Driver | None, list[Gpu], list[Diagnosis]]:
+    """The driver and its GPUs, or why it says nothing of them."""
+    import pynvml
+
+    try:
+        return *read_gpus(pynvml), []
+    except pynvml.NVMLError as error:
+        silent = Diagnosis(
+            "driver-silent",
+            f"this host has an NVIDIA device, and its driver does not answer: {error}",
+            "torch reaches a GPU through the driver",
+            "a driver that was updated needs a reboot; a container needs the host's (docker run --gpus all)",
+        )
+        return None, [], [silent]
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA that the installed torch was built for, read from its version file: torch itself takes seconds to load."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    cuda: str | None = runpy.run_path(str(Path(found.origin).parent / "version.py"))["cuda"]
+    return cuda
+
+
+def addresses_of(host_name: str) -> list[str]:
+    """What this host's name means here; nothing where nobody knows it."""
+    try:
+        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host_name, None)))
+    except OSError:
+        return []
+
+
+def check_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> Iterator[Diagnosis]:
+    """What a run of this recipe would refuse or meet, and its directory. `world`: ranks of the run; None where not known."""
+    found: list[RunConfig] = []
+    yield from _refusals(lambda: found.append(load_recipe(recipe, *overrides)))
+    if not found:
+        return
+    (config,) = found
+    yield from _refusals(lambda: check_tokenizer(config))
+    sizes = [0]
+    yield from _refusals(lambda: sizes.append(checkpoint_bytes(config, world)))
+    kept = config.checkpoint.keep_last + 1 + config.checkpoint.keep_best + len(config.checkpoint.keep_steps)
+    try:
+        yield from check_directory(probe(config.run.directory), sizes[-1], kept)
+    except OSError as error:
+        yield Diagnosis(
+            "directory-closed",
+            f"run.directory={config.run.directory}: {error.strerror}",
+            "a run writes its checkpoints there",
+            "choose another run.directory, or mend the permissions of this one",
+        )
+
+
+def checkpoint_bytes(config: RunConfig, world: int | None) -> int:
+    """Of one checkpoint of this recipe. Raises UserError where the model is none, or does not fit the layout."""
+    architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
+    config.check_layout(architecture, world)
+    return count_trained(config, architecture) * BYTES_PER_ELEMENT
+
+
+def check_tokenizer(config: RunConfig) -> None:
+    """Raises UserError for a tokenizer that names no end of a text, or has more entries than the model has rows."""
+    if config.data.tokenizer.from_ is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy_loaded(
+            tokenizer_files(config.data.tokenizer), config.data.tokenizer, Path(folder, "copy"), log=lambda _: None
+        )
+        entries = vocab_size_of(open_tokenizer(Path(folder, "copy"))[0])
+    architecture_of(config.model, entries)
+
+
+def _refusals(check: Callable[[], Any]) -> Iterator[Diagnosis]:
+    try:
+        check()
+    except UserError as error:
+        for one in error.errors if isinstance(error, SeveralErrors) else (error,):
+            yield Diagnosis("recipe", one.given, one.rule, one.change)

@@ -1,0 +1,102 @@
+"""A run whose checkpoints are copied to a store goes on from there on an empty machine, as if nothing had happened."""
+
+import shutil
+import time
+
+import pytest
+
+from tests import tiny
+from windlass.checkpoint.keep import diff
+from windlass.checkpoint.mirror import open_remote, whole_steps
+from windlass.checkpoint.store import committed_steps
+from windlass.proof.pool import RankFailed
+
+WORLD = 2
+
+
+def mirrored(base, name, url, **checkpoint):
+    return tiny.recipe(base, name, checkpoint={"remote": url, **checkpoint})
+
+
+def train_without_a_store(config):
+    """On one rank: a store whose every write fails."""
+    from windlass.errors import Unavailable
+    from windlass.object_store import Store
+
+    def fail(self, name, source):
+        raise Unavailable(f"{self.url}/{name} failed", "a store answers", "start it")
+
+    write, Store.write = Store.write, fail
+    try:
+        return tiny.refusal(config)
+    finally:
+        Store.write = write
+
+
+def test_killed_and_resumed_on_an_empty_machine_it_is_the_run_that_was_never_stopped(base, ranks, tmp_path):
+    url = f"file://{tmp_path}/store"
+    local = tiny.recipe(base, "never-stopped")
+    ranks.run(WORLD, tiny.train, local)
+    config = mirrored(base, "mirrored", url)
+    with pytest.raises(RankFailed):
+        ranks.run(WORLD, tiny.train, config, (1, 8))
+    before = list(whole_steps(open_remote(url)))
+    assert before and before[0] in (3, 6)
+    shutil.rmtree(config.run.directory)
+    (found, _) = ranks.run(WORLD, tiny.train, config)
+    assert found["step"] == tiny.STEPS and tiny.losses(config.run.directory) == tiny.losses(local.run.directory)
+    resumes = [line["step"] for line in tiny.lines(config.run.directory) if line["kind"] == "resume"]
+    assert resumes == [before[0]]
+    last = f"checkpoints/step-{tiny.STEPS:08d}"
+    assert diff(config.run.directory / last, local.run.directory / last).bytes == []
+    assert next(iter(whole_steps(open_remote(url)))) == tiny.STEPS
+    there = tmp_path / "store"
+    for name in ("run.json", "events.jsonl", "report.html", "resolved.yaml"):
+        assert (there / name).read_bytes() == (config.run.directory / name).read_bytes()
+
+
+def test_a_store_that_is_down_costs_no_step_and_ends_the_run_by_name(base, ranks, tmp_path):
+    config = mirrored(base, "down", f"file://{tmp_path}/store", every_steps=2)
+    said = ranks.run(1, train_without_a_store, config)[0]
+    assert said.startswith("Unavailable: ") and "failed" in said
+    lines = tiny.lines(config.run.directory)
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, tiny.STEPS + 1))
+    saved = [line["step"] for line in lines if line["kind"] == "checkpoint"]
+    assert saved == [2, 4, 6, 8, 10], "every checkpoint is on disk"
+    incidents = [line["what"] for line in lines if line["kind"] == "incident"]
+    assert incidents and all("is not copied: the next is tried" in what for what in incidents)
+    (found,) = ranks.run(1, tiny.train, config)  # nothing to train: what was not copied is copied
+    assert found["step"] == tiny.STEPS and list(whole_steps(open_remote(f"file://{tmp_path}/store"))) == [tiny.STEPS]
+
+
+def train_beside_a_slow_store(config):
+    """On one rank: a store that takes nothing before the last checkpoint is committed."""
+    from windlass.object_store import Store
+
+    def wait(self, name, source):
+        last = ("checkpoint", tiny.STEPS)
+        while not any((line["kind"], line["step"]) == last for line in tiny.lines(config.run.directory)):
+            time.sleep(0.05)
+        write(self, name, source)
+
+    write, Store.write = Store.write, wait
+    try:
+        return tiny.train(config)
+    finally:
+        Store.write = write
+
+
+def test_what_a_slow_store_still_copies_stays_on_disk(base, ranks, tmp_path):
+    config = mirrored(base, "slow", f"file://{tmp_path}/store", every_steps=2, keep_last=1)
+    ranks.run(1, train_beside_a_slow_store, config)
+    incidents = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
+    assert incidents == [] and list(whole_steps(open_remote(f"file://{tmp_path}/store"))) == [tiny.STEPS]
+    # at the last prune 2 was being copied, and 8 was next
+    assert committed_steps(config.run.directory / "checkpoints") == [tiny.STEPS, 8, 2]
+
+
+def test_a_place_that_is_no_url_is_refused(base):
+    from windlass.errors import UserError
+
+    with pytest.raises(UserError, match=r"checkpoint.remote.*s3://bucket/run"):
+        mirrored(base, "wrong", "/mnt/store")
