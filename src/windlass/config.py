@@ -63,6 +63,11 @@ class RunConfig(Settings):
         return self.run.tokens_per_step // self.data.sequence_length
 
     @property
+    def prepares_beside(self) -> bool:
+        """Whether training begins while its data is prepared."""
+        return self.data.may_grow and self.run.epochs is None
+
+    @property
     def keeps_reference(self) -> bool:
         """Whether a new run scores all pairs before step 0: unless it begins as its base, which is there at any later step."""
         is_base = self.adapter.begins_as_base and self.run.start_from is None

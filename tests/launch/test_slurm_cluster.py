@@ -92,9 +92,15 @@ class Job:
         self.wait(lambda: self.newest() > (0 if at == "none" else int(at)))
 
     def ends(self):
-        """-> the last state, exit code and restarts, as SLURM has them."""
-        self.wait(lambda: self.facts()["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"))
-        return [self.facts()[name] for name in ("JobState", "ExitCode", "Restarts")]
+        """-> the last state, exit code and restarts, as SLURM has them; others, like SIGNALING, pass."""
+        found = {}
+
+        def is_over():
+            found.update(self.facts())
+            return found["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+        self.wait(is_over)
+        return [found[name] for name in ("JobState", "ExitCode", "Restarts")]
 
     def segments(self):
         """Of each segment: where it began, and how it ended: (exit code, newest checkpoint), None where its shell was killed."""

@@ -9,7 +9,7 @@ from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.prepare import open_prepared, planned
 from windlass.errors import AbsentSource, UserError
 from windlass.launch.slurm import FOLDER, Size, cancel, prepare_script, submit, train_script
-from windlass.training.preflight import check_run, prepares_beside
+from windlass.training.preflight import check_run
 
 
 def launch(
@@ -27,7 +27,7 @@ def launch(
         "train": train_script(config.launch, size, run, name, ["train", recipe, *overrides]),
     }
     pinned, _, _ = check_run(config, size.world, "cuda" if size.gpus_per_node else "cpu")
-    if prepares_beside(pinned) or _is_prepared(pinned):
+    if pinned.prepares_beside or _is_prepared(pinned):
         del scripts["prepare"]
     if is_dry:
         yield "\n".join(scripts.values()).rstrip()

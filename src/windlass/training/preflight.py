@@ -36,7 +36,7 @@ from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
-from windlass.training.run_directory import check_directory, fetch_run, interruptible
+from windlass.training.run_directory import fetch_run, interruptible
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
@@ -59,8 +59,7 @@ def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
 
 def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
-    fetch_run(config)
-    config, architecture, trainer_state = check_run(config, world, device_type)
+    config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
     if trainer_state is None:
         fetch_weights(config)
         if config.model.from_ is not None:
@@ -69,7 +68,7 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
         if config.adapter.from_ is not None:
             check_adapter(config, architecture)
     keep = None if trainer_state is None else stream_to_keep(trainer_state, config)
-    if prepares_beside(config):
+    if config.prepares_beside:
         start(config.data, config.evaluate.sets, begun=keep)
         return Ready(config, None)
     if config.data.may_grow:
@@ -79,15 +78,19 @@ def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     return Ready(config, _prepare_or_take(config, keep))
 
 
-def check_run(config: RunConfig, world: int, device_type: str) -> tuple[RunConfig, Architecture, dict[str, Any] | None]:
+def check_run(
+    config: RunConfig, world: int, device_type: str, fetches: bool = False
+) -> tuple[RunConfig, Architecture, dict[str, Any] | None]:
     """Refuses what can be refused of a run on `world` ranks before weights are fetched and data is prepared; nothing is written
-    but the hub's cache -> the recipe with the commits of hub names, its model, and the trainer state that it would go on from.
-    Raises UserError."""
+    but the hub's cache, and with `fetches` what a store holds of this run -> the recipe with the commits of hub names, its model,
+    and the trainer state that it would go on from. Raises UserError."""
     check_torch(config.parallel.schedule, config.parallel.pp)
     check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
+    if fetches:
+        fetch_run(config)
     trainer_state = begun(config)
     config = complete_adapter(config, trainer_state)
     if trainer_state is not None:
@@ -106,11 +109,6 @@ def check_run(config: RunConfig, world: int, device_type: str) -> tuple[RunConfi
     if trainer_state is None:
         plan_of(config, architecture, rules, device_type)
     return pin_tokenizer(config), architecture, trainer_state
-
-
-def prepares_beside(config: RunConfig) -> bool:
-    """Whether training begins while its data is prepared."""
-    return config.data.may_grow and config.run.epochs is None
 
 
 def _refuse_drift(trainer_state: dict[str, Any], config: RunConfig) -> None:
@@ -204,6 +202,18 @@ def check_vocabulary(tokens: int, architecture: Architecture) -> None:
             f"a tokenizer of {tokens} entries for a checkpoint of {architecture.vocab_size}",
             "every token has a row in the embedding",
             "use the tokenizer that the run began with: it is in its checkpoints, under tokenizer/",
+        )
+
+
+def check_directory(config: RunConfig) -> None:
+    """A run directory that cannot be one is refused; nothing is made."""
+    directory = config.run.directory.absolute()
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    if not place.is_dir():
+        raise UserError(
+            f"run.directory={config.run.directory}: {place} is a file",
+            "a run directory is a directory, or can be made",
+            "choose another run.directory",
         )
 
 

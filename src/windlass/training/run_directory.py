@@ -122,23 +122,10 @@ def hold(directory: Path) -> BinaryIO:
     return run_lock
 
 
-def check_directory(config: RunConfig) -> None:
-    """A run directory that cannot be one is refused; nothing is made."""
-    directory = config.run.directory.absolute()
-    place = next(path for path in (directory, *directory.parents) if path.exists())
-    if not place.is_dir():
-        raise UserError(
-            f"run.directory={config.run.directory}: {place} is a file",
-            "a run directory is a directory, or can be made",
-            "choose another run.directory",
-        )
-
-
 def fetch_run(config: RunConfig) -> None:
     """What a store holds of this run and this directory does not: its newest checkpoint and its events. Rank 0 or the launcher
     calls it, alone."""
     if config.checkpoint.remote is not None:
-        check_directory(config)
         fetch_newest(open_remote(config.checkpoint.remote), config.run.directory, say)
 
 
