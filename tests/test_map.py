@@ -148,7 +148,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "flags",
     ),
     "hub": ("client", "config", "push"),
-    "launch": ("local", "restarts", "config"),
+    "launch": ("local", "nodes", "restarts", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
     "supervise": ("heartbeat", "places", "incident", "watchdog", "kernel_log"),
     "model": (

@@ -7,5 +7,6 @@ Inside:
 arguments   arguments that several commands share
 checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
+launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
 """

@@ -1,9 +1,11 @@
 """Starts ranks.
 
-local     ranks on this machine, started again where one failed
-restarts  whether ranks that failed are started again
-config    the recipe's launch block
+local       ranks on this machine, started again where one failed
+nodes       ranks on several hosts: an agent on each
+restarts    whether ranks that failed are started again
+config      the recipe's launch block
 
 Inside:
-agent     one start of the ranks, under torchelastic
+agent       one start of the ranks, under torchelastic
+rendezvous  where the agents of several hosts meet, leave and come again
 """
