@@ -153,7 +153,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "flags",
     ),
     "hub": ("client", "config", "push"),
-    "launch": ("local", "restarts", "slurm", "kubernetes", "config"),
+    "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
     "supervise": ("heartbeat", "places", "incident", "watchdog", "kernel_log"),
     "model": (

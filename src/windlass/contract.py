@@ -15,6 +15,8 @@ from windlass.errors import EXIT_STOPPED, UserError
 
 AGENT: Final = "WINDLASS_AGENT_PID"
 """The process id of our own launcher, in its workers."""
+HOSTS: Final = "WINDLASS_RANKS_PER_HOST"
+"""In the workers of our own launcher on several hosts: how many each host has."""
 _ADOPTED: Final = "WINDLASS_LAUNCHER"
 """Who started this rank, once it is known."""
 
@@ -214,8 +216,13 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether our own launcher started this rank: it has prepared the data before, and shows what a failing rank wrote."""
+    """Whether our own launcher started this rank: it shows what a failing rank wrote."""
     return AGENT in environ
+
+
+def is_prepared(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether our own launcher has prepared the data: on one host. On several their ranks do, once."""
+    return AGENT in environ and HOSTS not in environ
 
 
 def exit_code_of_stop(is_signalled: bool, environ: Mapping[str, str] = os.environ) -> int:
@@ -223,5 +230,5 @@ def exit_code_of_stop(is_signalled: bool, environ: Mapping[str, str] = os.enviro
 
     torchelastic takes 0 for the end of the run and any other code for a failure, after which it starts the ranks that are left.
     So a rank that was signalled itself, whose agent is leaving, exits with 0, and one that stopped for the sake of another with
-    75."""
-    return 0 if "TORCHELASTIC_RUN_ID" in environ and is_signalled else EXIT_STOPPED
+    75. Our own agents of several hosts start again after 75 alone: 0 is the end."""
+    return 0 if "TORCHELASTIC_RUN_ID" in environ and is_signalled and HOSTS not in environ else EXIT_STOPPED

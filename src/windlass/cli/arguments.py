@@ -1,13 +1,19 @@
 """What several commands take and do: arguments with their help, lines printed and read as they come."""
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
+
+if TYPE_CHECKING:  # it takes a second to load
+    from windlass.config import RunConfig
 
 Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
@@ -37,6 +43,14 @@ Rehash = Annotated[
 def rehashing(is_asked: bool) -> list[str]:
     """`--rehash` as an override of the recipe."""
     return ["data.rehash=true"] if is_asked else []
+
+
+def restarts_of(config: "RunConfig") -> Restarts:
+    """What `launch` and `data` of a recipe say about starting its ranks again."""
+    from windlass.commands.data_consumed import batch_before
+
+    data_s = math.inf if config.data.may_grow else config.data.timeout_s
+    return Restarts(config.launch.max_restarts, config.launch.stall_s, data_s, partial(batch_before, config))
 
 
 def print_lines(lines: Iterable[str]) -> None:

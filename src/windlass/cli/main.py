@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import math
 import shlex
 import sys
 import traceback
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +17,7 @@ from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
-from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing
+from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing, restarts_of
 from windlass.errors import (
     EXIT_BUG,
     EXIT_NOT_EQUAL,
@@ -31,7 +29,6 @@ from windlass.errors import (
     exit_code_of,
 )
 from windlass.launch import local
-from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
 from windlass.status import note_failure
 
@@ -58,7 +55,7 @@ def begin(context: typer.Context) -> None:
             f"a launcher starts one process per rank for {', '.join(RANK_COMMANDS)}; any other command is one process",
             f"run windlass {command} without the launcher",
         )
-    if command != "train":  # nothing to save: a signal ends the command
+    if command not in ("train", "launch"):  # nothing to save: a signal ends the command
         found = signals.signals_of_process()
         context.with_resource(found.leaving() if found else contextlib.nullcontext())
 
@@ -124,7 +121,7 @@ def _train_as_worker(config: "RunConfig", smoke: bool) -> int:
     from windlass.runtime import recorded
     from windlass.training.loop import train as run
 
-    result = recorded(run)(config, is_prepared=contract.has_agent())
+    result = recorded(run)(config, is_prepared=contract.is_prepared())
     return contract.exit_code_of_stop(result.signalled) if result.stopped else 0
 
 
@@ -139,7 +136,6 @@ def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str
 
 def _train_here(config: "RunConfig", num_ranks: int) -> int:
     """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
-    from windlass.commands.data_consumed import batch_before
     from windlass.training.pins import pins
     from windlass.training.run_directory import interruptible
 
@@ -156,9 +152,7 @@ def _train_here(config: "RunConfig", num_ranks: int) -> int:
         raise
     with interruptible(config.run.directory):
         arguments = [*sys.argv[1:], *pins(config)]
-        launch, data_s = config.launch, math.inf if config.data.may_grow else config.data.timeout_s
-        restarts = Restarts(launch.max_restarts, launch.stall_s, data_s, partial(batch_before, config))
-        return local.launch(arguments, num_ranks, config.run.directory, restarts)
+        return local.launch(arguments, num_ranks, config.run.directory, restarts_of(config))
 
 
 @app.command()

@@ -1,11 +1,13 @@
 """Starts ranks.
 
-local     ranks on this machine, started again where one failed
-restarts  whether ranks that failed are started again
-slurm     batch scripts for SLURM, and how they are submitted
+local       ranks on this machine, started again where one failed
+nodes       ranks on several hosts: an agent on each
+restarts    whether ranks that failed are started again
+slurm       batch scripts for SLURM, and how they are submitted
 kubernetes  manifests of a JobSet or a TrainJob
-config    the recipe's launch block
+config      the recipe's launch block
 
 Inside:
-agent     one start of the ranks, under torchelastic
+agent       one start of the ranks, under torchelastic
+rendezvous  where the agents of several hosts meet, leave and come again
 """

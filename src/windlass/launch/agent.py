@@ -13,8 +13,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED
@@ -32,13 +33,22 @@ SHUTDOWN_S: Final = 600
 FAULTS_S: Final = 60
 """Faults of a GPU's driver that are older than this are not why a rank died."""
 SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+ALONE: Final = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+"""A world of this host alone."""
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
 
-def start_ranks(command: list[str], num_ranks: int, run_directory: Path, deadlines: Deadlines | None) -> Failure | None:
-    """Runs `command` on `num_ranks` workers until all are gone -> how they failed, which has been printed; None where they ended
-    well. Raises torchelastic's SignalException for a signal to this process. `deadlines`: None watches nothing."""
+def start_ranks(
+    command: list[str],
+    num_ranks: int,
+    run_directory: Path,
+    deadlines: Deadlines | None,
+    meeting: Mapping[str, Any] = MappingProxyType({}),
+) -> Failure | None:
+    """Runs `command` on `num_ranks` workers of this host until all are gone -> how they failed, which has been printed; None
+    where they ended well. Raises torchelastic's SignalException for a signal to this process. `deadlines`: None watches nothing.
+    `meeting`: LaunchConfig's fields for a world of several hosts; its rendezvous raises RendezvousError."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -50,16 +60,12 @@ def start_ranks(command: list[str], num_ranks: int, run_directory: Path, deadlin
     forget_beats(run_directory)
     with _folder_of_errors() as (errors, logs):
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
             nproc_per_node=num_ranks,
-            run_id=f"windlass-{os.getpid()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
             signals_to_handle=",".join(number.name for number in SIGNALS),
+            **(meeting or {**ALONE, "run_id": f"windlass-{os.getpid()}"}),
         )
         try:
             # signals are held back until a worker has installed its own handlers, in its first line

@@ -20,7 +20,7 @@ from windlass.launch.restarts import Restarts
 from windlass.report.events import EventLog
 from windlass.safe_text import say
 from windlass.signals import SIGNALS
-from windlass.status import Status, note_failure, read_status, write_status
+from windlass.status import Status, is_locked, note_failure, read_status, write_status
 from windlass.supervise.heartbeat import forget_beats
 from windlass.supervise.incident import Incident
 
@@ -96,11 +96,11 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
         while True:
             failure = start_ranks(command, num_ranks, run_directory, restarts.deadlines() if restarts else None)
             code = 0 if failure is None else failure.code
-            code = _settle(run_directory, start_s, code) if restarts else code
+            code = settle(run_directory, start_s, code) if restarts else code
             if failure is None or not restarts or code in (0, EXIT_STOPPED):
                 return code
             reason = restarts.why_not(failure)
-            _note(run_directory, failure.incident, restarts.count if reason is None else None)
+            note(run_directory, failure.incident, restarts.count if reason is None else None)
             if reason is not None:
                 if reason:
                     say(f"windlass: {reason}", sys.stderr)
@@ -108,20 +108,20 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
             say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
     except SignalException as received:
         code = EXIT_SIGNAL + received.sigval
-        return _settle(run_directory, start_s, code) if restarts else code
+        return settle(run_directory, start_s, code) if restarts else code
     finally:
         forget_beats(run_directory)
         del os.environ[AGENT]
 
 
-def _note(run_directory: Path, incident: Incident, restart: int | None) -> None:
+def note(run_directory: Path, incident: Incident, restart: int | None) -> None:
     """Into the events of a run that had begun: its rank 0, which writes them, is gone. `restart`: the number of the one that
     follows."""
     if (file := run_directory / "events.jsonl").is_file():
         EventLog(file).write("incident", incident.step or 0, {**incident.fields(), "restart": restart})
 
 
-def _settle(run_directory: Path, since_s: float, code: int) -> int:
+def settle(run_directory: Path, since_s: float, code: int) -> int:
     """The exit code of a run whose ranks are gone with `code`, by the status that they left since `since_s`; a status that
     still says "running" is corrected."""
     status: Status | None = read_status(run_directory)
@@ -133,6 +133,8 @@ def _settle(run_directory: Path, since_s: float, code: int) -> int:
         return EXIT_STOPPED
     if status.state == "finished" and code > EXIT_SIGNAL:  # the signal came after the last step
         return 0
+    if status.state == "running" and is_locked(run_directory):  # the ranks of other hosts go on
+        return EXIT_STOPPED if code - EXIT_SIGNAL in SIGNALS else code
     if status.state == "running" or (status.state == "failed" and status.exit_code != code):
         write_status(run_directory, "failed", status.step, code)
     return code

@@ -1,0 +1,215 @@
+"""Where the agents of several hosts meet: torchelastic's rendezvous, on a store that lasts as long as the launch.
+
+The agent on the endpoint's host serves the store; while it is gone all others wait for it. torchelastic closes a rendezvous for
+good when a rank fails, and never looks whether a host is still there. Here an agent leaves, and comes again for the next start;
+only `end` closes. A host that leaves, dies or cannot be reached ends the ranks of the others, GRACE_S after that is known: most
+have seen it themselves by then, and may be saving.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _RendezvousExitOp,
+)
+
+from windlass.errors import Unavailable, UserError
+from windlass.safe_text import say
+
+KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
+"""A host that has not been heard of for their product is gone. With 1 s x 3 a busy host was taken for dead while it trained."""
+LAST_CALL_S: Final = 20
+"""How long a start waits for further hosts once there are as many as it needs."""
+JOIN_S: Final = 3600
+"""How long it waits for as many, or for the endpoint."""
+GRACE_S: Final = 20.0
+CLOSE_S: Final = 60.0
+"""How long the store outlives the end, for the others to read it."""
+
+
+class MeetingPlace:
+    """The hosts of one launch. `facts`: what must be equal on all of them."""
+
+    def __init__(self, least: int, most: int, endpoint: str, facts: Mapping[str, Any]):
+        self._least, self._most, self._endpoint = least, most, endpoint
+        self._facts = {key: str(value) for key, value in facts.items()}
+        self.handler: _Handler | None = None
+        self._connect()
+        self._name = f"windlass-{secrets.token_hex(4)}"  # torchelastic's registry forgets none
+        rendezvous_handler_registry.register(self._name, self._handler)
+
+    def _connect(self) -> None:
+        """Raises Unavailable where nobody serves the endpoint, UserError where this host was started otherwise than another."""
+        params = RendezvousParameters("c10d", self._endpoint, "windlass", self._least, self._most, read_timeout=30)
+        end_s, is_said = time.monotonic() + JOIN_S, False
+        while True:
+            try:
+                self._backend, self.store = create_backend(params)
+                break
+            except RendezvousConnectionError:
+                if time.monotonic() > end_s:
+                    raise _unreachable(self._endpoint) from None
+                if not is_said:
+                    say(f"windlass: nobody answers at {self._endpoint} yet; waiting for its host")
+                is_said = True
+                time.sleep(1)
+        own = json.dumps([socket.gethostname(), self._facts])
+        host, first = json.loads(self.store.compare_set("windlass/facts", "", own))
+        other = [key for key in self._facts if self._facts[key] != first.get(key)]
+        if other:
+            here = ", ".join(f"{key} {self._facts[key]}" for key in other)
+            there = ", ".join(f"{key} {first.get(key)}" for key in other)
+            raise UserError(
+                f"{here} on {socket.gethostname()}, {there} on {host}",
+                "the hosts of a run start it alike",
+                "give every host the same command and the same environment",
+            )
+
+    def start(self) -> dict[str, Any]:
+        """LaunchConfig's fields for the next start of ranks."""
+        return {
+            "min_nodes": self._least,
+            "max_nodes": self._most,
+            "run_id": "windlass",
+            "rdzv_backend": self._name,
+            "rdzv_endpoint": self._endpoint,
+            "local_addr": address_towards(self._endpoint),
+        }
+
+    def _handler(self, params: RendezvousParameters) -> "_Handler":
+        self.handler = _Handler.from_backend(
+            params.run_id,
+            self.store,
+            self._backend,
+            self._least,
+            self._most,
+            params.local_addr,
+            RendezvousTimeout(timedelta(seconds=JOIN_S), timedelta(seconds=LAST_CALL_S)),
+            KEEP_ALIVE_S,
+            KEEP_ALIVES,
+        )
+        self.handler._backend_name = params.backend
+        return self.handler
+
+    def again(self) -> None:
+        """Meets at the endpoint anew, after the connection to it was lost."""
+        say(f"windlass: {self._endpoint} is lost; waiting for its host")
+        self.leave()
+        self._connect()
+
+    def leave(self) -> None:
+        """The others go on without this host, as soon as they see it."""
+        if self.handler is not None:
+            self.handler.shutdown()
+
+    def is_first(self, what: str) -> bool:
+        """Whether this host is the first to ask since the ranks started. False where the endpoint is lost."""
+        with contextlib.suppress(RuntimeError):
+            assert self.handler is not None
+            return self.store.add(f"windlass/{what}/{self.handler.joined}", 1) == 1
+        return False
+
+    def end(self, code: int) -> int:
+        """Ends the launch on all hosts -> the exit code: of the host that ended it first."""
+        with contextlib.suppress(RendezvousError, RuntimeError):
+            assert self.handler is not None
+            code = int(self.store.compare_set("windlass/end", "", str(code)))
+            self.handler.leave()
+            self.handler.set_closed()
+            gone, end_s = self.store.add("windlass/gone", 1), time.monotonic() + CLOSE_S
+            while getattr(self.store, "is_master", False) and gone < self.handler.hosts and time.monotonic() < end_s:
+                time.sleep(0.1)
+                gone = self.store.add("windlass/gone", 0)
+        return code
+
+
+class _Handler(DynamicRendezvousHandler):
+    """One start of the ranks of this host. `joined`: the round of the rendezvous, `hosts`: how many take part."""
+
+    joined, hosts = -1, 0
+    _alone_since_s: float | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        info = super().next_rendezvous()
+        self.joined, self.hosts, self._alone_since_s = self._state_holder.state.round, info.world_size, None
+        return info
+
+    def num_nodes_waiting(self) -> int:
+        """Hosts that wait to take part; asked between two looks at the ranks. While a host of this start is missing the ranks
+        have to end by themselves, or are ended."""
+        try:
+            waiting, state = super().num_nodes_waiting(), self._state_holder.state
+            if state.round == self.joined and len(state.participants) == self.hosts:
+                return waiting
+        except RendezvousConnectionError:
+            pass  # the next start finds it out
+        now_s = time.monotonic()
+        self._alone_since_s = self._alone_since_s or now_s
+        if now_s - self._alone_since_s > GRACE_S:
+            end_children()
+        return 0
+
+    def leave(self) -> None:
+        self._stop_heartbeats()
+        with contextlib.suppress(RendezvousError), self._heartbeat_lock:
+            self._op_executor.run(_RendezvousExitOp(), self._get_deadline(self._settings.timeout.close))
+
+    def shutdown(self) -> bool:
+        """torchelastic's last call after any start of ranks."""
+        self.leave()
+        return True
+
+
+def end_children() -> None:
+    """Kills the processes that this one has started: a rank that hangs at its end has no page among the heartbeats any more."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+def address_towards(endpoint: str) -> str:
+    """The address by which other hosts reach this one: that of the interface which leads to the endpoint."""
+    host, _, port = endpoint.rpartition(":")
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                probe.connect(place)  # sends nothing
+                found = str(probe.getsockname()[0])
+                return host if found.startswith("127.") else found
+    return socket.gethostname()
+
+
+def _unreachable(endpoint: str) -> Unavailable:
+    return Unavailable(
+        f"--endpoint {endpoint}: nobody answered for {JOIN_S} s",
+        "the agent on the endpoint's host serves the store where all hosts meet",
+        "start the same command on that host; where it runs, open its port to the others",
+    )
+
+
+def too_few(least: int) -> Unavailable:
+    return Unavailable(
+        f"fewer than {least} hosts for {JOIN_S} s",
+        "a start needs as many hosts as the lower number of --nodes",
+        "start the same command on the missing hosts",
+    )

@@ -1,0 +1,63 @@
+"""Ranks on several hosts: what is refused before hosts meet. Whole runs: test_nodes_in_namespaces."""
+
+import pytest
+
+from windlass.contract import exit_code_of_stop, is_prepared
+from windlass.errors import EXIT_STOPPED, UserError
+from windlass.launch.nodes import check_worlds, endpoint_of, nodes_of
+
+
+@pytest.mark.parametrize(("text", "found"), [("3", (3, 3)), ("2:3", (2, 3)), ("1:1", (1, 1)), ("3:4", (3, 4))])
+def test_numbers_of_hosts(text, found):
+    assert nodes_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "change"),
+    [
+        ("1:2", "MIN is more than half of MAX: hosts that lose each other could train on as two runs", "--nodes 2:2"),
+        ("2:4", "MIN is more than half of MAX: hosts that lose each other could train on as two runs", "--nodes 3:4"),
+        ("3:2", "MIN is not more than MAX", "--nodes 2:3"),
+        *(
+            (wrong, "a number of hosts from 1, or two: MIN:MAX", "--nodes 3:4")
+            for wrong in ("0", "0:1", "two", "2:", "")
+        ),
+    ],
+)
+def test_what_is_no_number_of_hosts_is_refused(text, rule, change):
+    with pytest.raises(UserError) as caught:
+        nodes_of(text)
+    assert caught.value.given == f"--nodes {text}" and rule in caught.value.rule and change in caught.value.change
+
+
+@pytest.mark.parametrize(
+    "text", ["", "node-1", "node-1:", ":29400", "node-1:port", "node-1:0", "node-1:70000", "::1:29400"]
+)
+def test_an_endpoint_without_host_or_port_is_refused(text):
+    with pytest.raises(UserError) as caught:
+        endpoint_of(text)
+    assert caught.value.given == f"--endpoint {text}" and "HOST:PORT" in caught.value.rule
+    assert [endpoint_of(fine) for fine in ("node-1:29400", "[::1]:29400")] == ["node-1:29400", "[::1]:29400"]
+
+
+def test_a_layout_that_some_number_of_hosts_cannot_hold_is_refused_before_they_meet():
+    asked = []
+
+    def check(world):
+        asked.append(world)
+        if world % 4:
+            raise UserError(f"parallel.tp=4 on {world} ranks", "a rule", "a change")
+
+    with pytest.raises(UserError) as caught:
+        check_worlds(nodes_of("2:3"), 2, check)
+    assert asked == [4, 6] and caught.value.given == "3 hosts with 2 ranks each: parallel.tp=4 on 6 ranks"
+    assert caught.value.change == "a change; or another --nodes"
+    check_worlds(nodes_of("3:4"), 4, check)
+    assert asked == [4, 6, 12, 16]
+
+
+def test_ranks_of_several_hosts_prepare_their_data_and_never_end_with_0_by_a_signal():
+    one = {"WINDLASS_AGENT_PID": "7", "TORCHELASTIC_RUN_ID": "run"}
+    several = {**one, "WINDLASS_RANKS_PER_HOST": "2"}
+    assert [is_prepared(environ) for environ in ({}, one, several)] == [False, True, False]
+    assert [exit_code_of_stop(True, environ) for environ in (one, several)] == [0, EXIT_STOPPED]

@@ -1,0 +1,152 @@
+"""`windlass launch nodes` on three hosts, as network namespaces: killed, signalled, cut off, and back."""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests import tiny
+from tests.hosts import agent_of, hosts, missing, shell_of
+from windlass.config import to_yaml
+from windlass.errors import EXIT_STOPPED
+from windlass.status import is_locked, read_status
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
+LIMIT_S = 400
+BATCH = 12  # sequences of a step: for one, two and three ranks
+WINDLASS = [sys.executable, "-m", "windlass"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nodes")
+    settings = {"checkpoint": {"every_steps": 10, "keep_last": 3}, "evaluate": {"every_steps": 5000}}
+    (folder / "tiny.yaml").write_text(to_yaml(tiny.recipe(folder, run={"tokens_per_step": 16 * BATCH}, **settings)))
+    return folder
+
+
+class Cluster:
+    """Three hosts that start one command. `of`: its first process on each."""
+
+    def __init__(self, found, base, name, nodes, steps):
+        self.hosts, self.run, self._out = found, base / name, lambda host: base / f"{name}.{host.name}.txt"
+        meet = ["--nodes", nodes, "--endpoint", "host0:29400"]
+        self.command = [*WINDLASS, "launch", "nodes", str(base / "tiny.yaml"), *meet]
+        self.command += [f"run.directory={self.run}", f"run.steps={steps}"]
+        self.of = {}
+        for number in range(3):
+            self.start(number)
+
+    def start(self, number):
+        host = self.hosts[number]
+        self.of[number] = host.start(self.command, self._out(host), OMP_NUM_THREADS="1")
+
+    def lines(self, *kinds):
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return [line for line in tiny.lines(self.run) if line["kind"] in kinds]
+        return []
+
+    def until(self, is_so):
+        end_s = time.monotonic() + LIMIT_S
+        while not is_so():
+            assert time.monotonic() < end_s, self.text()
+            time.sleep(0.1)
+
+    def until_trained(self, starts, ranks):
+        """Waits for the `starts`-th start, on `ranks` ranks, to take a few steps."""
+        self.until(lambda: len(self.lines("start", "resume")) >= starts)
+        assert self.ranks()[starts - 1 :] == [f"{ranks} on CPU"], self.text()
+        self.until(lambda: [line["kind"] for line in self.lines("start", "resume", "step")][-3:] == ["step"] * 3)
+
+    def ranks(self):
+        return [line["derived"]["ranks"] for line in self.lines("start", "resume")]
+
+    def codes(self):
+        self.until(lambda: all(process.poll() is not None for process in self.of.values()))
+        return [self.of[number].returncode for number in range(3)]
+
+    def text(self):
+        return "\n".join(self._out(host).read_text()[-3000:] for host in self.hosts)
+
+
+@pytest.fixture
+def cluster(base):
+    with contextlib.ExitStack() as opened:
+        yield lambda *arguments: Cluster(opened.enter_context(hosts(3)), base, *arguments)
+
+
+def losses(directory):
+    """By step; of steps that were done twice, the last."""
+    found = [line for line in tiny.lines(directory) if line["kind"] == "step"]
+    return {line["step"]: (line["loss"], line["gradient_norm"]) for line in found}
+
+
+def assert_consumed_in_order(run):
+    """`windlass data consumed` proves it; steps go on exactly where a checkpoint was."""
+    done = subprocess.run([*WINDLASS, "data", "consumed", str(run)], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    for line in tiny.lines(run):
+        if line["kind"] in ("start", "resume"):
+            assert line["data"]["samples_consumed"] == BATCH * line["step"]
+
+
+def test_a_host_is_killed_among_three_and_the_end_is_that_of_one_host(base, cluster):
+    one = [*WINDLASS, "train", str(base / "tiny.yaml"), "--nproc", "3", f"run.directory={base / 'one'}", "run.steps=60"]
+    done = subprocess.run(one, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    world = cluster("killed", "3", 60)
+    world.until(lambda: any(line["step"] > 20 for line in world.lines("step")))
+    shell_of(world.of[2]).kill()
+    world.of[2].wait()
+    world.start(2)
+    assert world.codes() == [0, 0, 0], world.text()
+    assert world.ranks() == ["3 on CPU", "3 on CPU"], "the first restart works"
+    assert [line["restart"] for line in world.lines("incident")] == [1], "one of two agents writes it down"
+    assert losses(world.run) == losses(base / "one") and len(losses(world.run)) == 60
+    assert_consumed_in_order(world.run)
+
+
+def test_a_host_leaves_and_comes_back_and_a_signal_to_all_stops_the_run(cluster):
+    world = cluster("leaves", "2:3", 5000)
+    world.until_trained(1, 3)
+    agent_of(world.of[2]).terminate()
+    assert world.of[2].wait() == EXIT_STOPPED
+    world.until_trained(2, 2)
+    world.start(2)
+    world.until_trained(3, 3)
+    for process in world.of.values():
+        agent_of(process).terminate()
+    assert world.codes() == [EXIT_STOPPED] * 3, world.text()
+    status = read_status(world.run)
+    assert (status.state, status.exit_code) == ("stopped", EXIT_STOPPED)
+    ends = [line["step"] for line in world.lines("end")]
+    begins = [line["step"] for line in world.lines("start", "resume")]
+    assert begins == [0, *ends[:2]] and not world.lines("incident"), "no step is lost, and none failed"
+    assert_consumed_in_order(world.run)
+
+
+def test_a_host_that_is_cut_off_never_trains_alone_and_dead_launchers_leave_nothing(cluster):
+    world = cluster("cut", "2:3", 5000)
+    world.until_trained(1, 3)
+    world.hosts[2].link("down")
+    world.until_trained(2, 2)
+    world.hosts[2].link("up")
+    world.until_trained(3, 3)
+    assert len(world.lines("incident")) <= 2 and len(world.lines("start")) == 1
+    agents = [agent_of(process) for process in world.of.values()]
+    ranks = [child for agent in agents for child in agent.children()]
+    for agent in agents:
+        agent.kill()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert len(ranks) == 3 and not alive and not is_locked(world.run)
+    world.codes()
+    world.command[-1] = f"run.steps={max(line['step'] for line in world.lines('step')) + 20}"
+    world.command.append("run.accept_drift=[run.steps]")
+    for number in range(3):
+        world.start(number)
+    assert world.codes() == [0, 0, 0], world.text()
+    assert read_status(world.run).state == "finished"
+    assert_consumed_in_order(world.run)

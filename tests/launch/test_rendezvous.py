@@ -1,0 +1,60 @@
+"""Where agents meet: they leave and come again, and one ends it for all."""
+
+import os
+import socket
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.launch.rendezvous import MeetingPlace, address_towards
+
+
+@pytest.fixture
+def endpoint():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
+def test_a_host_that_was_started_otherwise_is_refused_and_named(endpoint):
+    facts = {"--nodes": "2:3", "--nproc": 1, "windlass": "1"}
+    MeetingPlace(2, 3, endpoint, facts)
+    again = MeetingPlace(2, 3, endpoint, facts)
+    with pytest.raises(UserError) as caught:
+        MeetingPlace(2, 3, endpoint, {**facts, "--nproc": 2, "windlass": "2"})
+    here = socket.gethostname()
+    assert caught.value.given == f"--nproc 2, windlass 2 on {here}, --nproc 1, windlass 1 on {here}"
+    assert again.start()["local_addr"] == address_towards(endpoint) == "localhost"
+
+
+def test_a_host_alone_meets_leaves_and_comes_again_until_the_end(endpoint):
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousParameters
+
+    meeting = MeetingPlace(1, 1, endpoint, {})
+    rounds = []
+    for _ in range(2):
+        handler = meeting._handler(RendezvousParameters("windlass", endpoint, "windlass", 1, 1, "localhost"))
+        assert handler.next_rendezvous().world_size == 1 and handler.num_nodes_waiting() == 0
+        assert [meeting.is_first("incident") for _ in range(2)] == [True, False]
+        rounds.append(handler.joined)
+        handler.shutdown()
+    assert rounds == [0, 1]
+    assert [meeting.end(3), meeting.end(0)] == [3, 3], "the code of the host that ended it first"
+    with pytest.raises(RendezvousClosedError):
+        handler.next_rendezvous()
+
+
+def test_ranks_are_ended_a_while_after_a_host_of_theirs_is_gone(endpoint, monkeypatch):
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+    from windlass.launch import rendezvous
+
+    ended = []
+    monkeypatch.setattr(rendezvous, "end_children", lambda: ended.append(os.getpid()))
+    meeting = MeetingPlace(1, 1, endpoint, {})
+    handler = meeting._handler(RendezvousParameters("windlass", endpoint, "windlass", 1, 1, "localhost"))
+    handler.next_rendezvous()
+    handler.hosts = 2  # of which one has left
+    assert handler.num_nodes_waiting() == 0 and not ended, "they may be saving"
+    handler._alone_since_s -= rendezvous.GRACE_S
+    assert handler.num_nodes_waiting() == 0 and ended == [os.getpid()]
