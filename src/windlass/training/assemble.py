@@ -22,7 +22,7 @@ from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_files, base_of, complete_adapter
 from windlass.training.choose_precision import choose_policy, keep_policy
-from windlass.training.drift import begun, check_ranks
+from windlass.training.drift import begun, check_hosts, check_ranks
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
@@ -56,6 +56,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     check_ranks(config, runtime)
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
     prepared = prepared or open_prepared(config.data, config.evaluate.sets)
+    clocks = check_hosts(prepared.stream, runtime)
     trainer_state = begun(config := with_steps(config, prepared))
     config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
@@ -71,7 +72,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
-    for sentence in (*choices, *notes):
+    for sentence in (*clocks, *choices, *notes):
         log(sentence)
     files = base_files(config, is_new=trainer_state is None)
     reference = reference_scores(config, program, prepared, runtime, start, files, log)

@@ -7,6 +7,8 @@ steps may grow: the run prints that, with what it does to the learning rate, bec
 
 import hashlib
 import json
+import statistics
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -52,6 +54,7 @@ def _given(value: Any) -> Any:
 
 OF_A_HOST = ("data.cache", "hub.cache")
 """Settings that may name a place of each host's own."""
+CLOCKS_S = 1.0
 FREE = (
     "launch",
     "run.directory",
@@ -103,6 +106,29 @@ def check_ranks(config: RunConfig, runtime: Runtime) -> None:
         "all ranks of a run train by one recipe, with one torch and one windlass",
         "give all hosts the same recipe, overrides, variables and environment",
     )
+
+
+def check_hosts(stream: str, runtime: Runtime) -> list[str]:
+    """Sentences on hosts whose clock differs by more than CLOCKS_S from the middle one of all ranks. Raises UserError, on all
+    ranks alike, where a rank reads other data than rank 0 (`stream`: Prepared.stream). Collective."""
+    if runtime.world == 1:
+        return []
+    hosts = runtime.hosts()  # all leave this together; what they read next is read within milliseconds
+    facts = runtime.gathered((stream, time.time()))
+    other = next((rank for rank, (found, _) in enumerate(facts) if found != facts[0][0]), None)
+    if other is not None:
+        raise UserError(
+            f"rank {other} on {hosts[other]} reads the data {facts[other][0]}, rank 0 on {hosts[0]} reads {facts[0][0]}",
+            "all ranks of a run read the same prepared data",
+            "set data.directory to a path on storage that every host mounts, or copy the same data to each",
+        )
+    middle_s = statistics.median_low(now_s for _, now_s in facts)
+    off_s = {host: now_s - middle_s for host, (_, now_s) in zip(hosts, facts) if abs(now_s - middle_s) > CLOCKS_S}
+    return [
+        f"the clock of {host} is {abs(one):.0f} s {'ahead of' if one > 0 else 'behind'} the others: times of events.jsonl are "
+        "wrong by as much, and hosts whose clocks differ by 30 s take each other for dead; set it by NTP"
+        for host, one in off_s.items()
+    ]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
