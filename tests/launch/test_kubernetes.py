@@ -1,11 +1,19 @@
 """Manifests of Kubernetes: nothing in them is unknown to the controllers' own models, and what a pod runs is the run."""
 
-from pathlib import PurePosixPath
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+import windlass
+from tests import tiny
+from windlass.config import to_yaml
 from windlass.errors import Unavailable, UserError
 from windlass.launch import kubernetes as made_by
 from windlass.launch.config import KubernetesConfig
@@ -206,3 +214,37 @@ def test_without_kubectl_it_says_so(monkeypatch):
     monkeypatch.setattr(made_by.shutil, "which", lambda _name: None)
     with pytest.raises(UserError, match="kubectl is not installed here"):
         apply("text")
+
+
+def fill(text, variables):
+    """As the kubelet does: $(NAME) is the container's variable."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables[found[1]], text)
+
+
+@pytest.mark.long
+def test_what_two_pods_run_is_one_run_of_two_ranks(tmp_path, monkeypatch):
+    """The commands of a TrainJob with the variables of Kubeflow's controller, as the kubelet fills them in; its volume and its
+    ConfigMap are directories."""
+    tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path)))
+    tree["run"]["directory"] = "mine"
+    monkeypatch.setattr(made_by, "FOLDER", str(tmp_path / "windlass"))
+    kubernetes = KubernetesConfig(image="i", claim="c", mount=str(tmp_path))
+    text = manifests(kubernetes, yaml.safe_dump(tree), ["run.steps=4"], Size(2, 1), "mine", "trainjob")
+    recipe, job = yaml.safe_load_all(text)
+    (tmp_path / "windlass").mkdir()
+    (tmp_path / "windlass" / "recipe.yaml").write_text(recipe["data"]["recipe.yaml"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    pods = []
+    for rank in range(2):
+        controller = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank)}
+        controller |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+        filled = [fill(part, controller) for part in job["spec"]["trainer"]["command"]]
+        python = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        environ = {**os.environ, **controller, **python, "PYTHONPATH": str(Path(windlass.__file__).parent.parent)}
+        pods.append(subprocess.Popen(filled, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [pod.communicate(timeout=240)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], said
+    found = [line for line in tiny.lines(tmp_path / "mine") if line["kind"] in ("start", "step")]
+    assert [line["step"] for line in found] == [0, 1, 2, 3, 4]
+    assert found[0]["derived"]["ranks"].startswith("2 on ")
