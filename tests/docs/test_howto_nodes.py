@@ -4,7 +4,8 @@ import shlex
 from pathlib import Path
 
 from tests.docs.pages import commands_in
-from windlass.launch.nodes import endpoint_of, nodes_of
+from windlass.cli.arguments import endpoint_of
+from windlass.launch.nodes import nodes_of
 from windlass.launch.rendezvous import GRACE_S, JOIN_S, KEEP_ALIVE_S, KEEP_ALIVES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "several-nodes.md").read_text()

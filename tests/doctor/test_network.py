@@ -14,9 +14,7 @@ from windlass.doctor.network import (
     check_name,
     interfaces,
     meet,
-    split_endpoint,
 )
-from windlass.errors import UserError
 
 LO = Interface("lo", True, 65_536, ("127.0.0.1",))
 DOCKER = Interface("docker0", True, 1500, ("172.17.0.1",))
@@ -27,16 +25,6 @@ DOWN = Interface("ib0", False, 2044, ("10.1.0.5",))
 
 def names(found):
     return [one.name for one in found]
-
-
-@pytest.mark.parametrize("given", ["node0", "node0:", ":29400", "node0:port", "node0:0", "node0:70000"])
-def test_an_endpoint_that_is_none_is_refused(given):
-    with pytest.raises(UserError, match="an endpoint is HOST:PORT"):
-        split_endpoint(given)
-
-
-def test_endpoints():
-    assert split_endpoint("node0:29400") == ("node0", 29400) and split_endpoint("[fe80::1]:80") == ("fe80::1", 80)
 
 
 def test_a_listening_endpoint_is_met_through_its_interface_and_one_that_refuses_is_reached():

@@ -2,9 +2,10 @@
 
 import pytest
 
+from windlass.cli.arguments import endpoint_of
 from windlass.contract import exit_code_of_stop, is_prepared
 from windlass.errors import EXIT_STOPPED, UserError
-from windlass.launch.nodes import check_worlds, endpoint_of, nodes_of
+from windlass.launch.nodes import check_worlds, nodes_of
 
 
 @pytest.mark.parametrize(("text", "found"), [("3", (3, 3)), ("2:3", (2, 3)), ("1:1", (1, 1)), ("3:4", (3, 4))])

@@ -91,12 +91,12 @@ def test_what_a_slow_store_still_copies_stays_on_disk(base, ranks, tmp_path):
     ranks.run(1, train_beside_a_slow_store, config)
     incidents = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
     assert incidents == [] and list(whole_steps(open_remote(f"file://{tmp_path}/store"))) == [tiny.STEPS]
-    # at the last prune 2 was being copied, and 8 was next
-    assert committed_steps(config.run.directory / "checkpoints") == [tiny.STEPS, 8, 2]
+    # at the last prune 2 was being copied; which step was next by then is the clock's affair
+    assert {2, tiny.STEPS} <= set(committed_steps(config.run.directory / "checkpoints"))
 
 
 def test_a_place_that_is_no_url_is_refused(base):
     from windlass.errors import UserError
 
-    with pytest.raises(UserError, match=r"checkpoint.remote.*s3://bucket/run"):
+    with pytest.raises(UserError, match=r"checkpoint.remote=/mnt/store is no URL"):
         mirrored(base, "wrong", "/mnt/store")

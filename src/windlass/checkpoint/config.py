@@ -1,9 +1,11 @@
 """When checkpoints are written, how, and which are kept."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from windlass.errors import UserError
 from windlass.settings import Settings
 
 
@@ -25,9 +27,13 @@ class CheckpointConfig(Settings):
     async_: Annotated[bool, Field(alias="async")] = True
     """Copy the state to host memory and write it in the background. Costs one copy of the state in host memory."""
 
-    @field_validator("remote")
-    @classmethod
-    def _is_url(cls, value: str | None) -> str | None:
-        if value is not None and "://" not in value:
-            raise ValueError(f"checkpoint.remote={value} is no URL: give s3://bucket/run, or file:///directory")
-        return value
+    def rules(self) -> Sequence[Iterator[UserError]]:
+        return (self._place(),)
+
+    def _place(self) -> Iterator[UserError]:
+        if self.remote is not None and "://" not in self.remote:
+            yield UserError(
+                f"checkpoint.remote={self.remote} is no URL",
+                "copies of checkpoints are where a URL leads that fsspec writes",
+                "give s3://bucket/run, gs://bucket/run or file:///directory",
+            )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from windlass.errors import UserError
 from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
 
@@ -68,3 +69,15 @@ def lines_of_stdin() -> Iterator[str]:
             return
         if line.strip():
             yield line.strip()
+
+
+def endpoint_of(text: str) -> str:
+    """`--endpoint`: HOST:PORT. Raises UserError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host.strip("[]") and host[0] != "["):
+        raise UserError(
+            f"--endpoint {text}",
+            "--endpoint is HOST:PORT: one of the hosts, and a free port that the others reach; the same on all",
+            f"for example --endpoint {host or text or 'node-1'}:29400",
+        )
+    return text

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from windlass.cli.arguments import Nproc, Overrides, Recipe, restarts_of
+from windlass.cli.arguments import Nproc, Overrides, Recipe, endpoint_of, restarts_of
 from windlass.errors import EXIT_STOPPED
 from windlass.launch import local
 from windlass.safe_text import say
@@ -30,7 +30,7 @@ def launch_nodes(
 ) -> None:
     """Train on several hosts: the same command on each. A signal to one lets the others go on where they are MIN."""
     from windlass.config import load_recipe
-    from windlass.launch.nodes import check_worlds, endpoint_of, launch_nodes, nodes_of
+    from windlass.launch.nodes import check_worlds, launch_nodes, nodes_of
     from windlass.training.run_directory import interruptible
 
     hosts, place = nodes_of(nodes), endpoint_of(endpoint)

@@ -17,7 +17,17 @@ from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
-from windlass.cli.arguments import Nproc, Overrides, Recipe, Rehash, RunDirectory, print_lines, rehashing, restarts_of
+from windlass.cli.arguments import (
+    Nproc,
+    Overrides,
+    Recipe,
+    Rehash,
+    RunDirectory,
+    endpoint_of,
+    print_lines,
+    rehashing,
+    restarts_of,
+)
 from windlass.errors import (
     EXIT_BUG,
     EXIT_NOT_EQUAL,
@@ -223,7 +233,7 @@ def doctor(
 
     if contract.local_rank() != 0:  # one process of a host
         return
-    found = list(examine(recipe, overrides or [], endpoint, nproc))
+    found = list(examine(recipe, overrides or [], endpoint and endpoint_of(endpoint), nproc))
     for one in found:
         say(json.dumps(one._asdict()) if as_json else one.text())
     if found:

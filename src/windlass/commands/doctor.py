@@ -21,7 +21,6 @@ from windlass.doctor.network import (
     check_name,
     interfaces,
     meet,
-    split_endpoint,
 )
 from windlass.doctor.run_storage import check_directory, probe
 from windlass.errors import SeveralErrors, UserError
@@ -41,9 +40,7 @@ def doctor(
     root: Path = Path("/"),
 ) -> Iterator[Diagnosis]:
     """What is wrong, as it is found. `endpoint`: HOST:PORT where the hosts of a run meet; without it networks are left out.
-    `ranks`: of this host; None for one per GPU. `root`: of the file systems of kernel and devices. Raises UserError for an
-    endpoint that is none."""
-    address = split_endpoint(endpoint) if endpoint else None
+    `ranks`: of this host; None for one per GPU. `root`: of the file systems of kernel and devices."""
     has_device = (root / CONTROL).exists()
     driver, gpus, silent = _ask_driver() if has_device else (None, [], [])
     yield from silent
@@ -52,17 +49,18 @@ def doctor(
     yield from check_log(read_faults() or []) if has_device else ()
     local = ranks or len(gpus) or 1
     has_infiniband = (root / "sys/class/infiniband").is_dir()
-    yield from check_limits(read_limits(), local, has_infiniband, hosts=2 if address else 1)
+    yield from check_limits(read_limits(), local, has_infiniband, hosts=2 if endpoint else 1)
     yield from check_environment(os.environ, local, len(os.sched_getaffinity(0)))
     yield from check_infiniband(root, bool(gpus))
-    if address:
+    if endpoint:
+        host, _, port = endpoint.rpartition(":")
         here = interfaces()
-        met = meet(*address, here)
-        yield from check_meeting(f"{address[0]}:{address[1]}", met, here)
+        met = meet(host.strip("[]"), int(port), here)
+        yield from check_meeting(endpoint, met, here)
         yield from check_interfaces(os.environ, met, here)
         yield from check_name(socket.gethostname(), addresses_of(socket.gethostname()))
     if recipe is not None:
-        yield from check_recipe(recipe, overrides, None if address else ranks)
+        yield from check_recipe(recipe, overrides, None if endpoint else ranks)
 
 
 def _ask_driver() -> tuple[Driver | None, list[Gpu], list[Diagnosis]]:

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 import psutil
 
 from windlass.doctor.diagnosis import Diagnosis
-from windlass.errors import UserError
 
 CONNECT_S: Final = 5.0
 HEADERS: Final = {socket.AF_INET: 40, socket.AF_INET6: 60}  # of IP and TCP, without options
@@ -38,14 +37,6 @@ class Meeting(NamedTuple):
     error: OSError | None = None
     segment: int | None = None
     family: int = socket.AF_INET
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """`HOST:PORT`. Raises UserError."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise UserError(f"--endpoint {endpoint}", "an endpoint is HOST:PORT", "for example --endpoint node0:29400")
-    return host.strip("[]"), int(port)
 
 
 def interfaces() -> list[Interface]:

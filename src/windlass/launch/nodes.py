@@ -58,18 +58,6 @@ def nodes_of(text: str) -> Nodes:
     return nodes
 
 
-def endpoint_of(text: str) -> str:
-    """`--endpoint`: HOST:PORT. Raises UserError."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or (":" in host.strip("[]") and host[0] != "["):
-        raise UserError(
-            f"--endpoint {text}",
-            "--endpoint is HOST:PORT: one of the hosts, and a free port that the others reach; the same on all",
-            f"for example --endpoint {host or text or 'node-1'}:29400",
-        )
-    return text
-
-
 def check_worlds(nodes: Nodes, num_ranks: int, check: Callable[[int], None]) -> None:
     """Raises UserError where the recipe's layout cannot be had on each number of hosts that the run may come to. `check`: of a
     number of ranks, raises UserError too."""
