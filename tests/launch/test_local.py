@@ -28,10 +28,12 @@ from windlass.status import read_status, write_status
 local.die_with_agent()  # the agent may be signalled while it starts the other rank
 assert local.is_worker() and contract.has_agent()
 held = signals.SIGNALS[0] in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-signals.install_signals()  # as __main__ does first
+caught = signals.install_signals()  # as __main__ does first
 assert held, "signals are held back until now"
 for number in signals.SIGNALS:
     signal.signal(number, signal.SIG_DFL)  # these workers have nothing to save
+if caught.received:  # the other rank failed while this one started: torchelastic would wait 30 s for it
+    os.kill(os.getpid(), caught.received)
 kind, _, only = case.partition("-")
 if hasattr(errors, kind) and only in ("", str(rank)):
     error = getattr(errors, kind)("given", "a rule", "a change")

@@ -53,7 +53,7 @@ REFUSED = [
     (
         {"groups": GROUPS[:1]},
         [],
-        "in the checkpoint, [{'names': ['lm_head.weight', 'model.layers.0.*'], 'learning_rate_scale'",
+        "in the checkpoint, [{'frozen': True, 'learning_rate_scale': 1.0, 'names': ['lm_head.weight', 'model.layers.0.*']}",
     ),
     (
         {"groups": GROUPS[1:]},
