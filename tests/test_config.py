@@ -107,7 +107,7 @@ def test_a_missing_key_is_named_with_its_path():
         ({"optim": {"learning_rate": -1.0}}, "optim.learning_rate=-1.0", "must be greater than 0"),
         ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "must be finite"),
         ({"optim": {"learning_rate": True}}, "optim.learning_rate=True", "True is neither"),
-        ({"optim": {"schedule": "linear"}}, "optim.schedule='linear'", "must be 'cosine', 'wsd' or 'constant'"),
+        ({"optim": {"schedule": "step"}}, "optim.schedule='step'", "must be 'cosine', 'wsd', 'linear' or 'constant'"),
         ({"parallel": {"zero": 7}}, "parallel.zero=7", "must be 0, 1, 2 or 3"),
     ],
 )

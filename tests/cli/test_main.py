@@ -36,6 +36,7 @@ from windlass.report.events import read_events, read_lines
 from windlass.status import read_status, write_status
 from windlass.supervise.heartbeat import read_beats
 from windlass.training import preflight
+from windlass.version import __version__
 
 LIMIT_S = 240
 LONG_STEPS = 16  # of a run that is signalled: each takes 32 micro-batches, so that the signal comes in time
@@ -117,6 +118,13 @@ def three_lines(text):
 
 
 # ---- before anything starts
+
+
+def test_the_version_is_one_line_and_loads_no_torch():
+    lines = ["import sys", "from windlass.cli.main import main", "sys.argv[1:] = ['--version']"]
+    lines += ["try: main()", "finally: assert 'torch' not in sys.modules"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"windlass {__version__}\n", "")
 
 
 def test_help_names_every_command_and_loads_no_torch():

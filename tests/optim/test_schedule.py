@@ -23,6 +23,10 @@ TABLES = {
         dict(learning_rate=2.0, warmup_steps=4, floor=0.1, schedule="wsd", decay_fraction=1 / 3),
         {0: 0.5, 3: 2.0, 4: 2.0, 7: 2.0, 8: 1.55, 9: 1.1, 10: 0.65, 11: 0.2, 12: 0.2, 99: 0.2},
     ),
+    "linear": (
+        dict(learning_rate=2.0, warmup_steps=4, floor=0.1, schedule="linear"),
+        {0: 0.5, 3: 2.0, 4: 1.775, 7: 1.1, 11: 0.2, 12: 0.2, 99: 0.2},
+    ),
     "constant": (
         dict(learning_rate=2.0, warmup_steps=4, floor=0.1, schedule="constant"),
         {0: 0.5, 2: 1.5, 3: 2.0, 11: 2.0, 99: 2.0},
@@ -42,7 +46,7 @@ def test_rates_are_those_of_the_table(name):
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4, 12])
-@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "linear", "constant"])
 def test_it_rises_in_warm_up_and_never_again(schedule, warmup):
     config = OptimConfig(learning_rate=3e-4, schedule=schedule, warmup_steps=warmup, floor=0.05)
     rates = [learning_rate(step, 12, config) for step in range(40)]
@@ -52,7 +56,7 @@ def test_it_rises_in_warm_up_and_never_again(schedule, warmup):
     assert len(set(rates[11:])) == 1, "clamped past the end"
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "linear", "constant"])
 def test_one_step_is_a_run(schedule):
     config = OptimConfig(learning_rate=1.0, schedule=schedule, floor=0.1)
     assert learning_rate(0, 1, config) == (1.0 if schedule == "constant" else pytest.approx(0.1))

@@ -41,6 +41,7 @@ from windlass.errors import (
 from windlass.launch import local
 from windlass.safe_text import say
 from windlass.status import note_failure
+from windlass.version import __version__
 
 if TYPE_CHECKING:  # it takes a second to load
     from windlass.config import RunConfig
@@ -55,8 +56,19 @@ app = typer.Typer(
 RANK_COMMANDS = ("train", "evaluate", "prepare", "doctor")  # those that a launcher may start once per rank
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"windlass {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def begin(context: typer.Context) -> None:
+def begin(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, then leave.")
+    ] = False,
+) -> None:
     """Pretrain language models on one process or thousands, with proof."""
     command, world = context.invoked_subcommand, contract.num_ranks()
     if world > 1 and command not in RANK_COMMANDS:

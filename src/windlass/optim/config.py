@@ -44,9 +44,9 @@ class OptimConfig(Settings):
     FLOPs."""
     learning_rate: float = Field(3e-4, gt=0)
     """The highest learning rate, reached after warm-up."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
     """After warm-up. cosine: half a cosine down to the floor. wsd: constant, then linearly to the floor over the last
-    `decay_fraction` of the steps. constant: no decay."""
+    `decay_fraction` of the steps. linear: straight down to the floor. constant: no decay."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises linearly from 0."""
     floor: float = Field(0.1, ge=0, le=1)

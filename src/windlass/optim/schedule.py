@@ -5,6 +5,7 @@ With W warm-up steps, N steps, peak L, floor f, for the update number s = step +
     s <= W     L s / W
     cosine     L (f + (1 - f) (1 + cos(pi p)) / 2),  p = (s - W) / (N - W)
     wsd        L until N - D with D = decay_fraction N, then L (1 - (1 - f) (s - (N - D)) / D)
+    linear     L (1 - (1 - f) p)
     constant   L
 
 Past the end s is clamped to N: a cosine that is not clamped rises again and undoes the training (seen in the field).
@@ -29,4 +30,6 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
         progress = max(0.0, (update - (total_steps - decay)) / decay)
         return peak * (1 - (1 - floor) * progress)
     progress = (update - warmup) / max(1, total_steps - warmup)
+    if config.schedule == "linear":
+        return peak * (1 - (1 - floor) * progress)
     return peak * (floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2)
