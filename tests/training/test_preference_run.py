@@ -171,13 +171,23 @@ def test_an_adapter_that_was_trained_before_is_compared_with_itself_not_with_its
     assert steps_of(place / "second")[-1]["loss"] == second[-1]["loss"]
 
 
-def test_a_run_without_a_reference_cannot_get_one_later(place):
-    train(recipe(place, "simpo", objective={"loss": "simpo", "beta": 2.0}, run={"steps": 3}))
-    assert not (place / "simpo/checkpoints/step-00000003" / SCORES).exists()
-    assert steps_of(place / "simpo")[0]["reward_chosen"] < 0, "it needs no reference"
+@pytest.mark.parametrize("began", ["full", "lora", "lora of norms too", "lora from files"])
+def test_a_run_without_a_reference_cannot_get_one_later(place, began):
+    """With an adapter that does not begin at its base the reference would be the base with the norms that are trained since."""
+    name, adapter = f"simpo {began}", None if began == "full" else LORA
+    if began == "lora of norms too":
+        adapter = {**LORA, "also_train": ["*norm*"]}
+    if began == "lora from files":
+        train(recipe(place, "for files", LORA, run={"steps": 2}))
+        export(place / "for files", place / "factors")
+        adapter = {**LORA, "from": str(place / "factors")}
+    train(recipe(place, name, adapter, objective={"loss": "simpo", "beta": 2.0}, run={"steps": 3}))
+    assert not (place / name / "checkpoints/step-00000003" / SCORES).exists()
+    assert steps_of(place / name)[0]["reward_chosen"] < 0, "it needs no reference"
     more = {"steps": 6, "accept_drift": ["objective.loss"]}
-    with pytest.raises(UserError, match="simpo holds no reference scores"):
-        train(recipe(place, "simpo", objective={"loss": "sigmoid", "beta": 2.0}, run=more))
+    with pytest.raises(UserError, match=f"{name} holds no reference scores"):
+        train(recipe(place, name, adapter, objective={"loss": "sigmoid", "beta": 2.0}, run=more))
+    assert len(steps_of(place / name)) == 3
 
 
 def test_pairs_of_other_data_than_it_began_with_are_refused(place, full):

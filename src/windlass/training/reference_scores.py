@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from windlass.config import RunConfig
+from windlass.config import RunConfig, check_recipe
 from windlass.data.files import write_durably
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
@@ -30,13 +30,15 @@ def reference_scores(
     log: Callable[[str], None],
 ) -> ReferenceScores | None:
     """The kept scores of all pairs under the model that the run began with; None where the objective needs none, or reads them
-    off the base of its adapter. A run that goes on has them in `files`, of its checkpoint. Collective. Raises UserError."""
+    off the base of its adapter. A run that goes on has them in `files`, of its checkpoint; where its objective had no reference
+    it gets none later, as nothing says whether it began as its base. Collective. Raises UserError."""
     if not config.objective.has_reference:
         return None
     if start.trainer_state:  # not by the recipe's start_from and adapter.from, which may have changed since
         kept = files.get(SCORES)
         found = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
-        if found is None and config.adapter.kind == "none":
+        then = check_recipe(start.trainer_state["config"])
+        if found is None and not (then.objective.has_reference and then.adapter.kind != "none"):
             raise _no_scores(config)
         return found
     if not config.keeps_reference:
