@@ -129,6 +129,29 @@ def test_a_second_run_reads_them_and_other_weights_have_their_own(place, full, c
     assert len(set((place / "data").glob("reference-*")) - files) == 1
 
 
+@pytest.mark.parametrize("what", ["factors", "checkpoint"])
+def test_scores_are_of_the_factors_and_of_the_checkpoint_that_a_run_began_from(place, what, capsys):
+    """Two runs alike but for the file that one begins from."""
+    for steps in (2, 3):
+        train(recipe(place, f"{what} {steps}", LORA if what == "factors" else None, run={"steps": steps}))
+        if what == "factors":
+            export(place / f"factors {steps}", place / f"files {steps}")
+    capsys.readouterr()
+    found = []
+    for number, steps in enumerate((2, 3, 2)):
+        if what == "factors":  # one directory: only what is in it differs
+            shutil.copytree(place / f"files {steps}", place / "files", dirs_exist_ok=True)
+            adapter = {**LORA, "from": str(place / "files")}
+            other = recipe(place, f"from factors {number}", adapter, run={"steps": 2})
+        else:
+            start = {"steps": 2, "start_from": str(place / f"checkpoint {steps}")}
+            other = recipe(place, f"from checkpoint {number}", run=start)
+        train(other)
+        found.append("reference scores of train: 0 of" in capsys.readouterr().out)
+        assert steps_of(place / f"from {what} {number}")[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert found == [True, True, False], "the third begins where the first did, and reads its scores"
+
+
 SPOILT = {
     "bit": lambda data: data[:-3] + bytes([data[-3] ^ 4]) + data[-2:],
     "half": lambda data: data[:90],
