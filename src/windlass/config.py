@@ -22,7 +22,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
-from windlass.other_names import other_names
+from windlass.other_names.answers import other_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.batch import batch_errors
 from windlass.parallel.rules.check_layout import Beside, layout_errors

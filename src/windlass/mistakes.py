@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
-from windlass.near_names import renamed, renamed_elsewhere
+from windlass.other_names.near_names import renamed, renamed_elsewhere
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
 Location = tuple[int | str, ...]

@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from windlass.errors import UserError
+from windlass.other_names.target_names import listed_targets
 from windlass.settings import Settings, Violation, Violations
-from windlass.target_names import listed_targets
 
 
 class AdapterConfig(Settings):

@@ -15,7 +15,7 @@ from windlass.adapters.config import AdapterConfig
 from windlass.errors import UserError, nearest
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.names import names_of, stored_as
-from windlass.target_names import named_by
+from windlass.other_names.target_names import named_by
 
 A, B = "lora_A.weight", "lora_B.weight"
 CODES, SCALES = "codes", "scales"

@@ -6,7 +6,7 @@ What depends on the number of ranks alone (`shard: -1` on one rank) is not refus
 from collections.abc import Iterator
 
 from windlass.errors import UserError
-from windlass.other_names import as_yaml
+from windlass.other_names.answers import as_yaml
 from windlass.parallel.config import ParallelConfig
 
 

@@ -10,7 +10,9 @@ from windlass.config import check_recipe
 from windlass.errors import UserError
 from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
-from windlass.other_names import TABLE, WORDS, other_names, policy_of
+from windlass.other_names.answers import other_names
+from windlass.other_names.spellings import WORDS, policy_of
+from windlass.other_names.table import TABLE
 from windlass.parallel.config import ParallelConfig
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override
@@ -200,7 +202,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         len(row.words.split()) for row in TABLE
     )
     for row in TABLE:
-        value = "bf16" if "precision" in row.words else True
+        value = "bf16" if "precision" in row.words else "dora" not in row.words
         for word in row.words.split():
             if word in ("zero", "stage", "kind", "loss"):  # these have words of other tools
                 continue
@@ -288,3 +290,31 @@ def test_objectives_that_are_not_here_say_why_and_what_is(given, rule):
     assert error.rule.startswith(rule) and "another tool" not in error.rule
     assert error.change.startswith("use objective.kind=dpo on pairs (`format: preference`;")
     assert error.change.endswith("or objective.kind=sft on good answers alone")
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"use_dora": True}, "DoRA is not in this version: it also trains a magnitude"),
+        ({"adapter": {"use_dora": True}}, "DoRA is not in this version"),
+        ({"adapter": {"kind": "DoRA", "rank": 8}}, "DoRA is not in this version"),
+        ({"adapter": "dora"}, "DoRA is not in this version"),
+        ({"adapter": {"kind": "ia3"}}, "IA3 is not in this version, which has LoRA's factors alone"),
+        ({"finetuning_type": "oft"}, "OFT is not in this version"),
+        (
+            {"adapter": {"kind": ["lora", "lora"]}},
+            "several adapters in one run are not in this version: a matrix carries one",
+        ),
+        ({"adapter": [{"kind": "lora"}, {"kind": "lora"}]}, "several adapters in one run are not in this version"),
+    ],
+    ids=str,
+)
+def test_adapters_that_are_not_here_are_refused_by_name(given, rule):
+    with pytest.raises(UserError) as caught:
+        check_recipe(TREE | given)
+    assert caught.value.rule.startswith(rule) and caught.value.change.startswith("use adapter.kind=lora"), caught.value
+
+
+def test_without_dora_there_is_nothing_to_write():
+    ((_, error),) = other_names({"use_dora": False}, tuple(POLICIES))
+    assert error.change == "use nothing (factors are plain LoRA)" and "another tool's name" in error.rule

@@ -5,7 +5,7 @@ They are answered with our key, wherever in the recipe they are. Keys whose valu
 
 from typing import Any, Final
 
-from windlass.other_names import answers, as_yaml
+from windlass.other_names.answers import answers, as_yaml
 
 _FAMILY: Final = "model.family={} with its sizes, model.preset or model.from"
 _NO_ACCUMULATION: Final = "nothing (accumulation follows from run.tokens_per_step and run.micro_batch)"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.target_names import listed_targets, named_by
+from windlass.other_names.target_names import listed_targets, named_by
 
 MODULES = [
     f"model.layers.{layer}.{name}"

@@ -1,63 +1,15 @@
-"""Other tools' names for our settings. A recipe that uses one is refused with the setting to write instead. No torch.
+"""The rows: keys of other tools, and what to write in their place. A section of the recipe that is new adds its own. No torch.
 
-Nothing is translated silently: two names for one setting would be two places to look. TABLE has a row for each key that another
-tool has; WORDS has the values. A later section of the recipe adds rows.
-
-Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's sections, Lightning's
-Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16, PEFT's
-LoraConfig, and the recipes of axolotl, LLaMA-Factory and torchtune.
+Sources: FSDP's and torchtitan's settings, accelerate's FSDP plugin, DeepSpeed's sections, PEFT's LoraConfig, and the recipes of
+axolotl, LLaMA-Factory, torchtune and TRL.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from windlass.errors import UserError
-from windlass.target_names import listed, listed_targets
-
-_NODE: Final = "parallel.replicate=-1 parallel.shard=8 (the ranks of a node, here 8)"
-SHARDINGS: Final = {  # in the order of torch's enumeration: FULL_SHARD is 1
-    "FULL_SHARD": "parallel.zero=3 parallel.shard=-1",
-    "SHARD_GRAD_OP": "parallel.zero=2 parallel.shard=-1",
-    "NO_SHARD": "parallel.zero=0",
-    "HYBRID_SHARD": f"parallel.zero=3 {_NODE}",
-    "_HYBRID_SHARD_ZERO2": f"parallel.zero=2 {_NODE}",
-}
-_ALIASES: Final = {
-    "HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2",
-    "HSDP": "HYBRID_SHARD",
-    "FSDP": "FULL_SHARD",
-    "FSDP2": "FULL_SHARD",
-    "DDP": "NO_SHARD",
-}
-_SPELLINGS: Final = {
-    "bf16": "bf16 bfloat16 bf16-mixed mixed-bf16 bfloat16-mixed mixed-bfloat16 amp-bf16 amp-bfloat16",
-    "fp16": "fp16 16 float16 half 16-mixed fp16-mixed mixed-fp16 float16-mixed mixed-float16 amp-fp16 amp-float16 amp",
-    "fp32": "fp32 32 float32 float single full no none false 32-true fp32-true",  # YAML 1.1 reads `no` as false
-    "fp64": "fp64 64 float64 double 64-true fp64-true",
-    "bf16-pure": "bf16-pure bf16-true bfloat16-true pure-bf16 true-bf16",
-    "fp32 (whether its products run in TF32 is torch's setting)": "tf32 tensorfloat32",
-    "fp16 (weights stay in fp32: fp16 ones lose most updates)": "16-true fp16-true pure-fp16",
-    "bf16 (there is no fp8 here)": "fp8 fp8-mixed transformer-engine fp8-e4m3 mixed-fp8 amp-fp8",
-}
-WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in words.split()}
-
-
-def sharding_of(value: Any, is_numbered: bool = False) -> str | None:
-    """Our settings for a sharding in any common spelling: FULL_SHARD, zero-3, stage3, "3"; a number of torch's enumeration where
-    it `is_numbered`. None for words that no tool has."""
-    if is_numbered and isinstance(value, int) and 1 <= value <= len(SHARDINGS):
-        return list(SHARDINGS.values())[value - 1]
-    name = str(value).rpartition(".")[2].strip().upper().replace("-", "_").replace(" ", "_")
-    stage = re.fullmatch(r"(?:ZERO|STAGE|DEEPSPEED_STAGE|ZERO_STAGE)?_*([0-3])", name)
-    return f"parallel.zero={stage[1]}" if stage else SHARDINGS.get(_ALIASES.get(name, name))
-
-
-def policy_of(value: Any) -> str | None:
-    """`precision.policy=...` for a precision in any common spelling; None for words that no tool has."""
-    policy = WORDS.get(str(value).rpartition(".")[2].strip().lower().replace("_", "-").replace(" ", "-"))
-    return None if policy is None else f"precision.policy={policy}"
+from windlass.other_names.spellings import SHARDINGS, policy_of, sharding_of
+from windlass.other_names.target_names import listed, listed_targets
 
 
 def _dtype(setting: str) -> Callable[[Any], str]:
@@ -117,6 +69,26 @@ _ABSENT: Final = {
         "{} is not in this version, which has other losses on pairs",
     ),
 }
+_FACTORS: Final = "adapter.kind=lora"
+_DORA: Final = "DoRA is not in this version: it also trains a magnitude for each output of a matrix"
+_OTHER_ADAPTERS: Final = {
+    "dora": _DORA,
+    **{
+        name.lower(): f"{name} is not in this version, which has LoRA's factors alone"
+        for name in [
+            "AdaLoRA",
+            "LoHa",
+            "LoKr",
+            "VeRA",
+            "OFT",
+            "BOFT",
+            "IA3",
+            "prefix-tuning",
+            "prompt-tuning",
+            "p-tuning",
+        ]
+    },
+}
 _INSTEAD: Final = (
     "objective.kind=dpo on pairs (`format: preference`; loss sigmoid, ipo, robust, hinge or simpo), or "
     "objective.kind=sft on good answers alone"
@@ -160,9 +132,9 @@ TABLE: Final = (
     OtherName("adapter", "load_in_4bit", "transformers, axolotl", ("adapter.base=nf4", "adapter.base=plain")),
     OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
-    OtherName("adapter", "use_dora peft_use_dora", _LORA, "nothing (factors are plain LoRA here)"),
-    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: _adapters(v) or "adapter.kind=none"),
-    OtherName("adapter", "kind", "axolotl", lambda v: _adapters(v) if str(v).lower() in ("qlora", "full") else None),
+    OtherName("adapter", "use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
+    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or "adapter.kind=none"),
+    OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_of(v)),
     OtherName("adapter", "bias lora_bias", _LORA, 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'),
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
@@ -179,6 +151,16 @@ TABLE: Final = (
     OtherName("objective", "precompute_ref_log_probs", "TRL", "nothing (scores of a full model are computed once and kept)"),
 )
 # fmt: on
+
+
+def absent(key: str, value: Any) -> str | None:
+    """Why what another tool's row asks for is not in this version; None where it is."""
+    if key.endswith("dora") and value:
+        return _DORA
+    if key in ("adapter", "adapter.kind") and isinstance(value, list):
+        return "several adapters in one run are not in this version: a matrix carries one pair of factors"
+    word = str(value).lower()
+    return _OTHER_ADAPTERS.get(word) or (_ABSENT[word].format(word.upper()) if word in _ABSENT else None)
 
 
 def _also_train(value: Any) -> str:
@@ -203,96 +185,9 @@ def _packing(value: Any) -> str | None:
     )
 
 
-def _adapters(value: Any) -> str | None:
+def adapter_of(value: Any) -> str | None:
     """`adapter.kind=...` for another tool's word of an adapter."""
     kinds = {"lora": "adapter.kind=lora", "qlora": "adapter.kind=lora adapter.base=nf4", "full": "adapter.kind=none"}
-    return kinds.get(str(value).lower())
-
-
-_RULES: Final = {
-    "adapter": "here the section adapter has kind, rank, alpha, targets and base",
-    "data": "here the section data says how text becomes sequences",
-    "objective": "here objective.kind says what a step optimizes",
-    "parallel": "here zero says what is cut, shard and replicate over how many ranks",
-    "precision": "here precision.policy is one of {policies}",
-}
-
-
-def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[tuple[list[str], UserError]]:
-    """Other tools' keys, sections and values in `recipe`: their paths and the error. `policies`: ours of precision.policy."""
-    for section in ("fsdp", "fsdp_config", "ddp"):
-        if section in recipe:
-            content, rule = recipe[section], "the layout is the section `parallel`"
-            if isinstance(content, Mapping):
-                rows = list(_found("parallel", section, content))
-                if rows:
-                    yield [section], _refusal(rows, "parallel", policies)
-                    continue
-            elif isinstance(content, str) and (ours := sharding_of(content)):
-                yield [section], UserError(f"{section}={content}", rule, f"use {ours}")
-                continue
-            yield [section], UserError(f"a section `{section}`", rule, "see parallel in docs/recipe.md")
-    parallel, precision = recipe.get("parallel"), recipe.get("precision")
-    found = list(_found("precision", "", recipe))
-    if isinstance(precision, Mapping):
-        policy = precision.get("policy")
-        if policy is not None and policy not in policies and (ours := policy_of(policy)):
-            found.append(("precision.policy", policy, ours, "other tools"))
-        found += _found("precision", "precision", precision)
-    elif precision is not None and (ours := policy_of(precision)):
-        found.append(("precision", precision, ours, "Lightning"))
-    beside = list(_found("parallel", "parallel", parallel)) if isinstance(parallel, Mapping) else []
-    others = [(section, list(_of_section(section, recipe))) for section in ("adapter", "data", "objective")]
-    for section, rows in (("precision", found), ("parallel", beside), *others):
-        if rows:
-            yield [key for key, *_ in rows], _refusal(rows, section, policies)
-
-
-def _of_section(section: str, recipe: Mapping[str, Any]) -> Iterator["Found"]:
-    """Keys at the top of the recipe, where tools without sections have theirs, and in the section."""
-    given = recipe.get(section)
-    yield from _found(section, "", recipe)
-    if isinstance(given, Mapping):
-        yield from _found(section, section, given)
-    elif section == "adapter" and given is not None and (ours := _adapters(given)):
-        yield "adapter", given, ours, "axolotl"
-
-
-Found = tuple[str, Any, str, str]  # key as the recipe has it, value, what to write instead, tool
-
-
-def _found(section: str, where: str, given: Mapping[str, Any]) -> Iterator[Found]:
-    for key, value in given.items():
-        for row in TABLE:
-            if row.section == section and key in row.words.split():
-                ours = row.ours if isinstance(row.ours, str) else None
-                if isinstance(row.ours, tuple) and isinstance(value, bool):
-                    ours = row.ours[0 if value else 1]
-                elif callable(row.ours):
-                    ours = row.ours(value)
-                if ours is not None:
-                    yield f"{where}.{key}".removeprefix("."), value, ours, row.tool
-
-
-def answers(key: str, value: Any) -> set[str]:
-    """What to write for `key` in any section where another tool has it."""
-    return {ours for section in _RULES for _, _, ours, _ in _found(section, "", {key: value})}
-
-
-def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> UserError:
-    absent = [_ABSENT[word].format(word.upper()) for _, value, *_ in rows if (word := str(value).lower()) in _ABSENT]
-    tools = ", ".join(dict.fromkeys(name for *_, tool in rows for name in tool.split(", ")))
-    return UserError(
-        "; ".join(f"{key}={as_yaml(value)}" for key, value, *_ in rows),
-        "; ".join(absent)
-        or f"that is another tool's name ({tools}); {_RULES[section].format(policies=', '.join(policies))}",
-        "use " + "; ".join(dict.fromkeys(ours for _, _, ours, _ in rows)),
-    )
-
-
-def as_yaml(value: Any) -> str:
-    """A value as a recipe would have it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f'"{text}"' if isinstance(value, str) and text.isdigit() else text  # a number in quotes is text
+    if isinstance(value, list):
+        return _FACTORS
+    return kinds.get(name := str(value).lower()) or (_FACTORS if name in _OTHER_ADAPTERS else None)

@@ -1,0 +1,51 @@
+"""A sharding or a precision in any tool's spelling. No torch.
+
+Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's stages, Lightning's
+Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16.
+"""
+
+import re
+from typing import Any, Final
+
+_NODE: Final = "parallel.replicate=-1 parallel.shard=8 (the ranks of a node, here 8)"
+SHARDINGS: Final = {  # in the order of torch's enumeration: FULL_SHARD is 1
+    "FULL_SHARD": "parallel.zero=3 parallel.shard=-1",
+    "SHARD_GRAD_OP": "parallel.zero=2 parallel.shard=-1",
+    "NO_SHARD": "parallel.zero=0",
+    "HYBRID_SHARD": f"parallel.zero=3 {_NODE}",
+    "_HYBRID_SHARD_ZERO2": f"parallel.zero=2 {_NODE}",
+}
+_ALIASES: Final = {
+    "HYBRID_SHARD_ZERO2": "_HYBRID_SHARD_ZERO2",
+    "HSDP": "HYBRID_SHARD",
+    "FSDP": "FULL_SHARD",
+    "FSDP2": "FULL_SHARD",
+    "DDP": "NO_SHARD",
+}
+_SPELLINGS: Final = {
+    "bf16": "bf16 bfloat16 bf16-mixed mixed-bf16 bfloat16-mixed mixed-bfloat16 amp-bf16 amp-bfloat16",
+    "fp16": "fp16 16 float16 half 16-mixed fp16-mixed mixed-fp16 float16-mixed mixed-float16 amp-fp16 amp-float16 amp",
+    "fp32": "fp32 32 float32 float single full no none false 32-true fp32-true",  # YAML 1.1 reads `no` as false
+    "fp64": "fp64 64 float64 double 64-true fp64-true",
+    "bf16-pure": "bf16-pure bf16-true bfloat16-true pure-bf16 true-bf16",
+    "fp32 (whether its products run in TF32 is torch's setting)": "tf32 tensorfloat32",
+    "fp16 (weights stay in fp32: fp16 ones lose most updates)": "16-true fp16-true pure-fp16",
+    "bf16 (there is no fp8 here)": "fp8 fp8-mixed transformer-engine fp8-e4m3 mixed-fp8 amp-fp8",
+}
+WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in words.split()}
+
+
+def sharding_of(value: Any, is_numbered: bool = False) -> str | None:
+    """Our settings for a sharding in any common spelling: FULL_SHARD, zero-3, stage3, "3"; a number of torch's enumeration where
+    it `is_numbered`. None for words that no tool has."""
+    if is_numbered and isinstance(value, int) and 1 <= value <= len(SHARDINGS):
+        return list(SHARDINGS.values())[value - 1]
+    name = str(value).rpartition(".")[2].strip().upper().replace("-", "_").replace(" ", "_")
+    stage = re.fullmatch(r"(?:ZERO|STAGE|DEEPSPEED_STAGE|ZERO_STAGE)?_*([0-3])", name)
+    return f"parallel.zero={stage[1]}" if stage else SHARDINGS.get(_ALIASES.get(name, name))
+
+
+def policy_of(value: Any) -> str | None:
+    """`precision.policy=...` for a precision in any common spelling; None for words that no tool has."""
+    policy = WORDS.get(str(value).rpartition(".")[2].strip().lower().replace("_", "-").replace(" ", "-"))
+    return None if policy is None else f"precision.policy={policy}"
