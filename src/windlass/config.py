@@ -14,6 +14,7 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
+from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.launch.config import LaunchConfig
@@ -77,6 +78,12 @@ class RunConfig(Settings):
     def samples_per_step(self) -> int:
         """Of the training stream: sequences, or pairs of them."""
         return self.sequences_per_step // self.data.sequences_per_sample
+
+    def counts_answers(self, name: str) -> bool:
+        """Whether all of a validation set are conversations, of which answers alone count."""
+        own = self.evaluate.sets.get(name, self.data.validation)
+        sources = [own] if isinstance(own, SourceConfig) else self.data.sources
+        return all(source.format == "chat" for source in sources)
 
     @model_validator(mode="before")
     @classmethod

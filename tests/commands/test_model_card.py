@@ -12,7 +12,7 @@ import yaml
 from windlass.checkpoint.verify import Checkpoint
 from windlass.cli import main as cli
 from windlass.commands.export import export
-from windlass.commands.model_card import base_license, front_matter
+from windlass.commands.model_card import base_license, front_matter, provenance
 from windlass.config import check_recipe
 from windlass.training.base_model import FRONT_MATTER
 from windlass.training.open_saved import open_saved
@@ -78,6 +78,30 @@ def saved_with(run, **model):
     config = {**saved.trainer_state["config"], "model": {"revision": None, "commit": None, **model}}
     trainer_state = {**saved.trainer_state, "config": config}
     return dataclasses.replace(saved, trainer_state=trainer_state)
+
+
+@pytest.mark.parametrize(
+    ("sections", "unit"),
+    [
+        ({}, "nats per token"),
+        ({"data": {"sources": [{"path": "x", "format": "chat"}]}}, "nats per answer token"),
+        ({"data": {"sources": [{"path": "x", "format": "chat"}, {"path": "y"}]}}, "nats per token"),
+        ({"adapter": {"kind": "lora", "base": "nf4"}}, "nats per token, with the base in NF4"),
+    ],
+    ids=["text", "chats", "chats and text", "nf4"],
+)
+def test_the_loss_says_what_it_is_a_mean_over(run, sections, unit):
+    """A merged model is not the one that was scored, where that had its base in NF4."""
+    saved = open_saved(run)
+    config = saved.trainer_state["config"]
+    changed = {name: {**config[name], **keys} for name, keys in sections.items()}
+    if "data" in sections:
+        changed["data"]["tokenizer"] = {"from": "org/name"}
+    if "adapter" in sections:
+        changed["model"] = {"from": "org/name"}
+    saved = dataclasses.replace(saved, trainer_state={**saved.trainer_state, "config": {**config, **changed}})
+    metric = Checkpoint.open(saved.directory).manifest.metric
+    assert provenance(saved, "fp32", [])["validation loss"] == f"{metric:.4f} {unit}"
 
 
 def test_a_hub_name_is_the_base_model_and_a_directory_is_not(run, tmp_path):

@@ -221,6 +221,12 @@ def test_pairs_of_other_data_than_it_began_with_are_refused(place, full):
         scores.of("other", 5)
 
 
+def test_the_card_of_an_export_gives_the_loss_per_pair(place, full):
+    loss = steps_of(full, "validation")[-1]["loss"]
+    card = (export(full, place / "with a card").directory / "README.md").read_text()
+    assert f"| validation loss | {loss:.4f} per pair |" in card and "nats" not in card
+
+
 @pytest.mark.parametrize("name", ["full", "adapter None"])
 def test_evaluate_says_what_the_run_says(place, full, name):
     if name != "full" and not (place / name).exists():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
-from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
@@ -60,7 +59,7 @@ def evaluate(
                 figures = {key: value.item() for key, value in objective.figures().items()}
                 lines.append(describe_pairs(name, saved.step, total, int(count), figures))
             else:
-                lines.append(describe(name, saved.step, total, data, counts_answers(config, name)))
+                lines.append(describe(name, saved.step, total, data, config.counts_answers(name)))
         return lines if runtime.rank == 0 else []
 
 
@@ -111,13 +110,6 @@ def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:
     """The recipe on whatever ranks are here: parameters sharded, whatever the run's layout was."""
     watch = config.evaluate if sequences is None else config.evaluate.changed(sequences=sequences)
     return config.changed(evaluate=watch, parallel=ParallelConfig())
-
-
-def counts_answers(config: RunConfig, name: str) -> bool:
-    """Whether all of a set are conversations, of which answers alone count."""
-    own = config.evaluate.sets.get(name, config.data.validation)
-    sources = [own] if isinstance(own, SourceConfig) else config.data.sources
-    return all(source.format == "chat" for source in sources)
 
 
 def describe_pairs(name: str, step: int | None, total: float, pairs: int, figures: Mapping[str, float]) -> str:

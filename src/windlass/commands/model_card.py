@@ -100,7 +100,7 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
     rows: dict[str, str] = {}
     if saved.step is not None:
         manifest, record, state = Checkpoint.open(saved.directory).manifest, _record(saved), saved.trainer_state
-        loss = "not measured at this step" if manifest.metric is None else f"{manifest.metric:.4f} nats per token"
+        loss = "not measured at this step" if manifest.metric is None else _loss(manifest.metric, state["config"])
         git, hosts = record.get("git"), record.get("hosts", [])
         versions = {name: record.get("packages", {}).get(name) for name in SHOWN_PACKAGES}
         rows |= {
@@ -117,6 +117,14 @@ def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, s
             rows["base model"] = base["from"] + (f" at commit `{base['commit']}`" if base.get("commit") else "")
     rows["weights"] = f"{dtype}, exported by windlass {__version__}: `{_command(command)}`"
     return {name: printable(text) for name, text in rows.items()}
+
+
+def _loss(value: float, config: dict[str, Any]) -> str:
+    """Of the checkpoint's model, whose base may be in NF4 where the export's is not."""
+    recipe = check_recipe(config)
+    unit = "nats per answer token" if recipe.counts_answers("validation") else "nats per token"
+    unit = "per pair" if recipe.objective.unit == "pairs" else unit
+    return f"{value:.4f} {unit}" + (", with the base in NF4" if recipe.adapter.base == "nf4" else "")
 
 
 def _record(saved: SavedModel) -> dict[str, Any]:
