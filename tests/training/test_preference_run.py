@@ -119,6 +119,24 @@ def test_a_checkpoint_keeps_the_scores_of_the_model_that_the_run_began_with(full
     assert len(scores.sets["train"]) + len(scores.sets["validation"]) == 80
 
 
+def test_a_run_that_goes_on_never_scores_with_what_it_has_trained(place, full):
+    """The reference would be the model after step 3. The file beside the data, which would hide it, is gone."""
+    resumed, away = place / "scores gone", place / "away"
+    shutil.copytree(full, resumed)
+    for step in (6, 9, 10):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    away.mkdir()
+    kept = [file.rename(away / file.name) for file in (place / "data").glob("reference-*")]
+    try:
+        train(recipe(place, resumed.name))
+        assert kept and not list((place / "data").glob("reference-*"))
+    finally:
+        for file in kept:
+            file.rename(place / "data" / file.name)
+    assert [line["loss"] for line in steps_of(resumed)][-7:] == [line["loss"] for line in steps_of(full)][-7:]
+    assert not diff(*(run / "checkpoints/step-00000010" for run in (full, resumed))).bytes
+
+
 def test_a_second_run_reads_them_and_other_weights_have_their_own(place, full, capsys):
     train(recipe(place, "other beta", objective={"beta": 0.1}))
     assert "reference scores of train" not in capsys.readouterr().out

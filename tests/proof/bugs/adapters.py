@@ -17,6 +17,11 @@ ADAPTERS = {
         ((TENSOR, "self.factors(own, shared)", "self.factors(own, own)"),),
         ("exact: qwen3 tied: tp2 lora",),
     ),
+    "B read as a whole": Bug(
+        "B of a matrix cut by rows is cut too: each rank's gradient is that of its own rows, and not one part of a sum",
+        ((TENSOR, "self.factors(shared, own)", "self.factors(shared, shared)"),),
+        ("exact: qwen3 tied: tp2 lora",),
+    ),
     "factors beside a cut matrix are left out": Bug(
         "an adapter around a parallel layer that its forward leaves out",
         ((TENSOR, "return multiply(x, dropped, matrix, bias, factors, self.scale)", "return multiply(x, dropped, matrix, bias, factors, 0 * self.scale)"),),
