@@ -21,7 +21,7 @@ def test_defaults():
     assert ObjectiveConfig().kind == "pretrain" and not ObjectiveConfig().has_reference
     dpo = ObjectiveConfig(kind="dpo")
     assert dpo.preference_loss == "sigmoid" and dpo.has_reference
-    assert not ObjectiveConfig(kind="dpo", loss="simpo").has_reference
+    assert not any(ObjectiveConfig(kind="dpo", loss=loss).has_reference for loss in ("simpo", "orpo"))
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,7 @@ def test_what_the_rest_of_a_recipe_does_not_allow(sections, message):
         ({"adapter": {"kind": "lora", "also_train": ["*norm*"]}}, True),
         ({"adapter": {"kind": "lora"}, "run": {"start_from": "there"}}, True),
         ({"objective": {"loss": "simpo"}}, False),
+        ({"objective": {"loss": "orpo"}}, False),
     ],
 )
 def test_scores_are_kept_unless_the_run_begins_as_its_base(sections, keeps):

@@ -1,6 +1,7 @@
 """Preferences: losses and gradients as TRL's, the tangent's value and slope, what counts, and the figures."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +51,42 @@ def test_the_formulas_by_hand():
     none = [[0.0, 0.0]]
     simpo = losses(given[0], none, given[2], loss="simpo", beta=2.0, target_margin=0.3)
     assert simpo == pytest.approx([math.log1p(math.exp(-margin))])
+    chosen, rejected = math.exp(-10 / 5), math.exp(-14 / 4)
+    ratio = chosen / (1 - chosen) / (rejected / (1 - rejected))
+    orpo = losses(given[0], none, given[2], loss="orpo", beta=0.2)
+    assert orpo == pytest.approx([10 / 5 + 0.2 * math.log1p(1 / ratio)])
+
+
+@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+def test_losses_without_a_reference_are_trls(loss):
+    """TRL's supervised part of orpo counts the prompt too, so it is left out here, and added by hand."""
+    trainers = pytest.importorskip("trl.experimental.cpo"), pytest.importorskip("trl.experimental.orpo")
+    generator = torch.Generator().manual_seed(3)
+    means_P2 = -3 * torch.rand((50, 2), generator=generator, dtype=torch.float64) - 0.1
+    tokens_P2 = torch.randint(1, 9, (50, 2), generator=generator)
+    given = {"loss": loss, "beta": 1.7, **({"target_margin": 0.4} if loss == "simpo" else {})}
+    found = pair_losses(means_P2 * tokens_P2, torch.zeros_like(means_P2), tokens_P2, config_of(**given))
+    stand_in = SimpleNamespace(
+        beta=1.7,
+        simpo_gamma=0.4,
+        alpha=0.0,
+        label_smoothing=0.0,
+        loss_type=loss,
+        accelerator=SimpleNamespace(device="cpu"),
+    )
+    if loss == "simpo":
+        expected = trainers[0].CPOTrainer.cpo_loss(stand_in, *means_P2.unbind(1))[0]
+    else:
+        expected = -means_P2[:, 0] - trainers[1].ORPOTrainer.odds_ratio_loss(stand_in, *means_P2.unbind(1))[0]
+    assert (found - expected).abs().max() <= (1e-12 if loss == "simpo" else 1e-6), "TRL takes the odds in fp32"
+
+
+def test_orpo_of_a_certain_answer_and_of_padding_is_finite():
+    log_p_P2 = torch.tensor([[0.0, -3.0], [-2.0, 0.0], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    tokens_P2 = torch.tensor([[3, 2], [3, 2], [0, 0]])
+    found_P = pair_losses(log_p_P2, torch.zeros_like(log_p_P2), tokens_P2, config_of(loss="orpo"))
+    (slopes_P2,) = torch.autograd.grad(found_P.sum(), log_p_P2)
+    assert found_P.isfinite().all() and slopes_P2.isfinite().all() and found_P[0] < 1e-2 < 2 < found_P[1]
 
 
 def batches():

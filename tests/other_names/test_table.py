@@ -244,6 +244,7 @@ def test_every_row_names_what_is_ours_and_no_key_of_ours_is_refused():
         ({"train_on_inputs": False}, "nothing (of a source"),
         ({"stage": "dpo"}, "objective.kind=dpo"),
         ({"rl": "ipo"}, "objective.kind=dpo objective.loss=ipo"),
+        ({"rl": "orpo"}, "objective.kind=dpo objective.loss=orpo"),
         ({"rl": "simpo"}, "objective.kind=dpo objective.loss=simpo"),
         ({"objective": {"loss_type": ["sigmoid"]}}, "objective.kind=dpo objective.loss=sigmoid"),
         ({"pref_beta": 0.2}, "objective.kind=dpo objective.beta=0.2"),
@@ -279,8 +280,8 @@ def test_finetuning_by_other_tools_names(given, ours):
         ({"rl": "ppo"}, "PPO is not in this version: it samples answers"),
         ({"stage": "rm"}, "reward models are not in this version: they end in a head of one output"),
         (
-            {"objective": {"kind": "dpo", "loss": "orpo"}},
-            "ORPO is not in this version, which has other losses on pairs",
+            {"objective": {"kind": "dpo", "loss": "cpo"}},
+            "CPO is not in this version, which has other losses on pairs",
         ),
     ],
     ids=str,

@@ -119,6 +119,7 @@ OBJECTIVE_WORDS: dict[str, dict[str, Any]] = {
     "robust": {"kind": "dpo", "loss": "robust", "label_smoothing": 0.2},
     "hinge": {"kind": "dpo", "loss": "hinge", "beta": 0.05},
     "simpo": {"kind": "dpo", "loss": "simpo", "beta": 2.0, "target_margin": 0.3},
+    "orpo": {"kind": "dpo", "loss": "orpo", "beta": 0.2},
 }
 OPTIM_WORDS = ("frozen-bottom", "frozen-middle", "rates", "muons", "muon", "tied-rates", "unclipped",
                "frozen-first-stage", "frozen-middle-stage", "frozen-last-stage")  # fmt: skip

@@ -235,7 +235,7 @@ EXACT = [
     *pairs("qwen3 tied wide", each(PREFERRED, "nf4 dpo")),
     *pairs("qwen3 tied blocks5", [*each(PREFERRED_STAGED, "dpo"), *each(PREFERRED_STAGED, "lora dpo")]),
     *pairs("qwen3 tied wide blocks5", each(PREFERRED_STAGED, "nf4 dpo")),
-    *pairs("qwen3 tied", [f"{one} {loss}" for loss in split("ipo, robust, hinge, simpo")
+    *pairs("qwen3 tied", [f"{one} {loss}" for loss in split("ipo, robust, hinge, simpo, orpo")
                           for one in split("shard2, tp2, context2 allgather")]),
     *pairs("qwen3", split("shard2 dpo fp32, tp2 shard2 lora dpo fp32")),
 ]  # fmt: skip

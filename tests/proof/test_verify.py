@@ -163,6 +163,7 @@ PREFERRED = [({"kind": "dpo"}, {}, "tp2"), *(
         ({}, {"rank": 4}, "1f1b"),
         ({"loss": "robust", "label_smoothing": 0.1}, {"base": "nf4"}, "tp2 x shard2"),
         ({"loss": "simpo"}, {"rank": 4}, "hsdp"),
+        ({"loss": "orpo", "beta": 0.2}, {}, "ddp2"),
     )
 )]  # fmt: skip
 
@@ -185,7 +186,7 @@ def test_preferences_are_proved(tmp_path, ranks, objective, adapter, layout):
     assert verdict.agrees and not verdict.failed, [(row.what, row.where) for row in verdict.rows if not row.agrees]
     assert verdict.against.startswith("torch and transformers")
     assert "reported pairs" in [row.what for row in verdict.rows]
-    assert proxy.config.keeps_reference == (objective.get("loss") != "simpo")
+    assert proxy.config.keeps_reference == (objective.get("loss") not in ("simpo", "orpo"))
 
 
 @pytest.mark.long

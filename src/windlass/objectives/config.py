@@ -10,8 +10,8 @@ from windlass.settings import Settings, Violation
 
 BETA: Final = 0.1
 TARGET_MARGIN: Final = 0.5
-PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge", "simpo"]
-WITHOUT_REFERENCE: Final = ("simpo",)
+PreferenceLoss = Literal["sigmoid", "ipo", "robust", "hinge", "simpo", "orpo"]
+WITHOUT_REFERENCE: Final = ("simpo", "orpo")
 
 
 class ObjectiveConfig(Settings):
@@ -22,7 +22,8 @@ class ObjectiveConfig(Settings):
     loss: PreferenceLoss | None = None
     """Of dpo. sigmoid (default): direct preference optimization (arXiv 2305.18290). ipo: the squared distance of means per token
     from a target (2310.12036). robust: some labels are wrong (2403.00409). hinge: SLiC's (2309.06657). simpo: means per token,
-    without a reference model (2405.14734)."""
+    without a reference model (2405.14734). orpo: supervised finetuning on the chosen answers and the odds of the two, without one
+    either (2403.07691)."""
     beta: float | None = Field(None, gt=0)
     """Of dpo, default 0.1: how much a difference of log-probabilities weighs. Smaller: the model may go further from where it
     began."""

@@ -9,6 +9,7 @@ a pair, with p the model's and q the reference's probability of an answer (all i
     hinge     max(0, 1 - d)                                                 Zhao et al., arXiv 2309.06657
     ipo       (m - 1 / (2 beta))^2, m as d / beta, of means per token       Azar et al., arXiv 2310.12036
     simpo     -log s(beta (log p / n)(chosen) - beta (log p / n)(rejected) - gamma)      Meng et al., arXiv 2405.14734
+    orpo      -a(chosen) - beta log s(o(chosen) - o(rejected)), a = log p / n, o = a - log(1 - e^a)  Hong et al., arXiv 2403.07691
 
 **One loop, one program.** Layouts compute sums of nats per row and nothing else, so the loss is given to them as its tangent at
 the current weights. `program.score` reads log p of each row without a gradient; here the loss f of a pair is differentiated by
@@ -35,28 +36,35 @@ from windlass.parallel.program import Batch, Program
 
 REFERENCE: Final = "reference"
 """The key of a batch's kept scores, [rows] in fp64: log q of each answer."""
+SURE: Final = -1e-12  # a mean log p of an answer that is certain: its odds would be infinite
 Losses = Callable[[Tensor, Tensor, Tensor, ObjectiveConfig], Tensor]
 
 
-def _sigmoid(margin_P: Tensor, _means_P: Tensor, _beta: Tensor, _config: ObjectiveConfig) -> Tensor:
+def _sigmoid(margin_P: Tensor, _means_P2: Tensor, _beta: Tensor, _config: ObjectiveConfig) -> Tensor:
     return -logsigmoid(margin_P)
 
 
-def _robust(margin_P: Tensor, _means_P: Tensor, _beta: Tensor, config: ObjectiveConfig) -> Tensor:
+def _robust(margin_P: Tensor, _means_P2: Tensor, _beta: Tensor, config: ObjectiveConfig) -> Tensor:
     wrong = config.label_smoothing or 0.0
     return (wrong * logsigmoid(-margin_P) - (1 - wrong) * logsigmoid(margin_P)) / (1 - 2 * wrong)
 
 
-def _hinge(margin_P: Tensor, _means_P: Tensor, _beta: Tensor, _config: ObjectiveConfig) -> Tensor:
+def _hinge(margin_P: Tensor, _means_P2: Tensor, _beta: Tensor, _config: ObjectiveConfig) -> Tensor:
     return (1 - margin_P).relu()
 
 
-def _ipo(_margin_P: Tensor, means_P: Tensor, beta: Tensor, _config: ObjectiveConfig) -> Tensor:
-    return (means_P - 1 / (2 * beta)).square()
+def _ipo(_margin_P: Tensor, means_P2: Tensor, beta: Tensor, _config: ObjectiveConfig) -> Tensor:
+    return (means_P2[:, 0] - means_P2[:, 1] - 1 / (2 * beta)).square()
 
 
-def _simpo(_margin_P: Tensor, means_P: Tensor, beta: Tensor, config: ObjectiveConfig) -> Tensor:
-    return -logsigmoid(beta * means_P - config.preference_margin)
+def _simpo(_margin_P: Tensor, means_P2: Tensor, beta: Tensor, config: ObjectiveConfig) -> Tensor:
+    return -logsigmoid(beta * (means_P2[:, 0] - means_P2[:, 1]) - config.preference_margin)
+
+
+def _orpo(_margin_P: Tensor, means_P2: Tensor, beta: Tensor, _config: ObjectiveConfig) -> Tensor:
+    means_P2 = means_P2.clamp(max=SURE)
+    odds_P2 = means_P2 - (-means_P2.expm1()).log()
+    return -means_P2[:, 0] - beta * logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
 
 
 LOSSES: Final[dict[str, Losses]] = {
@@ -65,6 +73,7 @@ LOSSES: Final[dict[str, Losses]] = {
     "hinge": _hinge,
     "ipo": _ipo,
     "simpo": _simpo,
+    "orpo": _orpo,
 }
 
 
@@ -74,8 +83,8 @@ def pair_losses(log_p_P2: Tensor, log_q_P2: Tensor, tokens_P2: Tensor, config: O
     beta = log_p_P2.new_tensor(config.preference_beta)
     ratios_P2 = log_p_P2 - log_q_P2
     means_P2 = ratios_P2 / tokens_P2.clamp(min=1)
-    margin_P, mean_P = (pairs_P2[:, 0] - pairs_P2[:, 1] for pairs_P2 in (ratios_P2, means_P2))
-    return LOSSES[config.preference_loss](beta * margin_P, mean_P, beta, config)
+    margin_P = beta * (ratios_P2[:, 0] - ratios_P2[:, 1])
+    return LOSSES[config.preference_loss](margin_P, means_P2, beta, config)
 
 
 class Preference:
@@ -108,7 +117,7 @@ class Preference:
 
     def figures(self) -> dict[str, Tensor]:
         """Means over the pairs of the last batches: `reward_chosen` and `reward_rejected`, beta (log p - log q); `margin`, their
-        difference; `accuracy`, the share of pairs with a margin above 0. simpo's rewards are beta (log p / n)."""
+        difference; `accuracy`, the share of pairs with a margin above 0. without a reference a reward is beta (log p / n)."""
         if self._sums is None or self._program is None:
             return {}
         *sums, pairs = self._program.mesh.sum_over_batch(self._sums.clone()).unbind()

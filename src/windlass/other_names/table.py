@@ -52,7 +52,7 @@ _ANSWERS: Final = "nothing (of a source with `format: chat` the answers alone ar
 _PAIRS: Final = "TRL, axolotl, LLaMA-Factory"
 _STAGES: Final = {"pt": "objective.kind=pretrain", "sft": "objective.kind=sft", "dpo": "objective.kind=dpo"}
 _LOSSES: Final = {
-    name: f"objective.kind=dpo objective.loss={name}" for name in ("sigmoid", "ipo", "robust", "hinge", "simpo")
+    name: f"objective.kind=dpo objective.loss={name}" for name in ("sigmoid", "ipo", "robust", "hinge", "simpo", "orpo")
 }
 _NOT_HERE: Final = "{} is not in this version: "
 _SAMPLES: Final = _NOT_HERE + "it samples answers during training and scores them, and a step here only reads its data"
@@ -65,7 +65,7 @@ _ABSENT: Final = {
     **dict.fromkeys(("grpo", "ppo", "rloo"), _SAMPLES),
     **dict.fromkeys(("rm", "reward"), _HEAD),
     **dict.fromkeys(
-        ("orpo", "cpo", "exo_pair", "nca_pair", "apo_zero", "apo_down"),
+        ("cpo", "exo_pair", "nca_pair", "apo_zero", "apo_down"),
         "{} is not in this version, which has other losses on pairs",
     ),
 }
@@ -90,7 +90,7 @@ _OTHER_ADAPTERS: Final = {
     },
 }
 _INSTEAD: Final = (
-    "objective.kind=dpo on pairs (`format: preference`; loss sigmoid, ipo, robust, hinge or simpo), or "
+    "objective.kind=dpo on pairs (`format: preference`; loss sigmoid, ipo, robust, hinge, simpo or orpo), or "
     "objective.kind=sft on good answers alone"
 )
 # fmt: off

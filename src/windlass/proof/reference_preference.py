@@ -30,10 +30,12 @@ def preferred(
         return (found_BT * (targets_BT != -100)).sum(1)
 
     tokens_P2 = (targets_BT != -100).sum(1).view(-1, 2)
-    ratio_P2 = (log_p(logits_BTV) - (0.0 if how.loss == "simpo" else log_p(began_BTV))).view(-1, 2)
+    ratio_P2 = (log_p(logits_BTV) - (0.0 if how.loss in ("simpo", "orpo") else log_p(began_BTV))).view(-1, 2)
     ratio_P2, tokens_P2 = ratio_P2[tokens_P2.all(1)], tokens_P2[tokens_P2.all(1)]
     margin_P = how.beta * (ratio_P2[:, 0] - ratio_P2[:, 1])
-    mean_P = (ratio_P2 / tokens_P2)[:, 0] - (ratio_P2 / tokens_P2)[:, 1]
+    each_P2 = ratio_P2 / tokens_P2
+    mean_P, likely_P2 = each_P2[:, 0] - each_P2[:, 1], each_P2.exp()
+    odds_P2 = likely_P2 / (1 - likely_P2)
     e, log_sigmoid = how.smoothing, functional.logsigmoid
     losses_P = {
         "sigmoid": lambda: -log_sigmoid(margin_P),
@@ -41,5 +43,6 @@ def preferred(
         "hinge": lambda: torch.clamp(1 - margin_P, min=0),
         "ipo": lambda: (mean_P - 1 / (2 * how.beta)) ** 2,
         "simpo": lambda: -log_sigmoid(how.beta * mean_P - how.target),
+        "orpo": lambda: -each_P2[:, 0] - how.beta * log_sigmoid((odds_P2[:, 0] / odds_P2[:, 1]).log()),
     }[how.loss]()
     return losses_P.sum(), torch.tensor(len(losses_P))
