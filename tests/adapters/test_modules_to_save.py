@@ -7,12 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import cases
-from tests.adapters.test_peft_format import ours, theirs
+from tests.adapters.test_peft_format import EXACT, ours, theirs
 from windlass.adapters.config import AdapterConfig
 from windlass.adapters.peft_config import completed
 from windlass.adapters.peft_format import check_files, load_adapter, save_adapter
 from windlass.errors import UserError
 from windlass.model.lora.adapter import adapter_of, is_factor
+from windlass.proof.reference import compute_in_float64
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
@@ -39,6 +40,7 @@ def peft_with_modules_to_save(directory, case):
     family, tied, targets, modules, more = WHOLE[case]
     base = cases.write_model(directory / "base", family, tied)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    compute_in_float64(plain)
     given = dict(r=5, lora_alpha=9, target_modules=targets, modules_to_save=modules, fan_in_fan_out=family == "gpt2")
     other = peft.get_peft_model(plain, peft.LoraConfig(**given, **more)).eval()
     torch.manual_seed(6)
@@ -62,11 +64,11 @@ def test_modules_that_peft_saves_are_read_and_written_again(tmp_path, case):
     load_adapter(tmp_path / "adapter", architecture, dict(model.named_parameters()))
     ids = torch.arange(12).view(2, 6)
     expected = other.double()(input_ids=ids).logits
-    assert (expected - model(ids)).abs().max() <= 2e-6
+    assert (expected - model(ids)).abs().max() <= EXACT
     trained = {n: p for n, p in model.named_parameters() if is_factor(n) or n in adapter.also_trained}
     save_adapter(tmp_path / "again", config, architecture, adapter, trained, str(base))
     check_files(tmp_path / "again", architecture, adapter)
-    assert (theirs(base, tmp_path / "again").eval()(input_ids=ids).logits - expected).abs().max() <= 2e-6
+    assert (theirs(base, tmp_path / "again").eval()(input_ids=ids).logits - expected).abs().max() <= EXACT
 
 
 def test_the_shortest_names_that_mean_these_modules(bases, tmp_path):
