@@ -49,6 +49,7 @@ def adapter_of(config: AdapterConfig, arch: Architecture) -> Adapter | None:
     targets = [name for name in chosen if config.targets == "all-linear" or _is_named(name, config.targets, arch)]
     if config.targets != "all-linear":
         _check_targets(config.targets, matrices, chosen, arch)
+    _check_rank(config, arch, targets)
     quantized = chosen if config.base == "nf4" else []
     if config.base == "nf4":
         _check_nf4(arch, quantized)
@@ -148,6 +149,17 @@ def _check_targets(targets: list[str], matrices: list[str], chosen: list[str], a
             f"write what this one finds here: {', '.join(meant)}"
             if meant
             else nearest(target, choices) + f"choose from {', '.join(choices)}",
+        )
+
+
+def _check_rank(config: AdapterConfig, arch: Architecture, targets: list[str]) -> None:
+    shapes = parameter_shapes(arch)
+    widest = max((shapes[f"{module}.weight"] for module in targets), key=min, default=None)
+    if widest is not None and config.from_ is None and config.rank > min(widest):
+        raise UserError(
+            f"adapter.rank={config.rank} for matrices of at most {widest[0]} x {widest[1]}",
+            "s B A has no higher rank than the matrix beside it, which its factors would outgrow",
+            "use 8 or 16; or leave the section `adapter` out to train all parameters",
         )
 
 
