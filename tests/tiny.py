@@ -56,6 +56,17 @@ def write_base(directory: Path, seed: int = 5, **changes: object) -> Path:
     return directory
 
 
+def write_pairs(file: Path, pairs: int = 80) -> Path:
+    """Of two answers to a word, the one that says it again is preferred."""
+    draw, rows = random.Random(2), []
+    words = ["wind", "rope", "anchor", "turn", "pull", "ship", "slow", "heavy", "deck", "sail", "tide"]
+    for _ in range(pairs):
+        word, other = draw.sample(words, 2)
+        rows.append({"prompt": f"say {word}: ", "chosen": word * 2, "rejected": " ".join([other] * draw.randint(1, 3))})
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
 def recipe(base: Path, name: str = "run", **sections: dict) -> RunConfig:
     """The tiny recipe, its data shared by all runs below `base`; `sections` override it key by key, None takes one out."""
     if not (base / "corpus").exists():

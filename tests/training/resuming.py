@@ -65,6 +65,14 @@ SETTINGS = {
     "experts": {"model": EXPERTS},
     "deep": {"model": {"num_hidden_layers": 5}},  # stages are unequal
 }
+LORA = {"kind": "lora", "rank": 4, "alpha": 8}
+PAIRS = {"run": {"tokens_per_step": 24 * 8, "micro_batch": 2}, "objective": {"kind": "dpo", "beta": 0.5}}
+BESIDE_A_BASE = {  # in fp64: on another layout to 1e-10
+    "lora": {"adapter": LORA},
+    "nf4": {"adapter": {**LORA, "base": "nf4"}},
+    "dpo": PAIRS,
+    "lora dpo": {"adapter": LORA, **PAIRS},
+}
 
 
 def parallel_of(words: str) -> tuple[int, dict]:
@@ -76,8 +84,21 @@ def parallel_of(words: str) -> tuple[int, dict]:
 
 def recipe(base: Path, name: str, settings: str, layout: str, **more: dict):
     """The tiny recipe with these settings; each kind of data is prepared once."""
-    sections = {**SETTINGS[settings], **more}
-    kind = "documents" if settings == "documents" else "data"
+    sections = {**(BESIDE_A_BASE if settings in BESIDE_A_BASE else SETTINGS)[settings], **more}
+    kind = "documents" if settings == "documents" else "pairs" if "dpo" in settings else "data"
+    if settings in BESIDE_A_BASE:
+        if not (base / "base").exists():
+            tiny.write_base(base / "base")
+            tiny.write_pairs(base / "pairs.jsonl")
+        sections |= {
+            "model": dict.fromkeys(tiny.MODEL) | {"from": str(base / "base")},
+            "precision": {"policy": "fp64"},
+        }
+        if "dpo" in settings:
+            sections["data"] = {
+                "sources": [{"path": str(base / "pairs.jsonl"), "format": "preference"}],
+                "sequence_length": 24,
+            }
     sections["data"] = {**sections.get("data", {}), "directory": str(base / kind)}
     return tiny.recipe(base, name, parallel=parallel_of(layout)[1], **sections)
 
@@ -113,12 +134,12 @@ def assert_every_byte(one: Path, two: Path, what: object = "") -> None:
     assert difference == Difference(same=difference.same) and difference.same > 0, (what, difference)
 
 
-def assert_close(one: Path, two: Path) -> None:
+def assert_close(one: Path, two: Path, tolerance: float = 1e-5) -> None:
     """The losses and norms of two runs; and checkpoints of the same names, shapes and dtypes."""
     expected, got = tiny.losses(one), tiny.losses(two)
     assert got.keys() == expected.keys()
     for step, (loss, norm) in expected.items():
-        assert abs(got[step][0] - loss) <= 1e-5 and abs(got[step][1] - norm) <= 1e-5, step
+        assert abs(got[step][0] - loss) <= tolerance and abs(got[step][1] - norm) <= tolerance, step
     difference = diff(checkpoint(one), checkpoint(two))
     assert (difference.only_first, difference.only_second, difference.form) == ([], [], []), difference
     assert difference.same + len(difference.bytes) > 20

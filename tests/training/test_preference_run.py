@@ -1,7 +1,5 @@
 """Whole runs on pairs: what they learn, print, keep and refuse; the reference is the model that the run began with."""
 
-import json
-import random
 import shutil
 
 import pytest
@@ -16,20 +14,15 @@ from windlass.objectives.kept_scores import SCORES, ReferenceScores
 from windlass.training.announce import describe_objective
 from windlass.training.loop import train
 
-WORDS = ["wind", "rope", "anchor", "turn", "pull", "ship", "slow", "heavy", "deck", "sail", "tide"]
 DPO = {"kind": "dpo", "beta": 0.5}
 LORA = {"kind": "lora", "rank": 4, "alpha": 8}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A base, and pairs: of two answers to a word, the one that says it again is preferred."""
+    """A base, and pairs."""
     directory = tmp_path_factory.mktemp("pairs")
-    draw, rows = random.Random(2), []
-    for _ in range(80):
-        word, other = draw.sample(WORDS, 2)
-        rows.append({"prompt": f"say {word}: ", "chosen": word * 2, "rejected": " ".join([other] * draw.randint(1, 3))})
-    (directory / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny.write_pairs(directory / "pairs.jsonl")
     tiny.write_base(directory / "base")
     return directory
 
