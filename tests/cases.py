@@ -27,6 +27,7 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import assign, frozen_names
+from windlass.parallel.activations import plan_recompute
 from windlass.parallel.build import Probe, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
@@ -273,6 +274,10 @@ def train_layout(directory: str, case: Layout) -> dict:
     adapter = adapter_of(AdapterConfig(kind="lora", **dict(case.adapter)), architecture) if case.adapter else None
     rules = assign(case.optim.groups, called(architecture, adapter))
     mesh = make_mesh(parallel.layout(case.world), "cpu")
+    kinds = plan_recompute(
+        architecture, parallel, precision, "cpu", case.micro_batch, case.length, frozen_names(rules), adapter
+    ).kinds
+    assert parallel.activation_gib is None or len(set(kinds)) == 2, ("the budget chooses one kind for all blocks", kinds)
     program = build_program(
         architecture,
         parallel,
@@ -282,6 +287,7 @@ def train_layout(directory: str, case: Layout) -> dict:
         lambda named: fill(named, directory, architecture),
         frozen_names(rules),
         probe=PROBE,
+        recompute=kinds,
         adapter=adapter,
     )
     storage = Storage(precision.states if chosen.is_rounded else None, precision.is_stochastic, seed=3)

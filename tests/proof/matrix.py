@@ -27,6 +27,7 @@ DROPS = {
     "qwen3": {"attention_dropout": 0.1},
 }
 MODEL_WORDS: dict[str, dict[str, Any]] = {
+    "unbalanced": {"output_router_logits": False},  # the routers' loss is refused beside pairs
     "window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},  # all layers but the first
     "pad": {"pad_token_id": 7},  # whose row learns nothing
     "heads4": {"n_head": 4},  # which 2 and 4 ranks divide; 3 else
@@ -44,7 +45,8 @@ LAYOUT_WORDS: dict[str, dict[str, Any]] = {
 }
 SHARDING_WORDS: dict[str, dict[str, Any]] = {
     "offload": {"offload": True},
-    "budget": {"activation_gib": 3e-5},
+    "budget": {"activation_gib": 250 / 2**20},  # of blocks5 in fp64: some recompute all, some their products alone
+    "budget-wide": {"activation_gib": 500 / 2**20},
     **{word: {"schedule": word} for word in ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")},
     **{word: {"context_kind": word} for word in ("allgather", "ulysses")},
 }
@@ -104,6 +106,7 @@ ADAPTER_WORDS: dict[str, dict[str, Any]] = {
     "lora": {"rank": 4, "alpha": 6.0},
     "nf4": {"rank": 4, "alpha": 6.0, "base": "nf4"},
     "lora-drops": {"rank": 4, "alpha": 6.0, "dropout": 0.2},
+    "nf4-drops": {"rank": 4, "alpha": 6.0, "dropout": 0.2, "base": "nf4"},
     # seven masks in a block take the compiler minutes
     "lora-few-drops": {"rank": 4, "alpha": 6.0, "dropout": 0.2, "targets": ["q_proj", "down_proj"]},
     "lora-some": {

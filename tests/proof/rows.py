@@ -130,11 +130,12 @@ EXPERTS_EVEN = split("one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, 
 ADAPTED = split("""
     one micro8, zero0 replicate2, zero2 shard2, shard2, shard4 micro1 full, shard2 selective, replicate2 shard2, tp2,
     tp2 zero0 micro4, tp2 shard2, tp2 zero0 replicate2, tp2 replicate2, context2 allgather, context2 packed ulysses,
-    context2 tp2 allgather, shard2 compile, zero0 replicate2 compile, tp2 shard2 compile, shard2 offload
+    context2 tp2 allgather, shard2 compile, zero0 replicate2 compile, tp2 shard2 compile, shard2 offload,
+    shard2 units2 prefetch1
 """)
 ADAPTED_STAGED = split("""
     pp2 1f1b, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 zbv, pp2 1f1b shard2, pp2 zbv shard2, pp2 1f1b tp2,
-    pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather
+    pp2 1f1b zero0 replicate2, pp2 zbv zero0 replicate2, pp2 1f1b context2 allgather, pp2 gpipe
 """)
 DROPPED_ADAPTED = split("""
     zero0 replicate2, shard2, shard2 selective, shard4 micro1 full, tp2, tp2 zero0 micro4, tp2 shard2 selective,
@@ -151,12 +152,14 @@ ADAPTED_STAGED_NARROW = split("""
 PREFERRED = split("""
     one micro8, zero0 replicate2, zero2 shard2, shard2, shard4 full, shard2 selective, replicate2 shard2, tp2, tp2 zero0 micro4,
     tp2 shard2, tp2 zero0 replicate2, tp2 replicate2, context2 allgather, context2 ulysses, context2 tp2 allgather,
-    shard2 compile, shard2 offload
+    shard2 compile, shard2 offload, shard2 units2 prefetch1
 """)
 PREFERRED_STAGED = split("""
     pp2 1f1b micro2, pp2 interleaved-1f1b micro2, pp2 interleaved-zero-bubble micro2, pp2 zbv micro2, pp2 1f1b shard2 micro2,
-    pp2 zbv shard2 micro2, pp2 1f1b tp2 micro2, pp2 1f1b zero0 replicate2 micro2, pp2 1f1b context2 allgather micro2
+    pp2 zbv shard2 micro2, pp2 1f1b tp2 micro2, pp2 1f1b zero0 replicate2 micro2, pp2 1f1b context2 allgather micro2,
+    pp2 gpipe micro2
 """)
+PREFERRED_EXPERTS = split("shard2, expert2 shard2")
 
 
 def of_context(models: str, layouts: list[str]) -> list[tuple[str, str]]:
@@ -237,6 +240,11 @@ EXACT = [
     *pairs("qwen3 tied wide blocks5", each(PREFERRED_STAGED, "nf4 dpo")),
     *pairs("qwen3 tied", [f"{one} {loss}" for loss in split("ipo, robust, hinge, simpo, orpo")
                           for one in split("shard2, tp2, context2 allgather")]),
+    *pairs("qwen3_moe tied deep unbalanced", [*each(PREFERRED_EXPERTS, "dpo"), *each(PREFERRED_EXPERTS, "lora dpo")]),
+    # a budget of activations: some blocks recompute all, others less
+    *pairs("qwen3 tied blocks5", each(split("zero0 replicate2, zero1 shard2, zero2 shard2, shard2"), "selective budget")),
+    *pairs("qwen3 tied blocks5", [f"shard2 selective budget {one}" for one in split("lora, dpo, lora dpo")]),
+    *pairs("qwen3 tied wide blocks5", [f"shard2 selective budget-wide {one}" for one in split("nf4, nf4 dpo")]),
     *pairs("qwen3", split("shard2 dpo fp32, tp2 shard2 lora dpo fp32")),
 ]  # fmt: skip
 MASKS = [
@@ -253,6 +261,7 @@ MASKS = [
     # before an adapter's factors; phi3 and gpt2 have matrices that share a mask
     *pairs("qwen3 tied, gpt2 tied heads4", each(DROPPED_ADAPTED, "lora-drops")),
     *pairs("phi3", each(split("shard2, tp2 zero0 micro4"), "lora-drops")),
+    *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2, tp2, context2 allgather"), "nf4-drops")),
     *pairs("gpt2 tied heads4 drops", each(split("tp2, context2 packed allgather"), "lora-drops")),
     *pairs("qwen3 tied", each(split("one, shard2 full, tp2"), "compile lora-few-drops")),
     *pairs(
@@ -285,6 +294,11 @@ NEAR = [
     *pairs("qwen3 tied blocks5, qwen3 blocks5", each(ADAPTED_STAGED_NARROW, "lora bf16")),
     *pairs("qwen3 tied wide blocks5", each(ADAPTED_STAGED_NARROW, "nf4 bf16")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora fp16")),
+    *pairs("qwen3 tied", each(split("shard2, tp2"), "lora bf16-pure")),
+    *pairs("qwen3 tied wide", split("shard2 nf4 fp16, zero0 replicate2 nf4 fp16, shard2 nf4 bf16-pure")),
+    *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2"), "nf4 dpo bf16")),
+    *pairs("qwen3 tied wide", split("shard2 nf4 dpo fp16, shard2 nf4 dpo bf16-pure")),
+    *pairs("qwen3 tied", split("shard2 lora dpo fp16, shard2 dpo bf16-pure, shard2 lora dpo bf16-pure")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2, tp2"), "dpo bf16")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora dpo bf16")),
     *pairs("qwen3 tied blocks5", ["pp2 1f1b zero0 micro2 lora dpo bf16", "pp2 1f1b shard2 micro2 dpo fp16"]),
