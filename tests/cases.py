@@ -277,7 +277,10 @@ def train_layout(directory: str, case: Layout) -> dict:
     kinds = plan_recompute(
         architecture, parallel, precision, "cpu", case.micro_batch, case.length, frozen_names(rules), adapter
     ).kinds
-    assert parallel.activation_gib is None or len(set(kinds)) == 2, ("the budget chooses one kind for all blocks", kinds)
+    assert parallel.activation_gib is None or len(set(kinds)) == 2, (
+        "the budget chooses one kind for all blocks",
+        kinds,
+    )
     program = build_program(
         architecture,
         parallel,

@@ -123,6 +123,15 @@ def test_bombs_cost_no_memory_and_no_torch():
     assert done.stdout.split() == ["refused"] * len(BOMBS) + ["False"], done.stderr
 
 
+@pytest.mark.parametrize(
+    "text", ["adapter.also_train=[*norm*]", "adapter.also_train=[*norm]", "adapter.also_train=*.bias"]
+)
+def test_a_bare_pattern_is_answered_with_quotes(text):
+    with pytest.raises(UserError, match="is not YAML") as caught:
+        apply_override({}, text)
+    assert caught.value.rule == "a bare * begins an alias in YAML" and '["*norm*"]' in caught.value.change
+
+
 def test_aliases_and_merges_of_a_usual_size_are_read():
     text = "base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nlist: [*base, *base]\nbig: 9223372036854775807"
     base = {"a": 1, "b": 2}

@@ -69,7 +69,10 @@ def parse_yaml(text: str, name: str) -> Any:
         _check_size(text, name)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise UserError(f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line") from None
+        given, rule, change = f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line"
+        if "alias" in str(error):
+            rule, change = "a bare * begins an alias in YAML", 'put a pattern into quotes, such as ["*norm*"]'
+        raise UserError(given, rule, change) from None
 
 
 def _problem(error: yaml.YAMLError) -> str:
