@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -134,3 +135,36 @@ def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base)
     lines = tiny.lines(directory)
     assert any(line["kind"] == "resume" for line in lines) and lines[-1]["kind"] == "end" and lines[-1]["step"] == 400
     assert "connectFullMesh" not in out + err
+
+
+def test_of_two_elastic_nodes_of_torchrun_one_leaves_and_the_other_trains_to_the_end(base):
+    """Each rank leaves by its own signal alone: with 0 where its agent is leaving, with 75 where the agent is to start again."""
+    directory = base / "elastic"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=5", "-m", "windlass"]
+    recipe = [
+        "train",
+        str(base / "tiny.yaml"),
+        f"run.directory={directory}",
+        "run.steps=400",
+        "evaluate.every_steps=400",
+    ]
+    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *recipe]
+    stays = start(command)
+    time.sleep(2)  # it holds the store
+    leaves = start(command)
+    end_s = time.monotonic() + LIMIT_S
+    while not committed_steps(directory / "checkpoints") and stays.poll() is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    leaves.send_signal(signal.SIGTERM)
+    first, _ = leaves.communicate(timeout=LIMIT_S)
+    out, err = stays.communicate(timeout=LIMIT_S)
+    assert stays.returncode == 0, err[-3000:]
+    lines = tiny.lines(directory)
+    saved = [line["step"] for line in lines if line["kind"] == "resume"]
+    assert len(saved) == 1 and lines[-1]["kind"] == "end" and lines[-1]["step"] == 400
+    assert (first + out).count("2 ranks, started by torchrun") == 1
+    assert sorted({line["step"] for line in lines if line["kind"] == "step"}) == list(range(1, 401))
