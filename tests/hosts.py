@@ -29,8 +29,8 @@ def missing() -> str | None:
 class Host:
     """One of them. `address`: among the others."""
 
-    def __init__(self, name: str, namespace: str, address: str, names: Path):
-        self.name, self.namespace, self.address, self._names = name, namespace, address, names
+    def __init__(self, name: str, namespace: str, address: str, names: Path, port: tuple[str, str]):
+        self.name, self.namespace, self.address, self._names, self._port = name, namespace, address, names, port
 
     def start(self, command: list[str], output: Path, **more: str) -> psutil.Popen:
         """-> the first process of the host's own process ids: whatever kills it kills all that `command` starts."""
@@ -48,6 +48,14 @@ class Host:
     def link(self, state: str) -> None:
         """`up` or `down`."""
         _ip("-n", self.namespace, "link", "set", "eth0", state)
+
+    def shape(self, rate: str) -> None:
+        """Lets this host send and receive at `rate`, such as 20mbit."""
+        bucket = ["root", "tbf", "rate", rate, "burst", "32kbit", "latency", "400ms"]
+        for namespace, device in ((self.namespace, "eth0"), self._port):
+            subprocess.run(
+                ["tc", "-n", namespace, "qdisc", "add", "dev", device, *bucket], check=True, capture_output=True
+            )
 
 
 def agent_of(process: psutil.Popen) -> psutil.Process:
@@ -77,7 +85,7 @@ def hosts(number: int) -> Iterator[list[Host]]:
             _ip("-n", f"{prefix}x", "link", "add", "bridge", "type", "bridge")
             _ip("-n", f"{prefix}x", "link", "set", "bridge", "up")
             for one in range(number):
-                host = Host(f"host{one}", f"{prefix}h{one}", f"10.78.0.{one + 1}", names)
+                host = Host(f"host{one}", f"{prefix}h{one}", f"10.78.0.{one + 1}", names, (f"{prefix}x", f"port{one}"))
                 _ip("netns", "add", host.namespace)
                 found.append(host)
                 ends = [

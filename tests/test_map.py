@@ -584,7 +584,7 @@ def test_config_files_and_the_hall_import_no_heavy_library():
         [
             f"{place(path)}:{node.lineno} imports {name}"
             for path in hall
-            if path.name != "runtime.py"
+            if path.name not in ("runtime.py", "host_speeds.py")  # they speak with other ranks
             for node in tree_of(path).body
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])

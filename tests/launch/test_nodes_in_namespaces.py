@@ -1,6 +1,7 @@
 """`windlass launch nodes` on three hosts, as network namespaces: killed, signalled, cut off, and back."""
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -151,3 +152,16 @@ def test_a_host_that_is_cut_off_never_trains_alone_and_dead_launchers_leave_noth
     assert world.codes() == [0, 0, 0], world.text()
     assert read_status(world.run).state == "finished"
     assert_consumed_in_order(world.run)
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="tc not installed (apt-get install iproute2)")
+def test_a_host_behind_a_slow_link_is_named_before_step_1(base):
+    """20 Mbit/s of one host among three: what it sends is shaped, and so is what it is sent."""
+    with hosts(3) as found:
+        found[1].shape("20mbit")
+        cluster = Cluster(found, base, "slow", "3:3", 4)
+        assert cluster.codes() == [0, 0, 0], cluster.text()
+    first = (base / "slow.host0.txt").read_text() + (base / "slow" / "logs" / "rank-0.log").read_text()
+    said = [line for line in first.splitlines() if "the network of host" in line]
+    assert said and all("the network of host1 is slow" in line for line in said), cluster.text()
+    assert "all-reduce of 3 ranks" in first

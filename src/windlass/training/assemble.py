@@ -56,7 +56,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     check_ranks(config, runtime)
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
     prepared = prepared or open_prepared(config.data, config.evaluate.sets)
-    clocks = check_hosts(prepared.stream, runtime)
+    on_hosts = check_hosts(prepared.stream, runtime)
     trainer_state = begun(config := with_steps(config, prepared))
     config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
@@ -72,7 +72,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
-    for sentence in (*clocks, *choices, *notes):
+    for sentence in (*on_hosts, *choices, *notes):
         log(sentence)
     files = base_files(config, is_new=trainer_state is None)
     reference = reference_scores(config, program, prepared, runtime, start, files, log)

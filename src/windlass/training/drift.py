@@ -20,6 +20,7 @@ from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
+from windlass.host_speeds import measure
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
 from windlass.optim.config import OptimConfig
@@ -109,8 +110,9 @@ def check_ranks(config: RunConfig, runtime: Runtime) -> None:
 
 
 def check_hosts(stream: str, runtime: Runtime) -> list[str]:
-    """Sentences on hosts whose clock differs by more than CLOCKS_S from the middle one of all ranks. Raises UserError, on all
-    ranks alike, where a rank reads other data than rank 0 (`stream`: Prepared.stream). Collective."""
+    """Sentences on hosts whose clock differs by more than CLOCKS_S from the middle one of all ranks, on how fast hosts reach each
+    other, and on slow ones. Raises UserError, on all ranks alike, where a rank reads other data than rank 0 (`stream`:
+    Prepared.stream). Collective."""
     if runtime.world == 1:
         return []
     hosts = runtime.hosts()  # all leave this together; what they read next is read within milliseconds
@@ -124,11 +126,13 @@ def check_hosts(stream: str, runtime: Runtime) -> list[str]:
         )
     middle_s = statistics.median_low(now_s for _, now_s in facts)
     off_s = {host: now_s - middle_s for host, (_, now_s) in zip(hosts, facts) if abs(now_s - middle_s) > CLOCKS_S}
-    return [
+    clocks = [
         f"the clock of {host} is {abs(one):.0f} s {'ahead of' if one > 0 else 'behind'} the others: times of events.jsonl are "
         "wrong by as much, and hosts whose clocks differ by 30 s take each other for dead; set it by NTP"
         for host, one in off_s.items()
     ]
+    speeds = measure(runtime)
+    return clocks if speeds is None else [*clocks, speeds.describe(), *speeds.slow_hosts()]
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,142 @@
+"""How fast the hosts of a run reach each other and compute, measured before step 0, so that a slow one has a name.
+
+All ranks sum a tensor: that is as fast as the slowest link. Then neighbouring hosts exchange bytes in pairs, each host with the
+one before and the one behind it: a host that is slow to both is slow itself. Every rank multiplies a matrix.
+
+**Time.** The first sum is of 64 KiB. The bytes of everything behind it are chosen so that they take about half a second at its
+speed, and at most 64 MiB: two seconds in all on a link of 1 Mbit/s, whatever the number of hosts, since pairs that share no host
+measure at once.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from windlass.runtime import Runtime
+from windlass.units import format_bytes
+
+FIRST_BYTES: Final = 64 * 2**10
+MOST_BYTES: Final = 64 * 2**20
+TAKES_S: Final = 0.5
+SLOW: Final = 2.0  # times slower than the others: less is what a neighbour on a switch costs
+ROWS: Final = 512  # of the matrix that each rank multiplies
+REPEATS: Final = 5
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class HostSpeeds:
+    summed: float
+    """Bytes per second that each rank sends in an all-reduce of all ranks: 2 (n - 1) / n of the tensor."""
+    ranks: int
+    pairs: Mapping[Pair, float]
+    """Neighbouring hosts -> bytes per second in each direction."""
+    products_s: Mapping[str, float]
+    """Host -> seconds of one product on its slowest rank."""
+
+    def describe(self) -> str:
+        slowest, fastest = min(self.pairs.values()), max(self.pairs.values())
+        between = _rate(slowest) if len(self.pairs) == 1 else f"{_rate(slowest)} to {_rate(fastest)}"
+        return f"all-reduce of {self.ranks} ranks {_rate(self.summed)}, between two hosts {between}"
+
+    def slow_hosts(self) -> list[str]:
+        """Sentences on hosts that reach both neighbours, or compute, less than half as fast as the others do; with two hosts
+        neither can be called the slow one of a link."""
+        found = []
+        for host in self.products_s:
+            own = [rate for pair, rate in self.pairs.items() if host in pair]
+            others = [rate for pair, rate in self.pairs.items() if host not in pair]
+            if len(own) == 2 and others and max(own) * SLOW < statistics.median(others):
+                found.append(
+                    f"the network of {host} is slow: {_rate(max(own))} at most, {_rate(statistics.median(others))} between the "
+                    "others. Every collective waits for it: look at its cable, its interface (GLOO_SOCKET_IFNAME, "
+                    "NCCL_SOCKET_IFNAME), and who else sends there"
+                )
+            rest = [seconds for other, seconds in self.products_s.items() if other != host]
+            if rest and self.products_s[host] > SLOW * statistics.median(rest):
+                found.append(
+                    f"{host} computes {self.products_s[host] / statistics.median(rest):.1f} times slower than the others, and "
+                    "every step waits for it: look for another process there, a clock that is held down, or fewer threads"
+                )
+        return found
+
+
+def measure(runtime: Runtime) -> HostSpeeds | None:
+    """None on one host. Collective."""
+    hosts = runtime.hosts()
+    leaders = [rank for rank, host in enumerate(hosts) if hosts.index(host) == rank]
+    if len(leaders) == 1:
+        return None
+    _sum(runtime, FIRST_BYTES)  # connects
+    first_s = _sum(runtime, FIRST_BYTES)
+    size = int(min(MOST_BYTES, max(FIRST_BYTES, FIRST_BYTES * TAKES_S / first_s))) // 4 * 4
+    summed = 2 * (runtime.world - 1) / runtime.world * size / _sum(runtime, size)
+    pairs: dict[Pair, float] = {}
+    for together in rounds(leaders):
+        dist.barrier(group=runtime.control)
+        other = next((a + b - runtime.rank for a, b in together if runtime.rank in (a, b)), None)
+        took_s = 0.0 if other is None else _exchange(runtime, other, size)
+        all_s = runtime.gathered(took_s)
+        pairs |= {(hosts[a], hosts[b]): size / max(all_s[a], all_s[b]) for a, b in together}
+    products_s: dict[str, float] = {}
+    for host, seconds in zip(hosts, runtime.gathered(_multiply(runtime.device)), strict=True):
+        products_s[host] = max(seconds, products_s.get(host, 0.0))
+    return HostSpeeds(summed, runtime.world, pairs, products_s)
+
+
+def rounds(leaders: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Neighbours on a ring, in groups of pairs that share nobody: two groups, and a third where their number is odd."""
+    number = len(leaders)
+    if number == 2:
+        return [[(leaders[0], leaders[1])]]
+    pairs = [(leaders[one], leaders[(one + 1) % number]) for one in range(number)]
+    if number % 2 == 0:
+        return [pairs[0::2], pairs[1::2]]
+    return [pairs[0:-1:2], pairs[1:-1:2], pairs[-1:]]
+
+
+def _sum(runtime: Runtime, size: int) -> float:
+    """Seconds, of the slowest rank."""
+    tensor = torch.zeros(size // 4, device=runtime.device)
+    dist.barrier(group=runtime.control)
+    begun_s = time.perf_counter()
+    dist.all_reduce(tensor)
+    _finish(runtime.device)
+    return runtime.max_over_ranks(time.perf_counter() - begun_s)
+
+
+def _exchange(runtime: Runtime, other: int, size: int) -> float:
+    mine, theirs = (torch.zeros(size // 4, device=runtime.device) for _ in range(2))
+    begun_s = 0.0
+    for part in (slice(0, FIRST_BYTES // 4), slice(None)):  # the first connects
+        begun_s = time.perf_counter()
+        sends = [dist.P2POp(dist.isend, mine[part], other), dist.P2POp(dist.irecv, theirs[part], other)]
+        for work in dist.batch_isend_irecv(sends):
+            work.wait()
+        _finish(runtime.device)
+    return time.perf_counter() - begun_s
+
+
+def _multiply(device: torch.device) -> float:
+    """The least of a few, since a machine is never less busy than it is."""
+    matrix, found = torch.ones(ROWS, ROWS, device=device), []
+    for _ in range(REPEATS):
+        begun_s = time.perf_counter()
+        matrix @ matrix
+        _finish(device)
+        found.append(time.perf_counter() - begun_s)
+    return min(found)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(round(bytes_per_s))}/s"

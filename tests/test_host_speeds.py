@@ -1,0 +1,83 @@
+"""What is measured between hosts, and who is called slow."""
+
+import socket
+from unittest import mock
+
+import pytest
+
+from windlass.host_speeds import HostSpeeds, measure, rounds
+
+MIB = 2**20
+
+
+def speeds(pairs, products=None):
+    """`pairs`: MiB per second between a and b, b and c, ...; `products`: seconds by host."""
+    names = "abcdefg"[: len(pairs)] if len(pairs) > 1 else "ab"
+    found = {(names[one], names[(one + 1) % len(names)]): rate * MIB for one, rate in enumerate(pairs)}
+    return HostSpeeds(100 * MIB, len(names), found, products or dict.fromkeys(names, 0.01))
+
+
+@pytest.mark.parametrize("number", range(2, 12))
+def test_pairs_of_a_round_share_no_host_and_all_neighbours_meet_once(number):
+    leaders = [3 * one for one in range(number)]
+    found = rounds(leaders)
+    assert len(found) == (1 if number == 2 else 2 + number % 2)
+    for together in found:
+        assert len({rank for pair in together for rank in pair}) == 2 * len(together)
+    expected = {frozenset((leaders[one], leaders[(one + 1) % number])) for one in range(number)}
+    assert sorted(map(sorted, expected)) == sorted(sorted(pair) for together in found for pair in together)
+
+
+def test_a_host_that_is_slow_to_both_neighbours_is_named():
+    (said,) = speeds([10, 12, 100, 110]).slow_hosts()
+    assert said.startswith("the network of b is slow: 12.0 MiB/s at most, 105.0 MiB/s between the others.")
+    (said,) = speeds([100, 10, 20]).slow_hosts()
+    assert said.startswith("the network of c is slow: 20.0 MiB/s at most, 100.0 MiB/s between")
+
+
+def test_one_slow_link_two_hosts_and_small_differences_name_nobody():
+    """A link that is slow alone may be either host's; of two hosts there is one link."""
+    assert [speeds(found).slow_hosts() for found in ([10, 100, 100, 100], [5], [60, 70, 100, 110])] == [[]] * 3
+
+
+def test_a_host_that_computes_slowly_is_named():
+    (said,) = speeds([100, 100, 100], {"a": 0.01, "b": 0.011, "c": 0.05}).slow_hosts()
+    assert said.startswith("c computes 4.8 times slower than the others, and every step waits for it")
+    assert speeds([100], {"a": 0.01, "b": 0.019}).slow_hosts() == []
+
+
+def test_the_sentence_before_step_0():
+    assert speeds([50, 100, 200]).describe() == (
+        "all-reduce of 3 ranks 100.0 MiB/s, between two hosts 50.0 MiB/s to 200.0 MiB/s"
+    )
+    assert speeds([50]).describe() == "all-reduce of 2 ranks 100.0 MiB/s, between two hosts 50.0 MiB/s"
+
+
+def on_hosts(names):
+    """On a rank: what it measures where the ranks' hosts are called `names`."""
+    import torch.distributed as dist
+
+    from windlass.runtime import start_runtime
+
+    with mock.patch.object(socket, "gethostname", return_value=names[dist.get_rank()]):
+        return measure(start_runtime())
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        ("ab", {("a", "b")}),
+        ("abc", {("a", "b"), ("b", "c"), ("c", "a")}),
+        ("aabb", {("a", "b")}),
+        ("abcd", {("a", "b"), ("b", "c"), ("c", "d"), ("d", "a")}),
+    ],
+)
+def test_every_rank_measures_the_same_between_all_neighbours(ranks, names, pairs):
+    found = ranks.run(len(names), on_hosts, names)
+    assert all(one == found[0] for one in found) and found[0].pairs.keys() == pairs
+    assert found[0].ranks == len(names) and set(found[0].products_s) == set(names)
+    assert min(found[0].summed, *found[0].pairs.values(), *found[0].products_s.values()) > 0
+
+
+def test_one_host_measures_nothing(ranks):
+    assert ranks.run(2, on_hosts, "aa") == [None, None]
