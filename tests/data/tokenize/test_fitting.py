@@ -188,7 +188,8 @@ def test_every_sample_of_long_meetings_counts_whole_answers(planted, tmp_path):
     assert not any(info.left_out for info in prepared.sets.values())
     info = prepared.sets["train"]
     targets = sum(int((labels[1:] != NOT_COUNTED).sum()) for _, labels in Reader(prepared.shards("train")))
-    assert f"train: source 0: {info.documents} documents, {info.tokens} tokens, {targets} of them targets" in said
+    counted = f"{info.documents} documents, {info.tokens} tokens, {targets} of them targets"
+    assert f"train: source 0: {counted}, {info.tokens / 256:.1f} samples full" in said
     assert sum("whatever data.packing is" in line for line in said) == 2
 
 

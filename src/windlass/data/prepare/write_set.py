@@ -197,9 +197,11 @@ class _Counted:
                     done, left = format_bytes(self.text_bytes), ""
                 self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
-        where = f"source {number}: "
+        where, num_tokens = f"source {number}: ", self.tokens - before[1]
+        samples = num_tokens / (self._length * (ROWS if self._is_pairs else 1))  # sources share a sample at their border
         self._of_sources.append(
-            f"{where}{self.documents - before[0]} documents, {self.tokens - before[1]} tokens, {num_targets} of them targets"
+            f"{where}{self.documents - before[0]} documents, {num_tokens} tokens, {num_targets} of them targets, "
+            f"{samples:.1f} samples full"
         )
         if fitting is not None:
             fitting.check(self._name)  # also where the limit in tokens came before the end
