@@ -84,6 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "cli",
         "training",
         "model",
+        "model.families",
         "parallel.rules",
     ),  # config checks a recipe by the rules; they take an Architecture
 }

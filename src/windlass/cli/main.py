@@ -208,6 +208,18 @@ def report(run: RunDirectory) -> None:
 
 
 @app.command()
+def keys(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A section, or a key. Default: all sections.")
+    ] = None,
+) -> None:
+    """What the keys of a recipe are: type, default and meaning, such as `windlass keys optim`."""
+    from windlass.keys import describe
+
+    print_lines(describe(name))
+
+
+@app.command()
 def stacks(
     run: RunDirectory,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per rank, for scripts.")] = False,

@@ -198,7 +198,9 @@ class _Counted:
                 self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
         where, num_tokens = f"source {number}: ", self.tokens - before[1]
-        samples = num_tokens / (self._length * (ROWS if self._is_pairs else 1))  # sources share a sample at their border
+        samples = num_tokens / (
+            self._length * (ROWS if self._is_pairs else 1)
+        )  # sources share a sample at their border
         self._of_sources.append(
             f"{where}{self.documents - before[0]} documents, {num_tokens} tokens, {num_targets} of them targets, "
             f"{samples:.1f} samples full"
