@@ -28,7 +28,7 @@ README = DOCS.parent / "README.md"
 SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
-         "checkpoint", "report", "launch", "supervise", "doctor", "hub")  # fmt: skip
+         "checkpoint", "report", "launch", "flyte", "supervise", "doctor", "hub")  # fmt: skip
 Section = tuple[str, type[Any], str]  # heading, model, the prefix of its keys
 
 RECIPE_HEAD = """# Every key of a recipe
