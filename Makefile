@@ -13,6 +13,9 @@ WINDLASS := .venv/bin/windlass
 
 environment: .venv/stamp
 
+.venv-flyte/stamp: .venv/stamp scripts/flyte_environment.sh
+	@sh scripts/flyte_environment.sh
+
 .venv/stamp: requirements.lock pyproject.toml scripts/environment.sh
 	@sh scripts/environment.sh
 
@@ -38,7 +41,7 @@ SEED := 0
 test-sample: .venv/stamp
 	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
 
-test-all: .venv/stamp
+test-all: .venv/stamp .venv-flyte/stamp
 	$(PY) scripts/test_all.py
 
 long-seconds:  # what test-all measured, for the next samples

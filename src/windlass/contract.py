@@ -215,6 +215,11 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get("LOCAL_RANK", "0"))
 
 
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an agent of torchelastic started this rank: torchrun, Flyte, or our own."""
+    return "TORCHELASTIC_RUN_ID" in environ
+
+
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own launcher started this rank: it shows what a failing rank wrote."""
     return AGENT in environ

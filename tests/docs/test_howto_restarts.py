@@ -14,7 +14,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "restarts.md").read_text(
 
 
 def test_the_settings_are_the_defaults():
-    assert yaml.safe_load(recipe_in(PAGE)) == {"launch": LaunchConfig().model_dump(exclude={"slurm", "kubernetes"})}
+    assert yaml.safe_load(recipe_in(PAGE)) == {
+        "launch": LaunchConfig().model_dump(exclude={"slurm", "kubernetes", "flyte"})
+    }
 
 
 def test_what_it_shows_is_what_is_printed():

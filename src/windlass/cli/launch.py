@@ -89,3 +89,19 @@ def launch_kubernetes(
     from windlass.launch.slurm import size_of
 
     print_lines(launch(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, kind, dry_run))
+
+
+@app.command("flyte")
+def launch_flyte(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    nproc: Annotated[int | None, typer.Option(min=1, help="Ranks of each pod, on CPUs. Default: its GPUs.")] = None,
+    job_name: Annotated[str | None, typer.Option(help="Default: the name of the run directory.")] = None,
+    local: Annotated[bool, typer.Option("--local", help="Run the pipeline in this process, as one rank.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the pipeline, and submit nothing.")] = False,
+) -> None:
+    """Submit a Flyte 2 pipeline that prepares, trains and reports. Needs the flyte extra, and launch.flyte in the recipe."""
+    from windlass.cli.arguments import print_lines
+    from windlass.commands.launch_flyte import launch
+
+    print_lines(launch(recipe, overrides or [], nproc, job_name, local, dry_run))

@@ -13,6 +13,7 @@ status         `windlass status`: running, finished, stopped, failed or dead
 doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
 launch_slurm   `windlass launch slurm`: a run as jobs of a SLURM cluster
 launch_kubernetes  `windlass launch kubernetes`: a run as pods
+launch_flyte   `windlass launch flyte`: a run as a Flyte pipeline
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed

@@ -5,6 +5,7 @@ nodes       ranks on several hosts: an agent on each
 restarts    whether ranks that failed are started again
 slurm       batch scripts for SLURM, and how they are submitted
 kubernetes  manifests of a JobSet or a TrainJob
+flyte       the file of a Flyte pipeline, and what is refused before it is submitted
 config      the recipe's launch block
 
 Inside:

@@ -161,6 +161,33 @@ class KubernetesConfig(Settings):
     """Of a TrainJob: the ClusterTrainingRuntime."""
 
 
+class FlyteConfig(Settings):
+    image: str | None = None
+    """The image of the tasks, with windlass and its `flyte` extra in it."""
+
+    cpu: int | None = Field(default=None, ge=1)
+    """Cores of a pod that trains, and of the pod that prepares. Default: the cluster's, as with memory."""
+
+    memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i$")
+    """Memory of such a pod: 400Gi."""
+
+    gpu: Annotated[str, Field(pattern=r"^([A-Za-z0-9 -]+:)?[1-9]\d*$")] | Annotated[int, Field(ge=1)] | None = None
+    """GPUs of each pod that trains, a rank each, as Flyte writes them: 8, or H200:8. Default: none, ranks on CPUs."""
+
+    shm: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i$")
+    """Size of /dev/shm where pods train, which counts as memory: 16Gi. NCCL and the loader use it."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Pods that train together. More than one need launch.flyte.mount, and Kubeflow's training operator in the cluster."""
+
+    retries: int = Field(default=0, ge=0)
+    """How often Flyte starts training again after a lost pod, a stop that saved, or a failure that is not the recipe's. A retry
+    has an empty disk: it needs checkpoint.remote or launch.flyte.mount."""
+
+    mount: str | None = Field(default=None, pattern=r"^/[^\x00-\x1f]+$")
+    """Where the cluster's own pod template mounts a volume that all pods share; relative paths of the recipe are below it."""
+
+
 class LaunchConfig(Settings):
     max_restarts: int = Field(default=3, ge=0)
     """How often our launcher starts the ranks again after one died or stalled, from the last commit. A mistake that only the user
@@ -176,3 +203,6 @@ class LaunchConfig(Settings):
 
     kubernetes: KubernetesConfig = KubernetesConfig()
     """What pods of `windlass launch kubernetes` have in this cluster."""
+
+    flyte: FlyteConfig = FlyteConfig()
+    """What tasks of `windlass launch flyte` have."""

@@ -2,10 +2,10 @@
 
 page.html.j2, page.css, page.js: the page itself
 
-write    `write_report`, the only call
+write    `write_report`, the call
+history  events -> what is drawn: valid curves, restarts, the time ledger over all sessions; bounded in size
 
 Inside:
 
-history  events -> what is drawn: valid curves, restarts, the time ledger over all sessions; bounded in size
 figures  the charts, as plotly's plain JSON
 """

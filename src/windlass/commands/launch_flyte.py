@@ -1,0 +1,113 @@
+"""`windlass launch flyte`: a run as a Flyte 2 pipeline, submitted with the user's own configuration of Flyte, or run here."""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from windlass.config import RunConfig, load_recipe
+from windlass.errors import UserError
+from windlass.launch.flyte import MODULE, check_no_secret, check_tasks, driver, ranks_per_node
+from windlass.launch.kubernetes import NAME
+from windlass.model.open_config import architecture_of
+from windlass.recipe import recipe_text
+
+
+def launch(
+    recipe: str, overrides: list[str], nproc: int | None, name: str | None, is_local: bool, is_dry: bool
+) -> Iterator[str]:
+    """Submits the pipeline of `recipe` -> its address; with `is_local` runs it here -> what it gave back; with `is_dry` ->
+    its file and inputs. Raises UserError before anything is submitted."""
+    config = load_recipe(recipe, *overrides)
+    flyte = config.launch.flyte
+    if not is_local:
+        check_tasks(flyte, config.run.directory, config.checkpoint.remote is not None)
+    num_ranks = 1 if is_local else ranks_per_node(flyte, nproc)
+    known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
+    shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None
+    config.check_layout(shape, num_ranks if is_local else flyte.nodes * num_ranks)
+    name = (name or config.run.directory.name).lower()
+    if not NAME.fullmatch(name):
+        raise UserError(
+            f"`{name}` as the name of a pipeline",
+            "a name there is at most 40 small letters, digits and hyphens, and begins with a letter",
+            "give another with --job-name",
+        )
+    text, given = driver(flyte, name, num_ranks), [*overrides, *_placed(config, is_local)]
+    source = recipe_text(recipe)[0]
+    check_no_secret("\n".join([source, *given]))
+    if is_dry:
+        yield text.rstrip()
+        yield ""
+        yield f"# inputs: the text of {recipe}, and overrides={json.dumps(given)}"
+        return
+    if find_spec("flyte") is None or find_spec("flyteplugins") is None:
+        raise UserError(
+            "flyte is not installed here",
+            "a pipeline is submitted, or run locally, by Flyte's own library",
+            "pip install 'windlass[flyte]', or print the pipeline with --dry-run",
+        )
+    with _module(text) as (folder, module):
+        yield from (_run_here if is_local else _submit)(folder, module, source, given)
+
+
+def _placed(config: RunConfig, is_local: bool) -> Iterator[str]:
+    """Overrides that put relative directories where they outlive a task: below the volume, or, locally, below this directory."""
+    root = Path.cwd() if is_local else config.launch.flyte.mount
+    for setting, directory in (("run.directory", config.run.directory), ("data.directory", config.data.directory)):
+        if root is not None and "://" not in str(directory) and not os.path.isabs(directory):
+            yield f"{setting}={json.dumps(str(Path(root) / directory))}"
+
+
+@contextmanager
+def _module(text: str) -> Iterator[tuple[Path, Any]]:
+    """The pipeline as a module of a folder of its own, which is all that Flyte uploads."""
+    with tempfile.TemporaryDirectory(prefix="windlass-flyte-") as folder:
+        Path(folder, f"{MODULE}.py").write_text(text, "utf-8")
+        sys.path.insert(0, folder)
+        try:
+            yield Path(folder), importlib.import_module(MODULE)
+        finally:
+            sys.path.remove(folder)
+            sys.modules.pop(MODULE, None)
+
+
+def _run_here(folder: Path, module: Any, source: str, given: list[str]) -> Iterator[str]:
+    import flyte
+    from flyte.errors import RuntimeUserError
+
+    flyte.init(root_dir=folder)
+    try:
+        run = flyte.with_runcontext(mode="local").run(module.pipeline, source, given)
+    except RuntimeUserError as error:
+        if error.code != "NonRecoverableError":
+            raise
+        raise UserError(
+            str(error), "a task ended by a mistake, which is not retried", "correct it as it says"
+        ) from None
+    checkpoint, exported = run.outputs()
+    yield f"report: {run.url}"
+    yield f"checkpoint: {checkpoint.path}"
+    yield f"export: {exported.path}"
+
+
+def _submit(folder: Path, module: Any, source: str, given: list[str]) -> Iterator[str]:
+    import flyte
+    from flyte.errors import InitializationError
+
+    try:
+        flyte.init_from_config(root_dir=folder)
+        run = flyte.run(module.pipeline, source, given)
+    except InitializationError as error:
+        raise UserError(
+            f"Flyte is not configured here: {error}",
+            "a pipeline is submitted with your own configuration of Flyte",
+            "make one with `flyte create config`, or run here with --local",
+        ) from None
+    yield f"submitted: {run.url}"
