@@ -12,10 +12,10 @@ from pathlib import Path
 
 def main():
     if sys.argv[1] == "--error":
-        from flyteidl2.core.errors_pb2 import ErrorDocument
+        from flyteidl2.core.execution_pb2 import ContainerError, ErrorDocument
 
         error = ErrorDocument.FromString(Path(sys.argv[2]).read_bytes()).error
-        print(json.dumps({"retried": bool(error.kind), "message": error.message}))
+        print(json.dumps({"retried": error.kind == ContainerError.RECOVERABLE, "message": error.message}))
         return
     import flyte
     import windlass_pipeline

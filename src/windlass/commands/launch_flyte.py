@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.config import RunConfig, load_recipe
-from windlass.errors import UserError
+from windlass.errors import Unavailable, UserError
 from windlass.launch.flyte import MODULE, check_no_secret, check_tasks, driver, ranks_per_node
 from windlass.launch.kubernetes import NAME
 from windlass.model.open_config import architecture_of
@@ -88,13 +88,20 @@ def _run_here(folder: Path, module: Any, source: str, given: list[str]) -> Itera
     except RuntimeUserError as error:
         if error.code != "NonRecoverableError":
             raise
-        raise UserError(
-            str(error), "a task ended by a mistake, which is not retried", "correct it as it says"
-        ) from None
+        raise _mistake(str(error)) from None
     checkpoint, exported = run.outputs()
     yield f"report: {run.url}"
     yield f"checkpoint: {checkpoint.path}"
     yield f"export: {exported.path}"
+
+
+def _mistake(words: str) -> UserError:
+    """The UserError that a task ended by, from what Flyte keeps of it: its words."""
+    given, _, rest = words.partition("\n  rule:   ")
+    rule, _, change = rest.partition("\n  change: ")
+    if not change:  # several mistakes
+        return UserError(words, "a task ended by mistakes, which are not retried", "correct them as they say")
+    return UserError(given, rule, change)
 
 
 def _submit(folder: Path, module: Any, source: str, given: list[str]) -> Iterator[str]:
@@ -103,8 +110,14 @@ def _submit(folder: Path, module: Any, source: str, given: list[str]) -> Iterato
 
     try:
         flyte.init_from_config(root_dir=folder)
-        run = flyte.run(module.pipeline, source, given)
+        run = flyte.with_runcontext(mode="remote").run(module.pipeline, source, given)  # else, unconfigured: here
     except InitializationError as error:
+        if error.code == "EndpointUnavailable":
+            raise Unavailable(
+                f"Flyte does not answer: {error}",
+                "a pipeline is submitted to the endpoint of your configuration of Flyte",
+                "see that it is up and in reach, then give the command again",
+            ) from None
         raise UserError(
             f"Flyte is not configured here: {error}",
             "a pipeline is submitted with your own configuration of Flyte",

@@ -24,6 +24,10 @@ FINAL = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
 class ElasticRanks(Elastic):
     """As `Elastic`, for tasks that call `windlass.flyte.tasks.train`. Local execution is one process, without ranks."""
 
+    monitor_interval: float = 0.1
+    """Seconds between two looks of the agent at its ranks. Flyte looks for pods that hang every 10 s, by whether all ranks have
+    ended and nobody has looked at them yet, and ends such a pod: with its own 3 s it took healthy ends for that (seen)."""
+
 
 @dataclass(kw_only=True)
 class ElasticRanksTask(TorchFunctionTask):
