@@ -1,5 +1,6 @@
 """Whole runs on pairs: what they learn, print, keep and refuse; the reference is the model that the run began with."""
 
+import json
 import shutil
 
 import pytest
@@ -161,6 +162,22 @@ def test_scores_are_of_the_factors_and_of_the_checkpoint_that_a_run_began_from(p
         found.append("reference scores of train: 0 of" in capsys.readouterr().out)
         assert steps_of(place / f"from {what} {number}")[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
     assert found == [True, True, False], "the third begins where the first did, and reads its scores"
+
+
+@pytest.mark.parametrize("where", ["recipe", "config.json"])
+def test_scores_are_of_all_that_the_model_computes_with_its_weights(place, full, where, capsys):
+    """The same weights under another rope are another reference."""
+    base = shutil.copytree(place / "base", place / f"rope in {where}")
+    train(recipe(place, f"before {where}", model={"from": str(base)}, run={"steps": 2}))
+    assert "reference scores of train: 0 of" not in capsys.readouterr().out, "another directory of the same files"
+    changed = {"rope_theta": 3.0} if where == "recipe" else {}
+    if not changed:
+        fields = json.loads((base / "config.json").read_text())
+        fields["rope_parameters"]["rope_theta"] = 5.0
+        (base / "config.json").write_text(json.dumps(fields))
+    train(recipe(place, f"after {where}", model={"from": str(base), **changed}, run={"steps": 2}))
+    assert "reference scores of train: 0 of" in capsys.readouterr().out
+    assert steps_of(place / f"after {where}")[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
 
 
 SPOILT = {

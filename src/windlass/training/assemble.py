@@ -75,7 +75,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     for sentence in (*on_hosts, *choices, *notes):
         log(sentence)
     files = base_files(config, is_new=trainer_state is None)
-    reference = reference_scores(config, program, prepared, runtime, start, files, log)
+    reference = reference_scores(config, architecture, program, prepared, runtime, start, files, log)
     source = open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference)
     opened.callback(source.close)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console)

@@ -13,6 +13,7 @@ from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
 from windlass.data.stream.ledger import fingerprint
 from windlass.errors import UserError
+from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import SCORES, ReferenceScores, identity, score_set
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
@@ -22,6 +23,7 @@ from windlass.training.restore import Start
 
 def reference_scores(
     config: RunConfig,
+    architecture: Architecture,
     program: Program,
     prepared: Prepared,
     runtime: Runtime,
@@ -45,6 +47,7 @@ def reference_scores(
         return None
     facts = {
         "weights": runtime.shared(runtime.first(lambda: began_with(config))),
+        "model": repr(architecture),  # the same weights compute something else with another rope or window
         "stream": prepared.stream,
         "precision": config.precision.model_dump(mode="json"),
         "sets": {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)},
