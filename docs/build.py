@@ -24,7 +24,6 @@ SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
          "checkpoint", "report", "launch", "flyte", "supervise", "doctor", "hub", "other_names")  # fmt: skip
-SECTION = re.compile(r"a section `(\w+)` \(([\w.]+)\)")  # windlass.keys.SECTION
 
 RECIPE_HEAD = """# Every key of a recipe
 
@@ -114,7 +113,10 @@ def _section(heading: str, section: Any) -> str:
 
 def _escaped(text: str) -> str:
     """For a cell of a table; a section in a type becomes a link."""
-    linked = SECTION.sub(lambda found: f"[{found[1]}](#{found[2].replace('.', '')})", text)
+    from windlass.keys import SECTION
+
+    pattern = SECTION.format(r"(\w+)", r"([\w.]+)")
+    linked = re.sub(pattern, lambda found: f"[{found[1]}](#{found[2].replace('.', '')})", text)
     return linked.replace("|", "\\|")
 
 

@@ -17,7 +17,7 @@ RECIPES = sorted((DOCS.parent / "recipes").rglob("*.yaml"))
 def test_all_sections_with_their_keys():
     printed = "\n".join(describe(None))
     assert all(f"\n{name} " in f"\n{printed}" for name in RunConfig.model_fields)
-    assert "optim.groups" in printed and "learning_rate_scale" in printed and "family: " not in printed
+    assert "optim.groups" in printed and "learning_rate_scale" in printed
     assert max(map(len, describe(None))) <= 100
 
 
@@ -40,6 +40,12 @@ def test_a_name_that_is_none_is_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"windlass keys optim\.lerning_rate") as caught:
         describe("optim.lerning_rate")
     assert "did you mean `optim.learning_rate`?" in caught.value.change and "`windlass keys`" in caught.value.change
+
+
+def test_the_fields_of_a_family():
+    lines = describe("qwen3_moe")
+    assert any(one.startswith("model.num_experts: ") for one in lines)
+    assert not any(one.startswith("model.preset") for one in lines) and "qwen3_moe" in "\n".join(describe(None))
 
 
 def test_every_key_has_a_meaning():

@@ -68,7 +68,7 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
         return
     if "RANK" in environ or "WORLD_SIZE" in environ:
         _check_torchrun(environ)
-        by = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "a launcher that exports RANK and WORLD_SIZE"
+        by = "torchrun" if is_elastic(environ) else "a launcher that exports RANK and WORLD_SIZE"
         if environ["WORLD_SIZE"] != "1":
             _report(environ, by)
         return
@@ -236,4 +236,4 @@ def exit_code_of_stop(is_signalled: bool, environ: Mapping[str, str] = os.enviro
     torchelastic takes 0 for the end of the run and any other code for a failure, after which it starts the ranks that are left.
     So a rank that was signalled itself, whose agent is leaving, exits with 0, and one that stopped for the sake of another with
     75. Our own agents of several hosts start again after 75 alone: 0 is the end."""
-    return 0 if "TORCHELASTIC_RUN_ID" in environ and is_signalled and HOSTS not in environ else EXIT_STOPPED
+    return 0 if is_elastic(environ) and is_signalled and HOSTS not in environ else EXIT_STOPPED

@@ -1,6 +1,7 @@
 """What the keys of a recipe are: name, type, default and meaning, from the configs themselves. No torch.
 
-`windlass keys` prints the sections, `windlass keys optim` a section, `windlass keys optim.beta1` a key.
+`windlass keys` prints the sections, `windlass keys optim` a section, `windlass keys optim.beta1` a key, `windlass keys qwen3` the
+fields of a family.
 """
 
 import functools
@@ -20,7 +21,7 @@ from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
 from windlass.settings import Settings
 
-SECTION: Final = "a section `{}` ({})"
+SECTION: Final = "a section `{}` at `{}`"
 """A key whose value is a section: its name, and where in a recipe it is."""
 WIDTH: Final = 100
 
@@ -70,14 +71,15 @@ def _section(path: str, model: type[Any], family: str = "") -> Section:
 
 
 def describe(path: str | None) -> list[str]:
-    """The sections of a recipe; or the keys of one; or one key. Raises UserError for a path that is neither."""
-    known = [section for section in sections() if not section.family]
+    """The sections of a recipe; or the keys of one, or of a family; or one key. Raises UserError for a path that is none."""
+    known = [section for section in sections() if not section.family or section.family == path]
     if path is None:
         width = max(len(section.path) for section in known)
         lines = [f"{section.path:{width}}  {', '.join(key.name for key in section.keys)}" for section in known]
+        lines.append(f"{'families':{width}}  {', '.join(FAMILIES)}")
         return [one for line in lines for one in _wrapped(line, " " * (width + 2))]
     for section in known:
-        if path == section.path:
+        if path == (section.family or section.path):
             about = [*_wrapped(section.about, ""), ""] if section.about else []
             return about + [line for key in section.keys for line in _lines(section, key)]
     named = {f"{section.path}.{key.name}": (section, key) for section in known for key in section.keys}
@@ -88,8 +90,8 @@ def describe(path: str | None) -> list[str]:
         return [line for name in last for line in _lines(*named[name])]
     raise UserError(
         f"windlass keys {path}",
-        "a recipe has no section and no key of that name",
-        nearest(path, [*(section.path for section in known), *named]) + "`windlass keys` lists them all",
+        "a recipe has no section, no key and no family of that name",
+        nearest(path, [*(section.path for section in known), *FAMILIES, *named]) + "`windlass keys` lists them all",
     )
 
 

@@ -2,13 +2,12 @@
 
 import ast
 import json
-import sys
 
 import pytest
 import yaml
 
 from tests import tiny
-from windlass.cli import main as cli
+from tests.commands.command_line import run_command
 from windlass.commands import launch_flyte as command
 from windlass.config import to_yaml
 
@@ -24,10 +23,7 @@ def recipe(tmp_path, monkeypatch):
 
 
 def launch(arguments, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["windlass", "launch", "flyte", *arguments.split()])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return caught.value.code or 0, capsys.readouterr()
+    return run_command(["launch", "flyte", *arguments.split()], monkeypatch, capsys)
 
 
 def test_a_dry_run_prints_the_pipeline_and_its_inputs(recipe, monkeypatch, capsys):

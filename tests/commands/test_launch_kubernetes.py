@@ -1,12 +1,10 @@
 """`windlass launch kubernetes`: what is printed, what is applied, and what is refused before anything is."""
 
-import sys
-
 import pytest
 import yaml
 
 from tests import tiny
-from windlass.cli import main as cli
+from tests.commands.command_line import run_command
 from windlass.commands import launch_kubernetes as command
 from windlass.config import to_yaml
 
@@ -21,10 +19,7 @@ def recipe(tmp_path, monkeypatch):
 
 
 def launch(arguments, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["windlass", "launch", "kubernetes", *arguments.split()])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return caught.value.code or 0, capsys.readouterr()
+    return run_command(["launch", "kubernetes", *arguments.split()], monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])

@@ -2,12 +2,11 @@
 
 import os
 import shlex
-import sys
 
 import pytest
 
 from tests import tiny
-from windlass.cli import main as cli
+from tests.commands.command_line import run_command
 from windlass.config import to_yaml
 from windlass.data.prepare.prepare import prepare
 
@@ -31,11 +30,7 @@ def base(tmp_path, monkeypatch):
 
 
 def launch(arguments, monkeypatch, capsys):
-    """-> the exit code, and what was printed."""
-    monkeypatch.setattr(sys, "argv", ["windlass", "launch", "slurm", *shlex.split(arguments)])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return caught.value.code or 0, capsys.readouterr()
+    return run_command(["launch", "slurm", *shlex.split(arguments)], monkeypatch, capsys)
 
 
 def asked(base):

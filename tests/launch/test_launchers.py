@@ -41,6 +41,18 @@ def start(command, **more):
     return subprocess.Popen(command, env=environment(**more), text=True, **pipes)
 
 
+def wait(is_so):
+    """Until it is so, or a test is stuck."""
+    end_s = time.monotonic() + LIMIT_S
+    while not is_so() and time.monotonic() < end_s:
+        time.sleep(0.05)
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def losses(directory):
     return [
         (line["step"], line["loss"], line["gradient_norm"]) for line in tiny.lines(directory) if line["kind"] == "step"
@@ -124,9 +136,7 @@ def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base)
         "evaluate.every_steps=400",
     ]
     agent = start([*TORCHRUN, *rendezvous, *recipe])
-    end_s = time.monotonic() + LIMIT_S
-    while not committed_steps(directory / "checkpoints") and agent.poll() is None and time.monotonic() < end_s:
-        time.sleep(0.05)
+    wait(lambda: committed_steps(directory / "checkpoints") or agent.poll() is not None)
     with contextlib.suppress(psutil.NoSuchProcess):
         workers = psutil.Process(agent.pid).children()
         workers[-1].send_signal(signal.SIGKILL)
@@ -144,7 +154,7 @@ def test_of_two_elastic_nodes_of_torchrun_one_leaves_and_the_other_trains_to_the
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rendezvous = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
-    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=5", "-m", "windlass"]
+    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=30", "-m", "windlass"]
     recipe = [
         "train",
         str(base / "tiny.yaml"),
@@ -154,11 +164,9 @@ def test_of_two_elastic_nodes_of_torchrun_one_leaves_and_the_other_trains_to_the
     ]
     command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *recipe]
     stays = start(command)
-    time.sleep(2)  # it holds the store
+    wait(lambda: listens(port))  # it holds the store, which is not to leave
     leaves = start(command)
-    end_s = time.monotonic() + LIMIT_S
-    while not committed_steps(directory / "checkpoints") and stays.poll() is None and time.monotonic() < end_s:
-        time.sleep(0.05)
+    wait(lambda: committed_steps(directory / "checkpoints") or stays.poll() is not None)
     leaves.send_signal(signal.SIGTERM)
     first, _ = leaves.communicate(timeout=LIMIT_S)
     out, err = stays.communicate(timeout=LIMIT_S)

@@ -59,6 +59,8 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
     beat.beat("data", 4, 64)
     while rank and read_status(run).step not in (4, 9):  # of rank 0
         time.sleep(0.01)
+    while case == "mistaken" and not (run / "starts-1").exists():  # rank 0's end would end it before it is counted
+        time.sleep(0.01)
     if case == "mistaken":
         local.show_error(errors.UserError("given", "a rule", "a change"))
         sys.exit(2)

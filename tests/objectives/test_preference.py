@@ -10,6 +10,7 @@ from tests import cases
 from tests.parallel.tiny import make_program
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
+from windlass.model.loss import as_bits
 from windlass.model.open_config import architecture_of
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.preference import REFERENCE, Preference, pair_losses
@@ -122,6 +123,35 @@ def test_the_program_returns_the_true_loss_over_the_pairs_that_count(ranks, name
     assert figures["reward_chosen"] == pytest.approx(rewards[:, 0].mean().item())
     assert figures["margin"] == pytest.approx(margin.mean().item())
     assert figures["accuracy"] == pytest.approx((margin > 0).double().mean().item())
+
+
+DROPS = {"family": "gpt2", "vocab_size": 150, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64}
+DROPS |= {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.2}
+
+
+def under_dropout():
+    """On a rank: a pair's loss as a step computes it; and log p of its rows, each as a training step of that row alone has it."""
+    program, objective = make_program(1, policy="fp64", model=DROPS), Preference(config_of())
+    pair = {name: tensor[:2] for name, tensor in batches()[1].items()} | {"keys": torch.tensor([5, -9])}
+    scores = program.score([pair])
+    alone = []
+    for row in range(2):
+        weights_B2 = torch.zeros(2, 2, dtype=torch.float64)
+        weights_B2[row, 0] = 1.0
+        alone.append(-program.run([{**pair, "per_row": as_bits(weights_B2)}], torch.tensor(1.0)).item())
+    clean = program.score([{name: tensor for name, tensor in pair.items() if name != "keys"}])
+    given, count = objective.weigh([{**pair, REFERENCE: torch.full((2,), -30.0, dtype=torch.float64)}], program)
+    return program.run(given, count).item(), alone, scores.tolist(), clean.tolist()
+
+
+def test_a_step_with_dropout_scores_by_the_masks_that_it_trains_with(ranks):
+    """Else the tangent is taken at another model's log p, and value and gradient are both wrong."""
+    ((loss, alone, scores, clean),) = ranks.run(1, under_dropout)
+    assert scores == pytest.approx(alone, abs=1e-9)
+    assert all(abs(one - other) > 1e-2 for one, other in zip(scores, clean, strict=True)), "dropout drops something"
+    log_p_P2 = torch.tensor([alone], dtype=torch.float64)
+    expected = pair_losses(log_p_P2, torch.full_like(log_p_P2, -30.0), torch.ones_like(log_p_P2), config_of())
+    assert loss == pytest.approx(expected.item(), abs=1e-9)
 
 
 def trl_rows():

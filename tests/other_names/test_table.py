@@ -298,6 +298,7 @@ def test_objectives_that_are_not_here_say_why_and_what_is(given, rule):
     [
         ({"use_dora": True}, "DoRA is not in this version: it also trains a magnitude"),
         ({"adapter": {"use_dora": True}}, "DoRA is not in this version"),
+        ({"adapter": {"kind": "lora", "dora": True}}, "DoRA is not in this version"),
         ({"adapter": {"kind": "DoRA", "rank": 8}}, "DoRA is not in this version"),
         ({"adapter": "dora"}, "DoRA is not in this version"),
         ({"adapter": {"kind": "ia3"}}, "IA3 is not in this version, which has LoRA's factors alone"),

@@ -262,6 +262,7 @@ MASKS = [
     *pairs("qwen3 tied, gpt2 tied heads4", each(DROPPED_ADAPTED, "lora-drops")),
     *pairs("phi3", each(split("shard2, tp2 zero0 micro4"), "lora-drops")),
     *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2, tp2, context2 allgather"), "nf4-drops")),
+    *pairs("qwen3 tied", each(split("shard2, tp2"), "lora-drops dpo")),
     *pairs("gpt2 tied heads4 drops", each(split("tp2, context2 packed allgather"), "lora-drops")),
     *pairs("qwen3 tied", each(split("one, shard2 full, tp2"), "compile lora-few-drops")),
     *pairs(

@@ -132,7 +132,7 @@ TABLE: Final = (
     OtherName("adapter", "load_in_4bit", "transformers, axolotl", ("adapter.base=nf4", "adapter.base=plain")),
     OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
-    OtherName("adapter", "use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
+    OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
     OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or "adapter.kind=none"),
     OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_of(v)),
     OtherName("adapter", "bias lora_bias", _LORA, 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'),
