@@ -3,9 +3,9 @@
 All ranks sum a tensor: that is as fast as the slowest link. Then neighbouring hosts exchange bytes in pairs, each host with the
 one before and the one behind it: a host that is slow to both is slow itself. Every rank multiplies a matrix.
 
-**Time.** The first sum is of 64 KiB. The bytes of everything behind it are chosen so that they take about half a second at its
-speed, and at most 64 MiB: two seconds in all on a link of 1 Mbit/s, whatever the number of hosts, since pairs that share no host
-measure at once.
+**Time.** The first sum is of 64 KiB. The bytes of everything behind it, 64 KiB to 64 MiB, are chosen to take about half a second
+at its speed, and pairs that share no host measure at once, so the number of hosts hardly counts. With three hosts on one machine:
+0.3 s, 2.3 s with one of them behind 20 Mbit/s, 5.1 s behind 1 Mbit/s.
 """
 
 import statistics

