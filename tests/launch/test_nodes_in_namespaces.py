@@ -156,7 +156,7 @@ def test_a_host_that_is_cut_off_never_trains_alone_and_dead_launchers_leave_noth
 
 @pytest.mark.skipif(shutil.which("tc") is None, reason="tc not installed (apt-get install iproute2)")
 def test_a_host_behind_a_slow_link_is_named_before_step_1(base):
-    """20 Mbit/s of one host among three, in both directions: a three-hundredth of what the others have. Up to three runs, since on
+    """20 Mbit/s of one host among three, in both directions: a three-hundredth of the others. Up to three runs, since on
     a busy machine the others may be held up in the few milliseconds that they need."""
     said = []
     for name in ("slow", "slow again", "slow at last"):
