@@ -57,14 +57,15 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
     if rank == 0:
         write_status(run, "running", 4, None)
     beat.beat("data", 4, 64)
-    while rank and read_status(run).step not in (4, 9):  # of rank 0
+    counted = lambda of: len((run / f"starts-{of}").read_text().split()) if (run / f"starts-{of}").exists() else 0
+    while rank and (read_status(run).step not in (4, 9) or counted(0) < counted(1)):  # the end of this rank ends rank 0
         time.sleep(0.01)
     while case == "mistaken" and not (run / "starts-1").exists():  # rank 0's end would end it before it is counted
         time.sleep(0.01)
     if case == "mistaken":
         local.show_error(errors.UserError("given", "a rule", "a change"))
         sys.exit(2)
-    if len(starts.read_text().split()) > 2 and case != "stuck":
+    if counted(rank) > 2 and case != "stuck":
         if rank == 0:
             write_status(run, "finished", 9, 0)
         os._exit(0)
