@@ -20,7 +20,7 @@ from windlass.config import to_yaml
 from windlass.errors import UserError
 from windlass.model.lora.linear import merge
 from windlass.training.loop import train
-from windlass.training.open_saved import open_saved
+from windlass.training.open_saved import open_saved, read_trainer_state
 
 ADAPTERS = {
     "lora": {"kind": "lora", "rank": 4, "alpha": 8},
@@ -270,6 +270,34 @@ def test_another_base_is_refused_and_a_moved_one_is_found(runs, base, tmp_path):
     other.rename(own)
     message = refusal(train, recipe(runs, own, "lora", "moved", run={"steps": 6}))
     assert "is not the base that this adapter was trained beside" in message
+
+
+def test_a_run_goes_on_beside_a_base_that_has_moved(runs, base, tmp_path):
+    """Bit for bit as beside the one that it began with. What differs there is refused before anything is written."""
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(base, elsewhere)
+    resumed = runs / "lora elsewhere"
+    shutil.copytree(runs / "lora", resumed)
+    for step in (9, 10):
+        shutil.rmtree(resumed / "checkpoints" / f"step-{step:08d}")
+    train(recipe(runs, elsewhere, "lora", resumed.name))
+    last = "checkpoints/step-00000010"
+    assert not diff(runs / "lora" / last, resumed / last).bytes
+    assert read_trainer_state(resumed / last)["base"]["from"] == str(elsewhere)
+    begun = [line for line in tiny.lines(resumed) if "drift" in line][-1]
+    assert begun["drift"] == [f"moved base: model.from: {base} in the checkpoint, {elsewhere} now"]
+
+    shutil.rmtree(resumed / last)
+    before = sorted(path.name for path in (resumed / "checkpoints").iterdir())
+    weights = elsewhere / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "is not the base that" in refusal(train, recipe(runs, elsewhere, "lora", resumed.name))
+    shutil.rmtree(elsewhere)
+    message = refusal(train, recipe(runs, elsewhere, "lora", resumed.name))
+    assert f"the base of this adapter is not at {elsewhere}" in message
+    assert "set model.from to where it is now" in message
+    assert sorted(path.name for path in (resumed / "checkpoints").iterdir()) == before
 
 
 def test_options_that_do_not_fit(runs, tmp_path):

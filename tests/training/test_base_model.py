@@ -10,6 +10,7 @@ from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
 from windlass.model.open_config import directory_of
 from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
+from windlass.training.loop import train
 from windlass.training.pins import fetch_weights, pin_model
 
 CARD = "---\nlicense: apache-2.0\ntags: [x]\n---\n# A long story\n"
@@ -33,6 +34,22 @@ def test_an_export_says_what_the_base_said_though_hub_and_cache_are_gone(hub, ra
     shutil.rmtree(config.run.directory / "export")
     ranks.run(1, tiny.train, longer)
     check(first.with_name("step-00000002"), export(config.run.directory).directory)
+
+
+def test_an_adapters_run_fetches_its_base_on_a_machine_that_has_not_got_it(hub, tmp_path, exported):
+    """A checkpoint holds factors alone. Every start reads the base; a run without an adapter reads it once."""
+    files = {path.name: path.read_bytes() for path in exported.directory.iterdir()}
+    hub.add("org/tiny", files)
+    given = {"run": {"steps": 1}, "optim": {"warmup_steps": 0}, "model": {**dict.fromkeys(tiny.QWEN3_KEYS)}}
+    given["model"] |= {"family": None, "from": "org/tiny"}
+    for name, adapter, fetched in (("whole", {}, 1), ("lora", {"kind": "lora", "rank": 2}, 2)):
+        config = tiny.recipe(tmp_path, name, **given, adapter=adapter)
+        hub.answers.clear()
+        for steps in (1, 2):
+            train(config.with_steps(steps))
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        assert len(hub.served("model.safetensors")) == fetched, name
+        assert len(tiny.losses(config.run.directory)) == 2
 
 
 def check(checkpoint, directory):

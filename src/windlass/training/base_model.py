@@ -47,29 +47,37 @@ def complete_adapter(config: RunConfig, trainer_state: Mapping[str, Any] | None)
     return config.changed(adapter=adapter.changed(**kept))
 
 
+def reads_weights(trainer_state: Mapping[str, Any] | None) -> bool:
+    """Whether the files of `model.from` are read: by a run that begins, and by each start of one that has its base there."""
+    return trainer_state is None or "base" in trainer_state
+
+
 def base_of(config: RunConfig, runtime: Runtime, trainer_state: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What a run's checkpoints say of its base; None where all of the model is in them. Collective. Raises UserError where it is
-    not the base that the run began beside."""
+    gone, or not the base that the run began beside: another place is none, the same files may be there."""
     if config.adapter.kind == "none":
         return None
-    source = directory_of(config.model)
     then = None if trainer_state is None else trainer_state.get("base")
-    return runtime.shared(
-        runtime.first(lambda: describe_base(config, source) if then is None else checked(then, source))
-    )
+
+    def described() -> dict[str, Any]:
+        base = describe_base(config, _base_directory(config, "set model.from to where it is now"))
+        if then is not None:
+            check_base(then, base["files"], str(config.model.from_))
+        return base
+
+    return runtime.shared(runtime.first(described))
 
 
 def describe_base(config: RunConfig, source: Path) -> dict[str, Any]:
     """From, commit, and the hash of every weight file."""
-    return {"from": config.model.from_, "commit": config.model.commit, "files": _hashes(source)}
+    return {"from": config.model.from_, "commit": config.model.commit, "files": hashes(source)}
 
 
-def checked(base: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """`base`, once the files in `source` are those that it names. Raises UserError with both."""
-    found: dict[str, str] = _hashes(source)
-    given: dict[str, str] = base["files"]
+def check_base(base: Mapping[str, Any], found: Mapping[str, str], source: str) -> None:
+    """Raises UserError, with both, unless the files `found` in `source` are those of `base`."""
+    given: Mapping[str, str] = base["files"]
     if found == given:
-        return dict(base)
+        return
     differ = [name for name in {**given, **found} if given.get(name) != found.get(name)]
     name = differ[0]
     raise UserError(
@@ -83,8 +91,8 @@ def checked(base: Mapping[str, Any], source: Path) -> dict[str, Any]:
 
 def find_base(trainer_state: Mapping[str, Any], moved: Path | None) -> Path:
     """The directory of the base of a checkpoint; `moved`: where the user says it is now. Raises UserError."""
-    source = moved or _directory(trainer_state)
-    checked(trainer_state["base"], source)
+    source = moved or _base_directory(check_recipe(trainer_state["config"]), "say where it is now: --base DIR")
+    check_base(trainer_state["base"], hashes(source), str(source))
     return source
 
 
@@ -97,7 +105,7 @@ def began_with(config: RunConfig) -> dict[str, Any]:
     if source is None:
         began["model"] = config.model.model_dump(mode="json", by_alias=True)
     elif start is None or config.adapter.kind != "none":
-        began["files"] = _hashes(directory_of(config.model))
+        began["files"] = hashes(directory_of(config.model))
     if adapter is not None:
         began["factors"] = {file.name: _hash(file) for file in sorted(Path(adapter).glob("adapter_*"))}
     if start is not None:
@@ -105,8 +113,7 @@ def began_with(config: RunConfig) -> dict[str, Any]:
     return began
 
 
-def _directory(trainer_state: Mapping[str, Any]) -> Path:
-    config = check_recipe(trainer_state["config"])
+def _base_directory(config: RunConfig, change: str) -> Path:
     try:
         source = directory_of(config.model)
         weight_files(source)
@@ -114,12 +121,13 @@ def _directory(trainer_state: Mapping[str, Any]) -> Path:
         raise UserError(
             f"the base of this adapter is not at {config.model.from_}: {error.given}",
             "a checkpoint of an adapter holds the trained tensors alone, and its base is read from where it was",
-            "say where it is now: --base DIR",
+            change,
         ) from None
     return source
 
 
-def _hashes(source: Path) -> dict[str, str]:
+def hashes(source: Path) -> dict[str, str]:
+    """By the name of every weight file in `source` its hash, of 16 bytes. Raises UserError where there is none."""
     files = weight_files(source)
     with ThreadPoolExecutor() as pool:
         return dict(zip((file.name for file in files), pool.map(_hash, files), strict=True))

@@ -55,6 +55,8 @@ def _given(value: Any) -> Any:
 
 OF_A_HOST = ("data.cache", "hub.cache")
 """Settings that may name a place of each host's own."""
+PLACES = ("model.from", "model.revision", "model.commit")
+"""Where the frozen base of an adapter is: training/base_model compares the files there with those that the run began beside."""
 CLOCKS_S = 1.0
 FREE = (
     "launch",
@@ -175,7 +177,7 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
     streams = [other_stream(config.data.directory)] if is_refused else []
     raise_all([*_setting_errors(trainer_state, config, found), *lengths, *streams])
     return [
-        *(f"accepted drift: {item}" for item in found),
+        *(f"{'moved base' if item.key in moves_of(trainer_state) else 'accepted drift'}: {item}" for item in found),
         *([] if now is None else _longer(trainer_state, config, now)),
         *(
             ["accepted drift: data: other documents or another tokenizer than the checkpoint's; the position goes on"]
@@ -185,13 +187,21 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
     ]
 
 
+def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings that may change since what they name is compared by its bytes."""
+    return PLACES if "base" in trainer_state else ()
+
+
 def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: list[Drift]) -> list[UserError]:
     accepted = set(config.run.accept_drift)
-    model = [item for item in found if item.key.startswith("model.")]
+    moves = moves_of(trainer_state)
+    model = [item for item in found if item.key.startswith("model.") and item.key not in moves]
     state = [item for item in found if item.key in ("optim.kind", "optim.groups")]
     errors = list(judged(_state_errors(trainer_state, config))) if state else []
     refused = [
-        item for item in found if item.key not in accepted and item not in model and not (errors and item in state)
+        item
+        for item in found
+        if item.key not in (*accepted, *moves) and item not in model and not (errors and item in state)
     ]
     if model:
         errors.insert(

@@ -31,7 +31,7 @@ from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
 from windlass.safe_text import say
-from windlass.training.base_model import complete_adapter
+from windlass.training.base_model import complete_adapter, reads_weights
 from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
@@ -60,8 +60,9 @@ def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
 def _make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     check_compiler(config.parallel, device_type)
     config, architecture, trainer_state = check_run(config, world, device_type, fetches=True)
-    if trainer_state is None:
+    if reads_weights(trainer_state):
         fetch_weights(config)
+    if trainer_state is None:
         if config.model.from_ is not None:
             check_weights(directory_of(config.model), architecture)
             check_new_rows(config, architecture)
@@ -96,6 +97,8 @@ def check_run(
     if trainer_state is not None:
         config = keep_policy(keep_pins(config, trainer_state), trainer_state)
         _refuse_drift(trainer_state, config)
+        if reads_weights(trainer_state):  # a base that has moved to a hub name has no pin yet
+            config = pin_model(config)
         architecture = architecture_from_hf(trainer_state["model"])
     else:
         config = pin_model(config)
@@ -147,23 +150,24 @@ def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
     ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
     pinned = runtime.shared(None if ready is None else ready.config)
     assert pinned is not None
-    runtime.first_on_host(lambda: fetch_weights(pinned) if begun(pinned) is None else None)
+    runtime.first_on_host(lambda: fetch_weights(pinned) if reads_weights(begun(pinned)) else None)
     return ready or Ready(pinned, None)
 
 
 def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     """The recipe's data, prepared without a run, and what it names of the hub, fetched: a run then needs no network. A run that
-    has begun keeps the stream it began with, and its weights are in its checkpoints. Raises UserError."""
+    has begun keeps the stream it began with; its weights are in its checkpoints, but for an adapter's base. Raises UserError."""
     trainer_state = begun(config)
     keep = None
     if trainer_state is not None:
         config, keep = keep_pins(config, trainer_state), stream_to_keep(trainer_state, config)
-    elif with_weights:
+    reads = with_weights and reads_weights(trainer_state)
+    if reads:
         config = pin_model(config)
         if config.model.commit is not None:
             config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1))
     config = pin_tokenizer(config)
-    if trainer_state is None and with_weights:
+    if reads:
         fetch_weights(config)
     for line in pin_lines(config):
         say(line)
