@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests import tiny
 from windlass.checkpoint.keep import diff
@@ -225,6 +226,31 @@ def test_data_of_another_tokenizer_is_refused(runs, base, adapter, tmp_path):
     assert "made by another tokenizer" in refusal(evaluate, copied, recipe=file)
     (copied / "tokenizer.json").unlink()
     assert f"{base} has no tokenizer.json" in refusal(evaluate, copied, recipe=file)
+
+
+def test_an_adapter_beside_another_base_is_warned_of(runs, base, adapter, tmp_path, capsys):
+    """An exported adapter names the hashes of its base; what PEFT saves has none, and nothing is known of it."""
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    generate(adapter, ["wind"], Sampling(1), base=other)
+    assert "warning" not in capsys.readouterr().err, "the same files in another place"
+    weights = load_file(other / "model.safetensors")
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt", "saved": "again"})
+    generate(adapter, ["wind"], Sampling(1), base=other)
+    words = f"warning: {other} is not the base that the adapter in {adapter} was trained beside"
+    assert words in capsys.readouterr().err
+    train(recipe(tmp_path, other, "lora", adapter={"kind": "lora", "from": str(adapter)}, run={"steps": 2}))
+    assert words in capsys.readouterr().out
+    copied = tmp_path / "by PEFT"
+    shutil.copytree(adapter, copied)
+    factors = load_file(adapter / "adapter_model.safetensors")
+    save_file(factors, copied / "adapter_model.safetensors", metadata={"format": "pt"})
+    generate(copied, ["wind"], Sampling(1), base=other)
+    assert "warning" not in capsys.readouterr().err
+    (copied / "adapter_model.safetensors").write_bytes(b"no file")
+    assert "an adapter's factors are one safetensors file" in refusal(
+        generate, copied, ["wind"], Sampling(1), base=base
+    )
 
 
 @pytest.mark.parametrize("name", ["lora", "some"])

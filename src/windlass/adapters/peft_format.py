@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,6 +30,7 @@ from windlass.model.names import stored_as
 from windlass.model.slices import local_part, owned_ranges
 
 PREFIX: Final = "base_model.model."
+BASE_HASHES: Final = "base_hashes"
 
 
 @torch.no_grad()
@@ -45,6 +46,15 @@ def load_adapter(directory: Path, arch: Architecture, tensors: Mapping[str, Tens
     for name, value in _factors(files, shapes, arch, directory):
         index = tuple(slice(part.start, part.stop) for part in owned_ranges(tensors[name]))
         local_part(tensors[name]).copy_(value[index])
+
+
+def base_hashes(directory: Path) -> dict[str, str]:
+    """By file, of the base that the adapter was trained beside; none where another tool wrote it. Raises UserError."""
+    try:
+        with safe_open(directory / WEIGHTS, framework="pt") as opened:
+            return dict(json.loads((opened.metadata() or {}).get(BASE_HASHES, "{}")))
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise _unreadable(directory, error) from None
 
 
 def check_files(directory: Path, arch: Architecture, adapter: Adapter) -> None:
@@ -74,9 +84,10 @@ def save_adapter(
     adapter: Adapter,
     tensors: Mapping[str, Tensor],
     base: str,
+    base_hashes: Mapping[str, str] | None = None,
 ) -> None:
     """Writes both files, in fp32, for PEFT to load beside `base`. `tensors`: by our names, whole: factors, and what is trained
-    whole."""
+    whole. `base_hashes`: of the base's files, kept where PEFT does not look, in the metadata of the safetensors file."""
     values = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     whole = stored_whole({name: value for name, value in values.items() if not is_factor(name)}, arch)
     files = {f"{PREFIX}{name}": value for name, value in whole.items()}
@@ -88,7 +99,7 @@ def save_adapter(
         if len(modules) > 1:
             joined[_stored(modules[0], arch).rpartition(".")[2]] = len(modules)
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(files, directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(files, directory / WEIGHTS, metadata={"format": "pt", BASE_HASHES: json.dumps(base_hashes or {})})
     given = _config(config, arch, adapter, base, joined, module_names(whole, arch))
     (directory / CONFIG).write_text(json.dumps(given, indent=2) + "\n", "utf-8")
 
@@ -215,8 +226,12 @@ def _read(directory: Path) -> dict[str, Tensor]:
     try:
         return load_file(directory / WEIGHTS)
     except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{directory / WEIGHTS}: {error}",
-            "an adapter's factors are one safetensors file",
-            "copy or save the adapter again",
-        ) from None
+        raise _unreadable(directory, error) from None
+
+
+def _unreadable(directory: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{directory / WEIGHTS}: {error}",
+        "an adapter's factors are one safetensors file",
+        "copy or save the adapter again",
+    )

@@ -85,9 +85,9 @@ def write_adapter(draft: Path, saved: SavedModel) -> None:
     """PEFT's two files in `draft`."""
     assert saved.adapter is not None
     config = check_recipe(saved.trainer_state["config"])
-    base = saved.trainer_state["base"]["from"]
+    base = saved.trainer_state["base"]
     tensors = trained_tensors(saved)
-    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, base)
+    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, base["from"], base["files"])
 
 
 def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:

@@ -16,17 +16,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.adapters.peft_config import completed
+from windlass.adapters.peft_format import base_hashes, check_files
 from windlass.checkpoint.manifest import MANIFEST
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import BadCheckpoint, UserError
+from windlass.model.architecture import Architecture
 from windlass.model.hf import GENERATION
+from windlass.model.lora.adapter import adapter_of
 from windlass.model.open_config import directory_of
 from windlass.model.weight_files import weight_files
 from windlass.objectives.kept_scores import SCORES
 from windlass.runtime import Runtime
+from windlass.safe_text import say
 
 KEPT: Final = ("rank", "alpha", "rank_stabilized", "targets", "also_train")
 KEPT_GENERATION = f"base/{GENERATION}"
@@ -94,6 +98,27 @@ def find_base(trainer_state: Mapping[str, Any], moved: Path | None) -> Path:
     source = moved or _base_directory(check_recipe(trainer_state["config"]), "say where it is now: --base DIR")
     check_base(trainer_state["base"], hashes(source), str(source))
     return source
+
+
+def other_base(adapter: Path, source: Path) -> str | None:
+    """A warning where the adapter's files name hashes of its base, and the files in `source` have others. It may be the same
+    model, saved in another way: that is for the user to know. Raises UserError."""
+    given = base_hashes(adapter)
+    if not given or given == hashes(source):
+        return None
+    return (
+        f"warning: {source} is not the base that the adapter in {adapter} was trained beside: its files have other hashes; "
+        "an adapter computes what it was trained to only beside the same weights"
+    )
+
+
+def check_adapter(config: RunConfig, architecture: Architecture) -> None:
+    """Raises UserError unless `adapter.from` has the factors of this recipe, and no others."""
+    adapter = adapter_of(config.adapter, architecture)
+    assert adapter is not None and config.adapter.from_ is not None
+    check_files(Path(config.adapter.from_), architecture, adapter)
+    if warning := other_base(Path(config.adapter.from_), directory_of(config.model)):
+        say(warning)
 
 
 def began_with(config: RunConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ over ranks takes the first and fills what it has made.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,8 @@ from windlass.model.open_config import StoredSizes, architecture_within, read_hf
 from windlass.model.transformer import Decoder
 from windlass.parallel.build import Fill, store
 from windlass.precision.policy import uniform
-from windlass.training.base_model import find_base
+from windlass.safe_text import say
+from windlass.training.base_model import find_base, other_base
 
 REQUIRED: Final = {"step": int, "model": dict, "config": dict, "data": dict}
 
@@ -172,6 +174,8 @@ def _find_adapter(path: Path, moved: Path | None) -> Saved:
         )
     architecture = architecture_within(read_hf_config(source), stored_sizes(source), source)
     check_weights(source, architecture)
+    if warning := other_base(path, source):
+        say(warning, sys.stderr)
     tokenizer = path if (path / hub.TOKENIZER[0]).is_file() else source
     return Saved(
         directory=path,

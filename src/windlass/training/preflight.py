@@ -8,10 +8,8 @@ already is.
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from windlass.adapters.peft_format import check_files
 from windlass.config import RunConfig
 from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
@@ -31,7 +29,7 @@ from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
 from windlass.safe_text import say
-from windlass.training.base_model import complete_adapter, reads_weights
+from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
 from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_drift, stream_to_keep
 from windlass.training.parameter_rules import rules_of
@@ -275,13 +273,6 @@ def plan_model(
     recompute = plan_of(config, architecture, rules, device_type)
     check_vocabulary(prepared.vocab_size, architecture)
     return ModelPlan(architecture, adapter_of(config.adapter, architecture), rules, recompute)
-
-
-def check_adapter(config: RunConfig, architecture: Architecture) -> None:
-    """Raises UserError unless `adapter.from` has the factors of this recipe, and no others."""
-    adapter = adapter_of(config.adapter, architecture)
-    assert adapter is not None and config.adapter.from_ is not None
-    check_files(Path(config.adapter.from_), architecture, adapter)
 
 
 def check_new_rows(config: RunConfig, architecture: Architecture) -> None:
