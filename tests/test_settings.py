@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from windlass.settings import Settings
+from windlass.settings import Count, Settings
 
 
 class Example(Settings):
@@ -17,9 +17,32 @@ class Example(Settings):
     flag: bool = False
     maybe: bool | None = None
     other: int = Field(3, alias="async")
+    tokens: Count = Field(1, ge=1)
+    most: Annotated[Count, Field(le=10**9)] | Literal["auto"] | None = None
 
 
-@pytest.mark.parametrize("key", ["number", "share", "word", "zero", "async"])
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [("1k", 1000), ("300M", 300_000_000), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), (" 12K ", 12_000), ("7", 7)]
+    + [("0.001k", 1), ("1.0000000001T", 1_000_000_000_100), (5, 5), (1e3, 1000)],
+)
+def test_counts_are_read_as_people_write_them(given, number):
+    assert Example.model_validate({"tokens": given}).tokens == number
+    if number <= 10**9:
+        assert Example.model_validate({"most": given}).most == number
+
+
+@pytest.mark.parametrize("given", ["1.5", "1.2345k", "k", "1KB", "1 B", "1e3k", "-1k", "0k", "0.0001k", "²k", "one"])
+def test_what_is_no_count_is_refused(given):
+    with pytest.raises(ValidationError):
+        Example.model_validate({"tokens": given})
+    with pytest.raises(ValidationError, match="most"):
+        Example.model_validate({"most": "2B"})
+    with pytest.raises(ValidationError):
+        Example.model_validate({"number": "1k"})
+
+
+@pytest.mark.parametrize("key", ["number", "share", "word", "zero", "async", "tokens", "most"])
 def test_true_is_no_number(key):
     with pytest.raises(ValidationError, match="True is neither"):
         Example.model_validate({key: True})

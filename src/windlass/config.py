@@ -134,8 +134,8 @@ class RunConfig(Settings):
         steps = -(-run.tokens // run.tokens_per_step) if run.tokens is not None else run.steps
         if steps is None:
             return
-        decay = max(1, round(optim.decay_fraction * steps)) if optim.schedule == "wsd" else 0
-        if optim.warmup_steps + decay > steps:
+        decay = optim.decay_steps(steps)
+        if optim.warmup_steps != "auto" and optim.warmup_steps + decay > steps:
             yield UserError(
                 f"optim.warmup_steps={optim.warmup_steps} in a run of {steps} steps"
                 + (f", the last {decay} of which decay" if decay else ""),
@@ -202,9 +202,10 @@ class RunConfig(Settings):
         return self.model_validate(self.fields() | updates, context=self._recipe)
 
     def with_steps(self, steps: int) -> Self:
-        """The same recipe with its length as a number of steps. Raises UserError where the schedule does not fit in it."""
-        run = self.run.changed(steps=steps, tokens=None, epochs=None)
-        return self.model_validate(self.fields() | {"run": run}, context=self.recipe)
+        """The same recipe with its length as a number of steps, and its warm-up by that. Raises UserError where the schedule
+        does not fit in it."""
+        changed = {"run": self.run.changed(steps=steps, tokens=None, epochs=None), "optim": self.optim.within(steps)}
+        return self.model_validate(self.fields() | changed, context=self.recipe)
 
     def kept(self) -> dict[str, Any]:
         """Every setting as files keep it: plain values, without the secrets of URLs."""

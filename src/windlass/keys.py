@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from windlass.config import RunConfig
 from windlass.errors import UserError, nearest
 from windlass.model.families.family_table import FAMILIES
-from windlass.settings import Settings
+from windlass.settings import COUNTS, Settings
 
 SECTION: Final = "a section `{}` at `{}`"
 """A key whose value is a section: its name, and where in a recipe it is."""
@@ -186,6 +186,8 @@ def _limit(item: Any) -> str:
             return f"at most {limit:,}"
         case annotated_types.Lt(lt=limit):
             return f"below {limit:,}"
+        case _ if item is COUNTS:
+            return "such as `2000`, `2k` or `1.5B`"
         case annotated_types.MinLen(min_length=limit):
             return f"at least {limit} long"
         case _:

@@ -8,11 +8,14 @@ Rules between the keys of a config are generators (`rules`), so that all violate
 directly raises the first; a recipe lists them all (windlass.mistakes).
 """
 
+import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from decimal import Decimal
+from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
+from pydantic_core import CoreSchema
 
 from windlass.errors import UserError
 
@@ -39,6 +42,30 @@ class Gathering(dict[str, Any]):
         self.section = section
 
 
+SHORT: Final = r"^[0-9]+(\.[0-9]+)?[kKmMbBtT]$"
+THOUSANDS: Final = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def read_count(value: object) -> object:
+    """`1.5B` as the number that it is; what is no such text, or not a whole number, as it was given."""
+    if not isinstance(value, str) or not re.fullmatch(SHORT, value.strip()):
+        return value
+    number = Decimal(value.strip()[:-1]) * THOUSANDS[value.strip()[-1].lower()]
+    return int(number) if number == int(number) else value
+
+
+class _Counts:
+    """Marks a field whose texts go through read_count."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"type": "string", "pattern": SHORT}]}
+
+
+COUNTS: Final = _Counts()
+Count = Annotated[int, COUNTS]
+"""A number of things that is often large: `1k`, `300M`, `1.5B` and `2T` are read as the thousands that they mean."""
+
+
 class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -52,10 +79,14 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _read_number(cls, value: object, info: ValidationInfo) -> object:
         """pydantic takes True for 1, and YAML 1.1 reads `yes` and `on` as True."""
         assert info.field_name is not None
-        annotation = cls.model_fields[info.field_name].annotation
+        field = cls.model_fields[info.field_name]
+        annotation = field.annotation
+        marks = [field.metadata, *(getattr(part, "__metadata__", ()) for part in typing.get_args(annotation))]
+        if any(COUNTS in found for found in marks):
+            value = read_count(value)
         if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
             raise ValueError(f"a number or text is meant, and {value} is neither")
         return value

@@ -58,5 +58,24 @@ def test_it_rises_in_warm_up_and_never_again(schedule, warmup):
 
 @pytest.mark.parametrize("schedule", ["cosine", "wsd", "linear", "constant"])
 def test_one_step_is_a_run(schedule):
-    config = OptimConfig(learning_rate=1.0, schedule=schedule, floor=0.1)
+    config = OptimConfig(learning_rate=1.0, schedule=schedule, floor=0.1).within(1)
     assert learning_rate(0, 1, config) == (1.0 if schedule == "constant" else pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "warmup"),
+    [
+        (1, {}, 0),
+        (49, {}, 0),
+        (50, {}, 1),
+        (2_549, {}, 50),
+        (100_000, {}, 2000),
+        (10**7, {}, 2000),
+        (10**7, {"warmup_steps": 7}, 7),
+        (10**7, {"warmup_steps": 0}, 0),
+        (1000, {"schedule": "wsd", "decay_fraction": 0.99}, 10),
+        (1000, {"schedule": "wsd", "decay_fraction": 1.0}, 0),
+    ],
+)
+def test_warm_up_is_derived_from_the_length(steps, given, warmup):
+    assert OptimConfig(**given).within(steps).warmup_steps == warmup

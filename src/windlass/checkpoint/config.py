@@ -6,11 +6,11 @@ from typing import Annotated
 from pydantic import Field
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Count, Settings
 
 
 class CheckpointConfig(Settings):
-    every_steps: Annotated[int, Field(ge=1)] | None = None
+    every_steps: Annotated[Count, Field(ge=1)] | None = None
     """Save each time this many optimizer steps are done. None: not by step. The end of a run is always saved."""
     every_minutes: Annotated[float, Field(gt=0)] | None = 30.0
     """Save when this many minutes have passed since the last save, by rank 0's clock (asked on logging steps). null: not by

@@ -14,7 +14,7 @@ from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.config import OrderConfig
 from windlass.errors import UserError
 from windlass.hub.config import revision_errors
-from windlass.settings import Settings, Violation, Violations
+from windlass.settings import Count, Settings, Violation, Violations
 from windlass.units import KIB, MIB
 
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -270,7 +270,7 @@ class DataConfig(Settings):
 
 
 class EvaluateConfig(Settings):
-    every_steps: int = Field(default=100, ge=1)
+    every_steps: Count = Field(default=100, ge=1)
     """Evaluate every N optimizer steps, and at step 0 and the end."""
     sequences: int = Field(default=64, ge=1)
     """Sequences scored per set: the first N of the set, the same ones every time (all, if the set has fewer)."""

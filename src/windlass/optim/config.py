@@ -1,12 +1,15 @@
 """What a recipe may set about the optimizer. No torch."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field
 
 from windlass.errors import UserError
-from windlass.settings import Settings, Violation
+from windlass.settings import Count, Settings, Violation
+
+WARMUP_PART: Final = 50
+MAX_WARMUP_STEPS: Final = 2000
 
 
 class GroupConfig(Settings):
@@ -47,8 +50,9 @@ class OptimConfig(Settings):
     schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
     """After warm-up. cosine: half a cosine down to the floor. wsd: constant, then linearly to the floor over the last
     `decay_fraction` of the steps. linear: straight down to the floor. constant: no decay."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps over which the learning rate rises linearly from 0."""
+    warmup_steps: Annotated[Count, Field(ge=0)] | Literal["auto"] = "auto"
+    """Optimizer steps over which the learning rate rises linearly from 0. auto: 2 % of the run's, at most 2,000; a run under 50
+    steps has none. A run that becomes longer keeps its own."""
     floor: float = Field(0.1, ge=0, le=1)
     """The last learning rate, as a fraction of `learning_rate`."""
     decay_fraction: float = Field(0.2, gt=0, le=1)
@@ -73,6 +77,17 @@ class OptimConfig(Settings):
     """With kind muon."""
     groups: list[GroupConfig] = []
     """Learning rate, decay and freezing by parameter name."""
+
+    def decay_steps(self, steps: int) -> int:
+        """The steps at the end of a run of `steps` over which a rate decays that was constant before."""
+        return max(1, round(self.decay_fraction * steps)) if self.schedule == "wsd" else 0
+
+    def within(self, steps: int) -> Self:
+        """With the warm-up of a run of `steps`, as a number."""
+        if self.warmup_steps != "auto":
+            return self
+        share = min(steps // WARMUP_PART, MAX_WARMUP_STEPS)
+        return self.changed(warmup_steps=max(0, min(share, steps - self.decay_steps(steps))))
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._decay(), self._muon(), self._frozen()

@@ -21,12 +21,13 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
     """The rate of the update that completes step `step` + 1. `step` counts completed updates, 0-based."""
     update = min(step + 1, total_steps)
     peak, warmup, floor = config.learning_rate, config.warmup_steps, config.floor
+    assert warmup != "auto"  # a number since the run's length is known
     if update <= warmup:
         return peak * update / warmup
     if config.schedule == "constant":
         return peak
     if config.schedule == "wsd":
-        decay = max(1, round(config.decay_fraction * total_steps))
+        decay = config.decay_steps(total_steps)
         progress = max(0.0, (update - (total_steps - decay)) / decay)
         return peak * (1 - (1 - floor) * progress)
     progress = (update - warmup) / max(1, total_steps - warmup)

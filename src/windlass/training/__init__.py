@@ -17,7 +17,7 @@ Inside:
 run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
-choose_precision  resolves `precision.policy: auto` by the devices of the ranks
+left_open        resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
 open_program      the model laid out over the ranks, and its optimizer
 recording         one console, events.jsonl, and the alarms of a run
 reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0

@@ -13,6 +13,7 @@ from windlass.model.flops import count_parameters, describe_experts
 from windlass.model.kernels import attention_kernel
 from windlass.model.open_config import directory_of, fewer_rows
 from windlass.objectives.kept_scores import SCORES
+from windlass.optim.config import OptimConfig
 from windlass.optim.rules import Rules
 from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
@@ -41,6 +42,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
+        "learning rate": describe_rate(config.optim, run.total_steps),
         "attention": _describe_attention(run),
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
@@ -90,6 +92,14 @@ def _keep(file: Path, text: str) -> None:
         say(f"{file} is not written: {error.strerror}")
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def describe_rate(optim: OptimConfig, steps: int) -> str:
+    """How the learning rate goes over a run."""
+    last = "" if optim.schedule == "constant" else f" to {optim.learning_rate * optim.floor:.4g}"
+    assert optim.warmup_steps != "auto"  # a number since the run's length is known
+    share = f" ({optim.warmup_steps / steps:.1%} of the run)" if optim.warmup_steps else ""
+    return f"{optim.learning_rate:g}, {optim.schedule}{last}; warm-up over {optim.warmup_steps} steps{share}"
 
 
 def describe_nulls(model: ModelConfig, family: str) -> str:

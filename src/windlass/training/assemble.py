@@ -4,13 +4,12 @@ What can be refused is refused before anything slow starts: the layout and the b
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
 """
 
-import math
 import sys
 from contextlib import ExitStack
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
-from windlass.data.prepare.prepare import Prepared, open_prepared
+from windlass.data.prepare.prepare import open_prepared
 from windlass.errors import exit_code_of
 from windlass.objectives.kept_scores import SCORES
 from windlass.objectives.objective import objective_of
@@ -21,8 +20,8 @@ from windlass.runtime import Runtime
 from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_files, base_of, complete_adapter
-from windlass.training.choose_precision import choose_policy, keep_policy
 from windlass.training.drift import begun, check_hosts, check_ranks
+from windlass.training.left_open import choose_policy, keep_choices, with_steps
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
@@ -57,8 +56,8 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
     prepared = prepared or open_prepared(config.data, config.evaluate.sets)
     on_hosts = check_hosts(prepared.stream, runtime)
-    trainer_state = begun(config := with_steps(config, prepared))
-    config = complete_adapter(keep_policy(config, trainer_state) if trainer_state else config, trainer_state)
+    trainer_state = begun(config)
+    config = complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
     notes = check_data(trainer_state, config, prepared, runtime)
     architecture, adapter, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
@@ -101,15 +100,3 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     )
     announce(run, start.source, rules, recompute, start.drift)
     return run
-
-
-def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
-    """The config with its length as a number of steps. A length in tokens or epochs is rounded up to whole steps."""
-    run, steps = config.run, config.run.known_steps
-    if run.steps is not None:
-        return config
-    if steps is None:
-        assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
-        sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
-        steps = math.ceil(sequences * config.data.sequence_length / run.tokens_per_step)
-    return config.with_steps(steps)

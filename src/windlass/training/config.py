@@ -8,19 +8,19 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from windlass.errors import UserError
-from windlass.settings import Settings, Violation
+from windlass.settings import Count, Settings, Violation
 
 
 class RunSettings(Settings):
     directory: Path
     """Directory for everything that the run writes. A run that is started on it again resumes."""
-    steps: int | None = Field(None, ge=1)
+    steps: Count | None = Field(None, ge=1)
     """Optimizer steps. Exactly one of steps, tokens, epochs."""
-    tokens: int | None = Field(None, ge=1)
+    tokens: Count | None = Field(None, ge=1)
     """Training length in tokens, rounded up to whole steps."""
     epochs: float | None = Field(None, gt=0)
     """Training length in passes over the training set, rounded up to whole steps."""
-    tokens_per_step: int = Field(ge=1)
+    tokens_per_step: Count = Field(ge=1)
     """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
     micro_batch: int = Field(1, ge=1)
     """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result."""

@@ -30,8 +30,8 @@ from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
-from windlass.training.choose_precision import keep_policy
 from windlass.training.drift import begun, check_drift, stream_to_keep
+from windlass.training.left_open import keep_choices
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
 from windlass.training.run_directory import fetch_run, interruptible
@@ -93,7 +93,7 @@ def check_run(
     trainer_state = begun(config)
     config = complete_adapter(config, trainer_state)
     if trainer_state is not None:
-        config = keep_policy(keep_pins(config, trainer_state), trainer_state)
+        config = keep_choices(keep_pins(config, trainer_state), trainer_state)
         _refuse_drift(trainer_state, config)
         if reads_weights(trainer_state):  # a base that has moved to a hub name has no pin yet
             config = pin_model(config)

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from windlass.hub.config import NAME, revision_errors
 from windlass.safe_text import redacted
-from windlass.settings import Settings, Violation
+from windlass.settings import Count, Settings, Violation
 
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
@@ -67,9 +67,9 @@ class SourceConfig(Settings):
     rows: str | None = None
     """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
     "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
-    documents: int | None = Field(default=None, ge=1, le=MOST_ROWS)
+    documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
-    tokens: int | None = Field(default=None, ge=1, le=MOST_ROWS)
+    tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """Tokens to take for training, about: this source's training text ends with the document that reaches them."""
     weight: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,

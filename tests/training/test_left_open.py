@@ -1,4 +1,4 @@
-"""`precision.policy: auto` is resolved by the devices, once, and a device without bf16 units is told of."""
+"""What a recipe leaves open: warm-up by the length, precision by the devices; a run that goes on keeps both."""
 
 import pytest
 import yaml
@@ -6,7 +6,9 @@ import yaml
 from tests import tiny
 from windlass.errors import UserError
 from windlass.hardware import Accelerator
-from windlass.training.choose_precision import choose_policy, keep_policy
+from windlass.optim.config import OptimConfig
+from windlass.training.left_open import choose_policy, keep_choices
+from windlass.training.loop import train
 
 CPU = Accelerator("CPU", None)
 P100, V100 = Accelerator("Tesla P100-PCIE-16GB", (6, 0)), Accelerator("Tesla V100-SXM2-32GB", (7, 0))
@@ -62,9 +64,28 @@ def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):
 
 def test_a_resumed_run_keeps_the_policy_that_it_began_with(base):
     config = tiny.recipe(base, precision={"policy": "auto"})
-    assert keep_policy(config, {"config": {"precision": {"policy": "bf16"}}}).precision.policy == "bf16"
+    then = {"config": {"precision": {"policy": "bf16"}, "optim": {"warmup_steps": 3}}}
+    assert keep_choices(config, then).precision.policy == "bf16" and keep_choices(config, None) is config
     fixed = tiny.recipe(base, precision={"policy": "fp32"})
-    assert keep_policy(fixed, {"config": {"precision": {"policy": "bf16"}}}) is fixed, "that is drift, which is refused"
+    assert keep_choices(fixed, then) is fixed, "that is drift, which is refused"
+
+
+def test_a_run_that_becomes_longer_keeps_its_warm_up(base):
+    def config(steps, **optim):
+        given = {"learning_rate": 3e-3, "warmup_steps": None} | optim
+        recipe = tiny.recipe(base, "longer", run={"steps": steps}, optim={"warmup_steps": 2}, checkpoint={})
+        optim = OptimConfig(**{key: value for key, value in given.items() if value is not None})
+        return recipe.changed(optim=optim, evaluate=recipe.evaluate.changed(every_steps=1000))
+
+    train(config(60))
+    train(config(120))
+    resolved = yaml.safe_load((base / "longer" / "resolved.yaml").read_text())
+    assert resolved["optim"]["warmup_steps"] == 1, "2 % of 60; 120 steps of their own would have 2"
+    start, resume = (line for line in tiny.lines(base / "longer") if "derived" in line)
+    assert start["derived"]["learning rate"] == "0.003, cosine to 0.0003; warm-up over 1 steps (1.7% of the run)"
+    assert resume["kind"] == "resume" and not any("warmup" in sentence for sentence in resume["drift"])
+    with pytest.raises(UserError, match=r"optim\.warmup_steps: 1 in the checkpoint, 9 now"):
+        train(config(120, warmup_steps=9))
 
 
 def test_a_run_with_auto_writes_what_it_chose_and_resumes(base, ranks):

@@ -1,15 +1,34 @@
-"""`precision.policy: auto` resolved by the devices of the ranks, and a warning where a device has no units for the policy."""
+"""What a recipe leaves open: its length in steps, `optim.warmup_steps: auto` by that length, and `precision.policy: auto` by the
+devices of the ranks, with a warning where a device has no units for the policy. A run that goes on keeps what was chosen."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windlass.config import RunConfig
+from windlass.data.prepare.prepare import Prepared
 from windlass.hardware import FP16_GAIN, Accelerator, fastest_policy
 
 
-def keep_policy(config: RunConfig, trainer_state: Mapping[str, Any]) -> RunConfig:
-    """`auto` as it was resolved when the checkpoint's run began. Any other policy stays. Raises UserError."""
+def keep_choices(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:
+    """Every `auto` as it was resolved when the checkpoint's run began. Any other value stays. Raises UserError."""
+    if trainer_state is None:
+        return config
+    if config.optim.warmup_steps == "auto":
+        warmup_steps = trainer_state["config"]["optim"]["warmup_steps"]
+        config = config.changed(optim=config.optim.changed(warmup_steps=warmup_steps))
     return _with_policy(config, trainer_state["config"]["precision"]["policy"])
+
+
+def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
+    """The config with its length as a number of steps, and its warm-up. A length in tokens or epochs is rounded up to whole
+    steps."""
+    run, steps = config.run, config.run.known_steps
+    if steps is None:
+        assert run.epochs is not None and prepared.is_whole  # training/preflight has waited for it
+        sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
+        steps = math.ceil(sequences * config.data.sequence_length / run.tokens_per_step)
+    return config.with_steps(steps)
 
 
 def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[RunConfig, list[str]]:
