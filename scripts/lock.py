@@ -18,7 +18,7 @@ from pathlib import Path
 
 LOCK = Path(__file__).parent.parent / "requirements.lock"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-ROOTS = (("windlass", ("dev",)), ("hatchling", ()), ("editables", ()))  # the last two build the editable install
+ROOTS = (("windlass-lm", ("dev",)), ("hatchling", ()), ("editables", ()))  # the last two build the editable install
 
 
 def normalise(name: str) -> str:
@@ -41,7 +41,7 @@ def needed() -> dict[str, str]:
             chosen = any(not requirement.marker or requirement.marker.evaluate({"extra": e}) for e in ("", *extras))
             if chosen and (normalise(requirement.name) not in versions or requirement.extras):
                 waiting.append((requirement.name, tuple(requirement.extras)))
-    del versions["windlass"]
+    del versions["windlass-lm"]
     return versions
 
 

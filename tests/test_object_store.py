@@ -191,7 +191,7 @@ def test_an_unknown_protocol_and_a_missing_package_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     error = refused(lambda: Store("s3://bucket/x", 5))
-    assert "the package for s3:// is not installed" in error.given and error.change.endswith("'windlass[s3]'")
+    assert "the package for s3:// is not installed" in error.given and error.change.endswith("'windlass-lm[s3]'")
 
 
 def test_a_store_names_its_url_without_secrets():

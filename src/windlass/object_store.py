@@ -61,7 +61,7 @@ class Store:
                 url, skip_instance_cache=True, use_listings_cache=False, **options
             )
         except ImportError as error:
-            package = f"install it: pip install 'windlass[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
+            package = f"install it: pip install 'windlass-lm[{EXTRAS[protocol]}]'" if protocol in EXTRAS else str(error)
             raise UserError(f"{self.url}: the package for {protocol}:// is not installed", rule, package) from None
         except (ValueError, OSError) as error:
             raise UserError(f"{self.url}: {error}", rule, "mend the URL") from None

@@ -59,4 +59,4 @@ def test_what_cannot_run_is_refused_before_anything_is_submitted(recipe, monkeyp
 def test_without_flyte_it_says_what_to_install(recipe, monkeypatch, capsys):
     monkeypatch.setattr(command, "find_spec", lambda _name: None)
     code, printed = launch("r.yaml --local", monkeypatch, capsys)
-    assert code == 2 and "pip install 'windlass[flyte]'" in printed.err
+    assert code == 2 and "pip install 'windlass-lm[flyte]'" in printed.err

@@ -5,6 +5,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import windlass, sys
@@ -26,26 +28,47 @@ def run(command, **settings):
     return done.stdout
 
 
-def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkout(tmp_path):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel, and `call(program, *arguments)` of the environment that it is installed in."""
+    directory = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run([*pip, "wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path])
-    (wheel,) = tmp_path.glob("windlass-*.whl")
+    run([*pip, "wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", directory])
+    (wheel,) = directory.glob("windlass_lm-*.whl")
+    run([sys.executable, "-m", "venv", "--without-pip", directory / "venv"])
+    programs = directory / "venv" / "bin"
+    run([*pip, "--python", programs / "python", "install", "--no-deps", "--no-index", wheel])
+    # what windlass depends on is borrowed from here; its own editable install stays out, since .pth files of a
+    # directory on PYTHONPATH are not read
+    ours = run([sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": ours, "OMP_NUM_THREADS": "1"}
+
+    def call(program, *arguments):
+        return run([programs / program, *arguments], cwd=directory, env=environment)
+
+    return wheel, call
+
+
+def test_an_installed_wheel_holds_recipes_and_page_and_works_outside_the_checkout(installed):
+    wheel, call = installed
     names = zipfile.ZipFile(wheel).namelist()
     assert {"windlass/recipes/demo.yaml", "windlass/report/page/page.html.j2", "windlass/report/page/page.js"} <= set(
         names
     )
     assert not [name for name in names if name.startswith("tests/")]
-
-    run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"])
-    python = tmp_path / "venv" / "bin" / "python"
-    run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel])
-    site = run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-    # what windlass depends on is borrowed from here; its own editable install stays out, since .pth files of a
-    # directory on PYTHONPATH are not read
-    ours = run([sys.executable, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ours}
+    site = call("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     assert Path(site, "windlass", "recipes", "demo.yaml").is_file()
-    told = run([python, "-c", PROGRAM], cwd=tmp_path, env=environment)
+    told = call("python", "-c", PROGRAM)
     recipes = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
     assert f"{recipes} 7" in told and "True" in told
-    assert "train" in run([tmp_path / "venv" / "bin" / "windlass", "--help"], cwd=tmp_path, env=environment)
+    assert "train" in call("windlass", "--help")
+
+
+@pytest.mark.long
+def test_the_demo_runs_from_the_wheel(installed):
+    _, call = installed
+    given = ["run.steps=4", "optim.warmup_steps=1", "evaluate.every_steps=4"]
+    assert "finished at step 4 of 4" in call("windlass", "train", "demo", "--nproc", "2", *given)
+    assert "class" in call("windlass", "generate", "runs/demo", "--prompt", "class Reader:", "--max-tokens", "4")
+    assert "logits" in call("windlass", "export", "runs/demo")
+    assert "report.html" in call("windlass", "report", "runs/demo")

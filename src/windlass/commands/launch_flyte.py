@@ -51,7 +51,7 @@ def launch(
         raise UserError(
             "flyte is not installed here",
             "a pipeline is submitted, or run locally, by Flyte's own library",
-            "pip install 'windlass[flyte]', or print the pipeline with --dry-run",
+            "pip install 'windlass-lm[flyte]', or print the pipeline with --dry-run",
         )
     with _module(text) as (folder, module):
         yield from (_run_here if is_local else _submit)(folder, module, source, given)

@@ -114,7 +114,7 @@ def test_a_missing_package_and_credentials_are_errors_and_our_own_mistakes_keep_
     monkeypatch.setattr(fsspec, "url_to_fs", no_package)
     error = refused("s3://bucket/a.jsonl")
     assert error.given == "s3://bucket/a.jsonl: Install s3fs to access S3"
-    assert error.change == "pip install 'windlass[s3]'" and not isinstance(error, AbsentSource)
+    assert error.change == "pip install 'windlass-lm[s3]'" and not isinstance(error, AbsentSource)
     denied = refused_url("s3://bucket/a.jsonl", PermissionError("Forbidden"))
     assert denied.given == "s3://bucket/a.jsonl is refused to this process: Forbidden"
     assert not isinstance(denied, AbsentSource)

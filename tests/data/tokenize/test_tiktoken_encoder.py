@@ -109,7 +109,7 @@ def test_without_tiktoken_the_way_to_it_is_told(directory, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tiktoken", None)
     said = []
     assert not fast_encoder(directory, TEXTS, said.append)
-    assert "pip install 'windlass[fast-tokenize]'" in said[0]
+    assert "pip install 'windlass-lm[fast-tokenize]'" in said[0]
 
 
 def test_the_place_of_a_difference_is_shown(directory):

@@ -151,7 +151,7 @@ def refused_url(url: str, error: Exception) -> UserError:
     causes = list(_causes(error))
     if isinstance(error, ImportError):
         protocol = url.partition("://")[0]
-        install = f"pip install 'windlass[{EXTRAS[protocol]}]'" if protocol in EXTRAS else "install that package"
+        install = f"pip install 'windlass-lm[{EXTRAS[protocol]}]'" if protocol in EXTRAS else "install that package"
         return UserError(f"{url}: {error}", RULE, install)
     status = _status(causes)
     if status in GONE or (isinstance(error, FileNotFoundError) and len(causes) == 1):

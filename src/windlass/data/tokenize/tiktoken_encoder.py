@@ -46,7 +46,7 @@ def compile_bpe(directory: Path) -> Encode | Unfit:
     try:
         import tiktoken
     except ImportError:
-        return Unfit("tiktoken is not installed (pip install 'windlass[fast-tokenize]')")
+        return Unfit("tiktoken is not installed (pip install 'windlass-lm[fast-tokenize]')")
     content = json.loads((directory / TOKENIZER_FILE).read_bytes())
     model = content["model"]
     reason = _unfit(content, model)
