@@ -289,6 +289,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
+    "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
     "cli/launch.py": "commands/test_launch_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",

@@ -24,7 +24,7 @@ class Example(Settings):
 @pytest.mark.parametrize(
     ("given", "number"),
     [("1k", 1000), ("300M", 300_000_000), ("1.5B", 1_500_000_000), ("2T", 2 * 10**12), (" 12K ", 12_000), ("7", 7)]
-    + [("0.001k", 1), ("1.0000000001T", 1_000_000_000_100), (5, 5), (1e3, 1000)],
+    + [("0.001k", 1), ("1.54G", 1_540_000_000), ("1.0000000001T", 1_000_000_000_100), (5, 5), (1e3, 1000)],
 )
 def test_counts_are_read_as_people_write_them(given, number):
     assert Example.model_validate({"tokens": given}).tokens == number

@@ -42,8 +42,8 @@ class Gathering(dict[str, Any]):
         self.section = section
 
 
-SHORT: Final = r"^[0-9]+(\.[0-9]+)?[kKmMbBtT]$"
-THOUSANDS: Final = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+SHORT: Final = r"^[0-9]+(\.[0-9]+)?[kKmMbBgGtT]$"
+THOUSANDS: Final = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 
 def read_count(value: object) -> object:

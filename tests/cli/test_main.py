@@ -381,6 +381,25 @@ def test_the_status_of_a_run_is_a_line_or_an_object(tmp_path, call):
     assert (found["state"], found["step"], found["exit_code"], found["checkpoint"]) == ("stopped", 3, 75, None)
 
 
+def test_the_runs_below_a_directory_are_a_table_or_objects(tmp_path, call):
+    write_status(tmp_path, "stopped", 3, 75)
+    assert call("runs", tmp_path).splitlines()[1].split()[:3] == [tmp_path.name, "stopped", "3"]
+    assert json.loads(call("runs", tmp_path, "--json"))["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("windlass st", ["status", "stacks"]), ("windlass train demo optim.warm", ["optim.warmup_steps="])],
+)
+def test_the_shell_completes_commands_and_keys(words, found):
+    typed = {"_WINDLASS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    entry = "from windlass.__main__ import main; import sys; sys.argv = ['windlass']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", entry], env=os.environ | typed, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == found, done.stderr
+
+
 # ---- signals
 
 

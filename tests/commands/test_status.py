@@ -1,12 +1,13 @@
 """What became of a run: its status file, and whether somebody holds the lock on its directory."""
 
 import fcntl
+import json
 import os
 import time
 
 import pytest
 
-from windlass.commands.status import status
+from windlass.commands.status import Row, as_json, as_table, runs, status
 from windlass.errors import UserError
 from windlass.status import LOCK, is_locked, write_status
 from windlass.training.run_directory import hold
@@ -85,3 +86,44 @@ def test_a_directory_without_a_run_is_refused(tmp_path, place):
         caught.value.given == f"{tmp_path / place} holds no status of a run" and "run.directory" in caught.value.change
     )
     assert os.listdir(tmp_path) == []
+
+
+def write_run(directory, state, step, *events):
+    directory.mkdir(parents=True)
+    write_status(directory, state, step, 0)
+    (directory / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+
+
+def test_the_runs_below_a_directory_with_their_last_figures(tmp_path):
+    losses = [{"kind": "step", "step": step, "loss": 9 - step, "tokens_per_s": 1000.0 * step} for step in (1, 2)]
+    sets = [{"kind": "validation", "step": 2, "name": name, "loss": loss} for name, loss in (("a", 3.25), ("b", 9.0))]
+    write_run(tmp_path / "old", "finished", 2, *losses, *sets)
+    os.utime(tmp_path / "old" / "status.json")
+    time.sleep(0.02)
+    write_run(tmp_path / "group" / "new", "running", 0)
+    (tmp_path / "group" / "new" / "events.jsonl").write_bytes(b'{"kind": "st')  # under way
+    (tmp_path / "old" / "data").mkdir()
+    write_status(tmp_path / "old" / "data", "failed", 0, 1)  # inside a run: none
+    (tmp_path / ".trash").mkdir()
+    write_status(tmp_path / ".trash", "failed", 0, 1)
+    new, old = runs(tmp_path)
+    assert old == Row("old", "finished", 2, 7.0, 3.25, 2000.0, old.age_s)
+    assert new == Row("group/new", "dead", 0, None, None, None, new.age_s)
+    titles, first, second = as_table([new, old], tmp_path)
+    assert titles.split() == ["run", "state", "step", "loss", "validation", "tok/s", "written"]
+    assert first.split()[:6] == ["group/new", "dead", "0", "-", "-", "-"]
+    assert second.split()[:7] == ["old", "finished", "2", "7.0000", "3.2500", "2", "k"] and second.endswith(" ago")
+    assert [json.loads(line)["run"] for line in as_json([new, old])] == ["group/new", "old"]
+    assert runs(tmp_path / "old") == [Row("old", "finished", 2, 7.0, 3.25, 2000.0, pytest.approx(old.age_s, abs=60))]
+
+
+def test_only_the_end_of_a_long_file_is_read(tmp_path):
+    events = ({"kind": "step", "step": step, "loss": 1.0 * step, "tokens_per_s": 1.0} for step in range(20_000))
+    write_run(tmp_path / "long", "stopped", 20_000, *events)
+    assert runs(tmp_path)[0].loss == 19_999
+
+
+def test_where_no_run_is(tmp_path):
+    assert list(as_table(runs(tmp_path), tmp_path)) == [f"no run below {tmp_path}: none has a status.json"]
+    with pytest.raises(UserError, match="is no directory"):
+        runs(tmp_path / "absent")

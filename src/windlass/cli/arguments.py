@@ -19,8 +19,21 @@ if TYPE_CHECKING:  # it takes a second to load
 Recipe = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe: demo, gpt2-124m, ...")
 ]
+
+
+def complete_key(begun: str) -> list[str]:
+    """The keys of a recipe that go on from what was typed, for the shell."""
+    from windlass.keys import sections
+
+    names = [f"{section.path}.{key.name}=" for section in sections() if not section.family for key in section.keys]
+    return [name for name in names if name.startswith(begun)]
+
+
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Settings that replace the recipe's: run.steps=100", autocompletion=complete_key
+    ),
 ]
 PreparedPlace = Annotated[
     str, typer.Argument(metavar="RECIPE|DIRECTORY", help="A recipe whose data is prepared, or its data.directory.")

@@ -5,7 +5,6 @@ import json
 import shlex
 import sys
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -17,12 +16,12 @@ from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
+from windlass.cli import runs as cli_runs
 from windlass.cli.arguments import (
     Nproc,
     Overrides,
     Recipe,
     Rehash,
-    RunDirectory,
     endpoint_of,
     print_lines,
     rehashing,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:  # it takes a second to load
 app = typer.Typer(
     name="windlass",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -195,16 +193,11 @@ def verify(
         raise typer.Exit(EXIT_NOT_EQUAL)
 
 
-for command in (cli_models.evaluate, cli_models.generate, cli_models.export):
+for command in (
+    *(cli_models.evaluate, cli_models.generate, cli_models.export),
+    *(cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report),
+):
     app.command()(command)
-
-
-@app.command()
-def report(run: RunDirectory) -> None:
-    """Write report.html: one page, works offline."""
-    from windlass.commands.report import report as write
-
-    say(write(run))
 
 
 @app.command()
@@ -217,29 +210,6 @@ def keys(
     from windlass.keys import describe
 
     print_lines(describe(name))
-
-
-@app.command()
-def stacks(
-    run: RunDirectory,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per rank, for scripts.")] = False,
-) -> None:
-    """Where every rank of a run on this host is: step, phase, Python line, last collective. Nothing is stopped."""
-    from windlass.commands.stacks import stacks as look
-
-    print_lines(look(run, as_json))
-
-
-@app.command()
-def status(
-    run: RunDirectory,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
-) -> None:
-    """Whether a run is running, finished, stopped, failed or dead, at which step, and where it would go on."""
-    from windlass.commands.status import status as look
-
-    found = look(run)
-    say(json.dumps(asdict(found)) if as_json else found.line)
 
 
 @app.command()
