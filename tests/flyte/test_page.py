@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from windlass.errors import UserError
-from windlass.flyte.page import MOST_BYTES, LivePage, page_of, reported, shortened
+from windlass.flyte.page import MOST_BYTES, LivePage, reported
 from windlass.report.events import EventLog
 
 
@@ -43,15 +43,30 @@ def test_what_came_last_is_flushed_at_the_end_even_of_a_failure(log, tmp_path):
 
 def test_the_page_is_bounded_and_holds_no_markup_of_the_runs(log, tmp_path):
     for step in range(2000):
-        log.write("incident", step, {"what": "x" * 100})
-    log.write("end", 2000, {"reason": "<script>"})
-    page = page_of(tmp_path)
-    assert "<script>" not in page and "&lt;script&gt;" in page and len(page.encode()) <= MOST_BYTES
+        log.write("incident", step, {"what": "x" * 1000})
+    for step in range(40):
+        log.write("sample", step, {"prompt": f"p{step}", "text": "é" * 4000})
+    log.write("end", 2000, {"reason": "</script><script>"})
+    pages = []
+    LivePage(tmp_path, pages.append).look()
+    assert pages[0].count("<script") == 2 and "&lt;script&gt;" in pages[0] and len(pages[0].encode()) <= MOST_BYTES
 
 
-def test_a_long_page_ends_after_a_whole_row():
-    row = "<tr><td>é</td></tr>"
-    page = f"<table>{row * 100}</table>"
-    cut = shortened(page, 500)
-    assert cut.endswith(f"{row}</table>") and 450 < len(cut.encode()) <= 500
-    assert shortened(page, 5000) == page
+def test_an_upload_that_fails_is_said_once_and_tried_again(log, tmp_path, capsys):
+    """The thread went on with nothing after the first failure."""
+    pages, down = [], [ConnectionError("no network")] * 3
+
+    def flush(page):
+        if down:
+            raise down.pop()
+        pages.append(page)
+
+    live = LivePage(tmp_path, flush)
+    for _ in range(5):
+        live.look()
+    assert len(pages) == 1, "the fourth look flushed, and the fifth had no news"
+    assert capsys.readouterr().err.count("not flushed, and tried again: ConnectionError: no network") == 1
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write("damaged\n")
+    live.look()
+    assert "line 2" in capsys.readouterr().err and len(pages) == 1

@@ -43,8 +43,21 @@ def runs(
     print_lines(room.as_json(found) if as_json else room.as_table(found, directory))
 
 
-def report(run: RunDirectory) -> None:
-    """Write report.html: one page, works offline."""
-    from windlass.commands.report import report as write
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run directory, or several.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the page there. Default: report.html in the run directory."),
+    ] = None,
+    is_served: Annotated[
+        bool, typer.Option("--serve", help="Serve the page on this machine, live, until Ctrl-C; nothing is written.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port. Default: any free one.")] = 0,
+) -> None:
+    """Write report.html: one page, works offline. Several runs are laid over each other, with the settings that differ."""
+    from windlass.commands import report as room
 
-    say(write(run))
+    if is_served:
+        room.follow(runs, output, port, say)
+    else:
+        say(room.report(runs, output))

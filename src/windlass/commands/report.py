@@ -1,10 +1,29 @@
-"""`windlass report`: the page of a run, written anew from its events."""
+"""`windlass report`: the page of a run, written anew from its events; of several runs, one page of all; or served."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from windlass.report.page.write import write_report
+from windlass.errors import UserError
+from windlass.report.page.serve import serve
+from windlass.report.page.write import write_comparison, write_report
 
 
-def report(run_directory: Path) -> Path:
-    """-> the page. Raises UserError where the directory holds no events."""
-    return write_report(run_directory)
+def report(runs: Sequence[Path], output: Path | None) -> Path:
+    """-> the page: report.html of one run, or `output`. Raises UserError where a directory holds no events, or none says where
+    the page of several runs goes."""
+    if output is None and len(runs) > 1:
+        raise UserError(
+            f"{len(runs)} runs without --output",
+            "the page of one run is report.html in its directory; that of several belongs to none of them",
+            "say where it goes: --output comparison.html",
+        )
+    if output is not None and not output.parent.is_dir():
+        raise UserError(f"--output {output}", f"there is no directory {output.parent}", "make it, or correct the path")
+    return write_report(runs[0]) if output is None else write_comparison(runs, output)
+
+
+def follow(runs: Sequence[Path], output: Path | None, port: int, say: Callable[[str], None]) -> None:
+    """Serves the page until a signal comes. Raises UserError."""
+    if output is not None:
+        raise UserError("--output with --serve", "a page that is served is not written", "leave one of the two out")
+    serve(runs, port, say)

@@ -4,7 +4,7 @@ Each flush uploads the whole page. So it is at most MOST_BYTES long, and flushed
 EVERY_S seconds, and once at the end. Flyte is not imported here.
 """
 
-import html
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,47 +12,40 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
-from windlass.report.events import read_lines
-from windlass.report.page.history import read_history
-from windlass.report.page.write import status, tiles
+from windlass.report.page.write import Shown, open_run, thinned
+from windlass.safe_text import say
 
 EVERY_S: Final = 15.0
 MOST_BYTES: Final = 300_000
 EVENTS: Final = "events.jsonl"
-SHOWN_NOTES: Final = 50
 
 
 class LivePage:
     """Flushes the page of a run directory where its events have grown. `flush` gets the page; call `look` from one thread."""
 
     def __init__(self, directory: Path, flush: Callable[[str], None]):
-        self._events, self._flush, self._seen = directory / EVENTS, flush, 0
+        self._directory, self._flush = directory, flush
+        self._run: Shown | None = None
+        self._flushed = -1  # how far the flushed page had read
+        self._failure = ""
 
     def look(self) -> None:
-        """Flushes if there is news."""
-        size = self._events.stat().st_size if self._events.is_file() else 0
-        if size != self._seen:
-            self._flush(page_of(self._events.parent))
-            self._seen = size
-
-
-def page_of(directory: Path) -> str:
-    """The page of a run as HTML without a script, of at most MOST_BYTES bytes: figures, validations, and what happened last."""
-    history = read_history(read_lines(directory / EVENTS))
-    word, sentence = status(history)
-    rows = [(what, figure, remark) for what, figure, remark in tiles(history)]
-    rows += [(str(note["kind"]), f"step {note['step']}", "") for note in history.notes[-SHOWN_NOTES:]]
-    cells = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    page = f"<h1>{html.escape(directory.name)}</h1><p><b>{html.escape(word)}</b> {html.escape(sentence)}</p>"
-    return shortened(f"{page}<table>{cells}</table>", MOST_BYTES)
-
-
-def shortened(page: str, most_bytes: int) -> str:
-    """`page`, cut after its last whole row where it is longer."""
-    data = page.encode()
-    return (
-        page if len(data) <= most_bytes else data[: data.rfind(b"</tr>", 0, most_bytes - 20) + 5].decode() + "</table>"
-    )
+        """Flushes if there is news. A page that cannot be made or uploaded ends no training: that is reported once, and it is
+        tried again."""
+        try:
+            if not (self._directory / EVENTS).is_file():
+                return
+            if self._run is None:
+                self._run = open_run(self._directory)
+            self._run.history.read_new()
+            if self._run.history.offset != self._flushed:
+                self._flush(thinned(self._run, MOST_BYTES))
+                self._flushed = self._run.history.offset
+            self._failure = ""
+        except Exception as error:  # of the upload, whatever Flyte raises
+            if str(error) != self._failure:
+                say(f"the live report is not flushed, and tried again: {type(error).__name__}: {error}", sys.stderr)
+            self._failure = str(error)
 
 
 @contextmanager

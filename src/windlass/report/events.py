@@ -110,28 +110,43 @@ def _mend_last_line(path: Path) -> None:
 
 def read_lines(path: Path) -> list[Event]:
     """Every whole line, void ones included. A torn last line is left out; any other bad line is a UserError."""
+    check_exists(path)
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or nothing
+    return [parse_line(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def check_exists(path: Path) -> None:
+    """Raises UserError where there is no log."""
     if not path.is_file():
         raise UserError(
             given=f"{path} does not exist",
             rule="a run directory holds events.jsonl from its first moment on",
             change="name the directory that the recipe calls run.directory",
         )
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or nothing
-    return [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _parse(line: bytes, number: int, path: Path) -> Event:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
+def parse_line(line: bytes, number: int, path: Path) -> Event:
+    """Raises UserError, with the line's number, where it is no event."""
+    event = event_of(line)
+    if event is None:
         raise UserError(
             given=f"{path}, line {number}: {line[:60]!r}",
             rule="every line is a JSON object with kind, time and step",
             change=f"delete line {number}; windlass itself never writes such a line",
         )
     return event
+
+
+def event_of(line: bytes) -> Event | None:
+    """None where the line is no event."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not {"kind", "time", "step"} <= event.keys():
+        return None
+    are_numbers = isinstance(event["time"], int | float) and isinstance(event["step"], int | float)
+    return event if are_numbers else None
 
 
 def without_void(lines: Iterable[Event]) -> list[Event]:

@@ -25,7 +25,7 @@ from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Batch, Program
 from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
-from windlass.report.page.write import write_report
+from windlass.report.page.child import write_in_child
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.status import State, write_status
@@ -268,9 +268,9 @@ class Run:
     def _write_report(self) -> None:
         """A run that has ended well ends well without its page, too: `windlass report` writes it later."""
         try:
-            write_report(self.config.run.directory)
-        except (UserError, OSError) as error:
-            say(f"report.html is not written: {error}")
+            write_in_child(self.config.run.directory)
+        except UserError as error:
+            say(error.given)
 
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""

@@ -1,0 +1,181 @@
+"""What the page says in words and figures: state, tiles, ledger, facts of the start, what happened, and what runs differ in."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import yaml
+
+from windlass.report.events import Event
+from windlass.report.page.buckets import COUNT, HIGH, SUM
+from windlass.report.page.history import History
+from windlass.units import format_bytes, format_count, format_duration
+
+CAUSES: Final = {"training": 0, "data_wait": 1, "evaluate": 2, "warm_up": 3, "redone": 4, "checkpoint": 5}
+"""Cause -> its colour of the page's palette."""
+OTHER: Final = 7
+MAX_SET_TILES: Final = 4  # further validation sets are in the chart
+BULKY: Final = ("packages",)  # tables that open on request
+USEFUL: Final = ("training",)  # causes that goodput counts
+Tile = tuple[str, str, str]  # what, figure, remark
+
+
+def status(history: History) -> tuple[str, str]:
+    """(a word for the badge, a sentence)"""
+    step = int(history.buckets.last_step) if len(history.buckets) else history.opening.get("step", 0)
+    if history.end is not None:
+        return str(history.end["reason"]), f"at step {history.end['step']:,}, {clock(history.end['time'])}"
+    return "no end yet", f"step {step:,}, last line {clock(history.last_time)}: still running, or killed"
+
+
+def tiles(history: History) -> list[Tile]:
+    """The figures on top of the page; those that nobody measured are left out."""
+    found: list[Tile] = []
+    for name, lines in list(history.validations.items())[:MAX_SET_TILES]:
+        first, last = lines[0], lines[-1]
+        parts = [f"{number(first['loss'], '.2f')} at step {first['step']}"] if len(lines) > 1 else []
+        parts += [f"perplexity {last['perplexity']:.4g}"] if last.get("perplexity") is not None else []
+        parts += [f"{last['bits_per_byte']:.3f} bits per byte"] if last.get("bits_per_byte") is not None else []
+        found.append((f"{name} loss", number(last["loss"], ".4f"), ", ".join(parts)))
+    if not len(history.buckets):
+        return found
+    last = history.last_line
+    found.append(("training loss", number(last.get("loss"), ".4f"), f"step {last['step']:,}"))
+    if last.get("tokens"):
+        found.append(("tokens trained", format_count(last["tokens"]), f"{last['tokens']:,}"))
+    found += _speed_tiles(history)
+    memory = history.buckets.series.get("memory_bytes")
+    if memory is not None and memory[COUNT].any():
+        found.append(("peak memory", format_bytes(float(np.nanmax(memory[HIGH]))), "largest rank"))
+    if ledger := history.ledger:
+        resumed, total_s = len(history.resumed_at), sum(ledger.values())
+        found.append(("time", format_duration(total_s), f"{resumed + 1} session{'s' * (resumed > 0)}"))
+        if total_s > 0:
+            share = sum(ledger.get(cause, 0.0) for cause in USEFUL) / total_s
+            found.append(("goodput", f"{share:.1%}", "of all time: steps that count, without waiting"))
+    return found
+
+
+def _speed_tiles(history: History) -> list[Tile]:
+    found: list[Tile] = []
+    middle = median(history, "tokens_per_s")
+    if middle is not None:
+        per_device = median(history, "tokens_per_s_per_gpu")
+        beside = f"{format_count(per_device)} per device, median" if per_device is not None else "median"
+        found.append(("tokens per second", format_count(middle), beside))
+        utilisation = median(history, "mfu")
+        mfu = f"{utilisation:.1%}" if utilisation is not None else "n/a"
+        found.append(("MFU", mfu, "median" if utilisation is not None else "peak of this device unknown"))
+    return found
+
+
+def median(history: History, series: str) -> float | None:
+    """Of the means of buckets, each as often as it has lines: the median of lines while a bucket holds one."""
+    rows = history.buckets.series.get(series)
+    if rows is None or not rows[COUNT].any():
+        return None
+    means, counts = (rows[SUM] / np.maximum(rows[COUNT], 1))[rows[COUNT] > 0], rows[COUNT][rows[COUNT] > 0]
+    order = np.argsort(means)
+    at = np.searchsorted(np.cumsum(counts[order]), counts.sum() / 2, side="right")
+    return float(means[order][min(at, len(means) - 1)])
+
+
+def ledger_rows(ledger: Mapping[str, float]) -> list[tuple[str, int, str, float]]:
+    """(cause, colour, duration, share), the largest first."""
+    total_s = sum(ledger.values())
+    largest_first = sorted(ledger.items(), key=lambda item: -item[1])
+    return [
+        (cause.replace("_", " "), CAUSES.get(cause, OTHER), format_duration(seconds), seconds / total_s)
+        for cause, seconds in largest_first
+        if seconds > 0
+    ]
+
+
+def run_rows(runs: Sequence[tuple[str, History]]) -> list[tuple[str, ...]]:
+    """Of each run: name, state, step, tokens, training loss, median tok/s."""
+    rows: list[tuple[str, ...]] = []
+    for name, history in runs:
+        last, speed = history.last_line, median(history, "tokens_per_s")
+        rows.append(
+            (
+                name,
+                status(history)[0],
+                f"{last.get('step', 0):,}",
+                format_count(last["tokens"]) if last.get("tokens") else "n/a",
+                number(last.get("loss"), ".4f") if last else "n/a",
+                format_count(speed) if speed is not None else "n/a",
+            )
+        )
+    return rows
+
+
+def differing(settings: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """(key, its value in each run) where runs differ. `settings`: each run's resolved.yaml, empty where there is none."""
+    flat = [_settings(text) for text in settings]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    rows = [(key, [one.get(key, "") for one in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _settings(text: str) -> dict[str, str]:
+    try:
+        return _flat(yaml.safe_load(text))
+    except yaml.YAMLError:
+        return {"resolved.yaml": "cannot be read"}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, str]:
+    if isinstance(value, Mapping) and value:
+        found: dict[str, str] = {}
+        for key, item in value.items():
+            found |= _flat(item, f"{prefix}.{key}" if prefix else str(key))
+        return found
+    return {prefix: words(value)} if prefix else {}
+
+
+def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
+    """What the latest start or resume recorded: (title, opens on request, rows); nested tables become tables of their
+    own."""
+    tables: list[tuple[str, bool, list[tuple[str, str]]]] = []
+    loose = {key: value for key, value in opening.items() if key not in ("kind", "time", "step")}
+    waiting = [(str(key), value) for key, value in loose.items() if isinstance(value, Mapping)]
+    rest = [(key, value) for key, value in loose.items() if not isinstance(value, Mapping)]
+    if rest:
+        tables.append(("run", False, [(str(key), words(value)) for key, value in rest]))
+    while waiting:
+        title, table = waiting.pop(0)
+        deeper = [(str(key), value) for key, value in table.items() if isinstance(value, Mapping) and not is_row(value)]
+        waiting = deeper + waiting
+        rows = [(str(key), words(value)) for key, value in table.items() if value and (key, value) not in deeper]
+        tables.append((title.replace("_", " "), title in BULKY or len(rows) > 30, rows))
+    return [table for table in tables if table[2]]
+
+
+def is_row(table: Mapping[str, Any]) -> bool:
+    """Whether a nested table is small enough for one line of its parent's."""
+    return len(table) <= 3 and all(isinstance(value, int | float) for value in table.values())
+
+
+def remark(note: Event) -> str:
+    if note["kind"] == "end":
+        return f"{note['reason']}, {format_count(note['tokens'])} tokens" if "tokens" in note else str(note["reason"])
+    plain = [(key, value) for key, value in note.items() if key not in ("kind", "time", "step", "ledger", "non_finite")]
+    return ", ".join(f"{key} {words(value)}" for key, value in plain if not isinstance(value, Mapping))
+
+
+def words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item)}" for key, item in value.items())
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= 1000 else text[:1000] + " ..."
+
+
+def number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)
+
+
+def clock(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,193 @@
+"""page.js in a real browser: every chart is drawn, read out and exported; nothing is requested; a phone needs no bar."""
+
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from windlass.report.events import EventLog
+from windlass.report.page.serve import Live, open_server
+from windlass.report.page.write import page_text
+
+CHARTS = ["loss", "source_losses", "learning_rate", "gradient_norm", "throughput", "mfu", "memory", "data_wait"]
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"\s+content="[^"]*">')
+PROBE = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const found = {};
+  try {
+    %s
+  } catch (error) { found.error = String(error); }
+  parent.document.getElementById("found").textContent = JSON.stringify(found);
+}, 500));
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three sessions, NaN in two places, two validation sets, two sources."""
+    directory = tmp_path_factory.mktemp("runs") / "mine"
+    log = EventLog(directory / "events.jsonl")
+    log.write("start", 0, {"baselines": {"bigram": {"loss": 4.4, "bits_per_byte": 2.05}}})
+    for step in range(1, 201):
+        if step in (61, 121, 181):
+            log.write("resume", step - 1, {})
+        log.write("step", step, {
+            "loss": math.nan if step in (7, 150) else 8.0 - step / 50, "source_losses": {"a": 5.0, "b": 6.0},
+            "gradient_norm": 100.0 if step < 3 else 1.0, "learning_rate": 1e-3, "tokens": step * 2048, "mfu": 0.4,
+            "tokens_per_s": 14_600.0, "tokens_per_s_per_gpu": 7300.0, "memory_bytes": 3 << 30, "data_wait_s": 0.001,
+            "step_s": 0.14, "warm_up": False, "ledger": {"training": step * 0.14},
+        })  # fmt: skip
+        if step % 50 == 0:
+            for name in (
+                "web",
+                "a name that is very long, and longer than a phone is wide, so that it must be wrapped",
+            ):
+                log.write("validation", step, {"name": name, "loss": 7.0 - step / 50, "bits_per_byte": 1.7})
+    log.write("end", 200, {"reason": "finished", "tokens": 409_600})
+    (directory / "resolved.yaml").write_text("key: " + "x" * 500 + "\n")
+    return directory
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """browse(page or address, *flags) -> (the page's DOM, stderr) in headless Chromium; skips where there is none."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine")
+    always = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    always += ["--disable-component-update", "--no-first-run", f"--user-data-dir={tmp_path}/chromium"]
+
+    def browse(text, *flags):
+        page, address = tmp_path / "page.html", text
+        if not text.startswith("http://"):
+            page.write_text(text, "utf-8")
+            address = f"file://{page}"
+        command = [browser, *always, "--enable-logging=stderr", *flags, "--virtual-time-budget=6000", "--dump-dom"]
+        done = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout, done.stderr
+
+    return browse
+
+
+@pytest.fixture
+def probe(browse, run):
+    """probe(script, width=1200) -> what the script puts into `found`, inside the page, `width` pixels wide."""
+
+    def probe(script, width=1200):
+        inner = POLICY.sub("", page_text(run)).replace("</body>", PROBE % script + "</body>")
+        outer = f'<p id="found"></p><iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(inner)}"></iframe>'
+        dom, _ = browse(f"<!doctype html><meta charset=utf-8>{outer}", "--window-size=1300,1000")
+        return json.loads(html.unescape(re.search(r'<p id="found">(.*?)</p>', dom, re.S)[1]))
+
+    return probe
+
+
+def test_the_page_as_it_is_written_draws_without_a_complaint(browse, run):
+    dom, said = browse(page_text(run))
+    assert "CONSOLE" not in said, said
+    canvases = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<canvas[^>]*>", dom)]
+    assert [canvas["id"] for canvas in canvases] == [f"plot-{key}" for key in CHARTS]
+    assert all(canvas["role"] == "img" and canvas["tabindex"] == "0" for canvas in canvases)
+    begins = "Loss in nats per token against steps. training: 7.98 at step 1, 4 at step 200; web: 6 at step 50"
+    assert canvases[0]["aria-label"].startswith(begins)
+
+
+def test_it_requests_nothing(probe):
+    found = probe("updateAll(); found.asked = performance.getEntriesByType('resource').map((one) => one.name);")
+    assert found == {"asked": []}
+
+
+def test_every_chart_has_ink_in_both_colour_schemes_and_on_every_axis(probe):
+    found = probe("""
+      const inks = (key) => { const c = document.getElementById("plot-" + key);
+        const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; };
+      for (const axis of ["step", "tokens", "time"]) {
+        document.querySelector(`input[value=${axis}]`).click();
+        found[axis] = data.charts.map((chart) => [chart.key, inks(chart.key)]);
+      }
+      found.log = data.charts.filter((chart) => chart.log).map((chart) => chart.key);
+    """)
+    for axis in ("step", "tokens", "time"):
+        assert [key for key, _ in found[axis]] == CHARTS
+        assert all(ink > 500 for _, ink in found[axis]), found[axis]
+    assert found["log"] == ["gradient_norm"], "its largest is 100 times its smallest"
+
+
+@pytest.mark.parametrize("width", [320, 390, 700, 1200])
+def test_no_width_needs_a_horizontal_bar(probe, width):
+    found = probe("""
+      found.wide = document.documentElement.scrollWidth; found.room = document.documentElement.clientWidth;
+      found.out = [...document.querySelectorAll("main *")].filter((one) => one.getBoundingClientRect().right > found.room + 1
+        && !one.closest(".scroll, pre, .unseen, table")).map((one) => one.tagName + "." + one.className).slice(0, 5);
+    """, width)  # fmt: skip
+    assert found["wide"] <= found["room"] and found["out"] == [], found
+
+
+def test_keys_read_values_out_and_a_legend_hides_a_curve(probe):
+    found = probe("""
+      const canvas = document.getElementById("plot-loss");
+      const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
+      const said = () => document.getElementById("say").textContent;
+      press("Home"); found.first = said(); press("ArrowRight"); found.second = said(); press("End"); found.last = said();
+      for (let i = 0; i < 7; i++) press(i ? "ArrowRight" : "Home"); found.nan = said();
+      const key = () => [...document.querySelectorAll(".keys button")].find((one) => one.textContent === "training");
+      const before = canvas.toDataURL(); key().click(); found.changed = before !== canvas.toDataURL();
+      found.pressed = key().getAttribute("aria-pressed");
+    """)
+    assert found["first"].startswith("step 1; training 7.98") and found["second"].startswith("step 2; training 7.96")
+    assert found["last"].startswith("step 200; training 4") and "web 3" in found["last"]
+    assert found["nan"].startswith("step 7; training not finite"), found
+    assert found["changed"] and found["pressed"] == "false"
+
+
+def test_exports_hold_every_point(probe):
+    found = probe("""
+      const chart = data.charts[0];
+      found.csv = csv(chart); const made = picture(chart); found.size = [made.width, made.height];
+      document.querySelector("#charts details").open = true; fillTable(chart);
+      found.rows = document.querySelectorAll("#charts details table tr").length;
+    """)
+    lines = found["csv"].split("\r\n")
+    assert lines[0] == "run,curve,step,tokens,seconds,value,lowest,highest" and lines[-1] == ""
+    training = [line.split(",") for line in lines if line.startswith("mine,training,")]
+    assert [int(line[2]) for line in training] == list(range(1, 201))
+    assert training[0][3] == "2048" and float(training[0][5]) == 7.98 and training[6][5] == ""
+    assert found["size"] == [2000, 1000] and found["rows"] == 21
+
+
+def test_a_served_page_follows_a_run_without_being_loaded_again(browse, tmp_path):
+    """The run goes on when the page asks for the first time what is new."""
+    log = EventLog(tmp_path / "mine" / "events.jsonl")
+    log.write("start", 0, {})
+    log.write("step", 1, {"loss": 4.0})
+
+    class Growing(Live):
+        pages = 0
+
+        def page(self):
+            self.pages += 1
+            return super().page()
+
+        def news(self, have):
+            log.write("step", 2, {"loss": 3.25, "learning_rate": 0.5})
+            return super().news(have)
+
+    live = Growing([tmp_path / "mine"])
+    server, address = open_server(live)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        dom, said = browse(address)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert live.pages == 1 and "CONSOLE" not in said, said
+    assert "3.2500" in re.search(r'id="part-tiles".*?</section>', dom, re.S)[0]
+    assert 'id="plot-learning_rate"' in dom, "a chart that the page did not have"
