@@ -200,6 +200,15 @@ def restart_warning(environ: Mapping[str, str] = os.environ) -> str | None:
     )
 
 
+def environment_of_child(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """For a process that a rank starts and that is none: without the names that would make it one."""
+    launchers = {name for one in LAUNCHERS for name in (one.rank, one.world, one.local_rank)}
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", AGENT, HOSTS, _ADOPTED, *launchers, *UNKNOWN}
+    return {
+        name: value for name, value in environ.items() if name not in names and not name.startswith("TORCHELASTIC_")
+    }
+
+
 def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """How many processes train together, as far as the environment says; after `adopt`."""
     return int(environ.get("WORLD_SIZE", "1"))

@@ -312,6 +312,7 @@ def test_two_processes_train_the_same(one, two):
     expected, got = tiny.losses(one[0]), tiny.losses(directory)
     assert all(abs(got[step][0] - loss) <= 1e-5 for step, (loss, _) in expected.items())
     assert (directory / "logs" / "rank-1.log").is_file()
+    assert (directory / "report.html").is_file(), "written by a process that is no rank"
 
 
 def test_what_was_given_back_as_resolved_trains_again(base, one, monkeypatch):

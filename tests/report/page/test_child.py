@@ -20,6 +20,21 @@ def test_the_page_is_written_by_another_process_and_this_one_loads_nothing_for_i
     assert done.stdout == "set()\n" and "no end yet" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize("launcher", [
+    {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+    {"RANK": "0", "WORLD_SIZE": "2", "WINDLASS_AGENT_PID": "1", "TORCHELASTIC_RESTART_COUNT": "0"},
+    {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "a[1-2]"},
+    {"PMIX_RANK": "0"},
+])  # fmt: skip
+def test_rank_0_of_several_writes_its_page_too(tmp_path, monkeypatch, launcher):
+    """`windlass report` is refused as one of several processes."""
+    EventLog(tmp_path / "events.jsonl").write("start", 0, {})
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    write_in_child(tmp_path)
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_a_module_of_the_working_directory_is_not_taken_for_ours(tmp_path, monkeypatch):
     EventLog(tmp_path / "events.jsonl").write("start", 0, {})
     (tmp_path / "jinja2.py").write_text("raise SystemExit('not ours')")

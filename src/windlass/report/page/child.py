@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from windlass.contract import environment_of_child
 from windlass.errors import UserError
 
 LONGEST_S: Final = 120.0  # ten times what a million lines take; a run's end waits no longer
@@ -18,7 +19,15 @@ def write_in_child(run_directory: Path, longest_s: float = LONGEST_S) -> None:
     # -P: no module of the working directory comes before those that this process has
     command = [sys.executable, "-P", "-m", "windlass", "report", str(run_directory)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=longest_s, check=False)
+        done = subprocess.run(
+            command,
+            env=environment_of_child(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=longest_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         reason = f"it took more than {longest_s:.0f} s"
     except OSError as error:
