@@ -19,8 +19,8 @@ SOURCE = ROOT / "src" / "windlass"
 ROOMS = (
     "cli", "commands", "proof", "training", "objectives", "adapters", "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
-    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "launch", "flyte", "supervise", "doctor", "hub",
-    "other_names",
+    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte", "supervise",
+    "doctor", "hub", "other_names",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -51,6 +51,7 @@ BELOW_TRAINING = (
     "checkpoint",
     "report",
     "report.page",
+    "report.sinks",
     "supervise",
     "hub",
 )
@@ -68,6 +69,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data.stream": ("data", "data.shards", "data.prepare"),
     "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
     "report.page": ("report",),
+    "report.sinks": ("report",),
     **dict.fromkeys(
         ("model", "model.attention", "model.families", "model.lora"),
         ("model", "model.attention", "model.families", "model.lora", "adapters", "hub"),
@@ -79,7 +81,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
-    "cli": ("", "commands", "proof", "training", "launch"),
+    "cli": ("", "commands", "proof", "training", "launch", "report.sinks"),
     "": (
         "",
         "cli",
@@ -203,6 +205,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "proof": ("verify",),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
+    "report.sinks": ("sync", "start", "follow"),
     "training": (
         "config",
         "loop",
@@ -244,6 +247,8 @@ LAZY = {  # imports of ours inside a function
     ("windlass", "windlass.config"): "importing windlass loads nothing",
     ("windlass", "windlass.training.loop"): "importing windlass loads nothing",
     ("windlass", "windlass.training.pins"): "importing windlass loads nothing",
+    ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
+    ("windlass.report.sinks.follow", "windlass.report.sinks.to_wandb"): "its package is an extra",
     ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",
 }
 # names of files that two folders have; the folder tells them apart
@@ -290,6 +295,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/arguments.py": "cli/test_main.py: every command's help",
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
+    "report/sinks/sink.py": "a protocol, and what it is given: report/sinks/test_follow.py",
     "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
     "cli/launch.py": "commands/test_launch_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
@@ -766,7 +772,7 @@ def test_the_lock_covers_what_pyproject_asks_for():
 
     locked = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    apart = ("eval", "flyte")  # extras that requirements.lock does not hold
+    apart = ("eval", "flyte", "wandb")  # extras that requirements.lock does not hold
     listed = (texts for name, texts in project["optional-dependencies"].items() if name not in apart)
     extras = [text for texts in listed for text in texts]
     for text in (*project["dependencies"], *extras):

@@ -183,11 +183,11 @@ def test_a_budget_is_told_and_changes_no_loss(tmp_path, capsys):
     budget = recipe(tmp_path, "budget", recompute="selective", activation_gib=90_000 / (1 << 30))
     train(budget)
     line = "recompute in 2 blocks: 1 none, 1 selective; they keep 82.5 KiB per micro-batch"
-    assert f"activations   {line}" in capsys.readouterr().out
+    assert f"activations    {line}" in capsys.readouterr().out
     assert f"# activations: {line}" in (budget.run.directory / "resolved.yaml").read_text()
     assert tiny.losses(budget.run.directory) == tiny.losses(plain.run.directory)
 
 
 def test_without_a_budget_the_line_repeats_the_recipe(tmp_path, capsys):
     train(recipe(tmp_path, "run", recompute="full"))
-    assert "activations   recompute full" in capsys.readouterr().out
+    assert "activations    recompute full" in capsys.readouterr().out

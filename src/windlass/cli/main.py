@@ -195,7 +195,7 @@ def verify(
 
 for command in (
     *(cli_models.evaluate, cli_models.generate, cli_models.export),
-    *(cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report),
+    *(cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report, cli_runs.sync),
 ):
     app.command()(command)
 

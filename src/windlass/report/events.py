@@ -23,13 +23,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, BinaryIO, Final, Literal, get_args
 
 from windlass.errors import UserError
 from windlass.safe_text import escaped_json, say, without_secrets
 
 Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "end"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
+CHUNK: Final = 4 << 20  # bytes read at a time
 KEPT_LINES: Final = 10_000
 """Lines that wait for a disk, about 6 MB; the oldest go first."""
 RESTARTS: Final = ("start", "resume")
@@ -172,3 +173,14 @@ def first_validations(path: Path) -> dict[str, Event]:
             if line["kind"] == "validation":
                 first.setdefault(line["name"], line)
     return first
+
+
+def whole_lines(file: BinaryIO, offset: int) -> list[bytes]:
+    """About CHUNK bytes from `offset`, up to a line's end; empty where no line has ended since."""
+    file.seek(offset)
+    data = b""
+    while more := file.read(CHUNK):
+        data += more
+        if (end := data.rfind(b"\n")) >= 0:
+            return data[:end].split(b"\n")
+    return []

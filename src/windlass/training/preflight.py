@@ -27,6 +27,7 @@ from windlass.parallel.build import check_compiler
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
+from windlass.report.sinks.follow import check_packages
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
@@ -88,6 +89,7 @@ def check_run(
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
+    check_packages(config.report.sinks)
     if fetches:
         fetch_run(config)
     trainer_state = begun(config)

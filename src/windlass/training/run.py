@@ -26,6 +26,7 @@ from windlass.parallel.program import Batch, Program
 from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
 from windlass.report.page.child import write_in_child
+from windlass.report.sinks.start import following
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.status import State, write_status
@@ -77,6 +78,8 @@ class Run:
 
     def __enter__(self) -> Self:
         self.report_status("running", self.start_step)
+        if self.runtime.rank == 0:
+            self.opened.enter_context(following(self.config.run.directory, self.config.report.sinks, say))
         if self.mirror is not None and self.start_step:
             self.mirror.offer(self.start_step)  # where the process before was killed in its copy
         return self

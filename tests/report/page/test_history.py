@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from windlass.errors import UserError
+from windlass.report import events
 from windlass.report.events import RESTARTS, read_events, read_lines
 from windlass.report.page import history as module
 from windlass.report.page.buckets import COUNT, HIGH, HIGH_AT, SUM
@@ -105,7 +106,7 @@ class Writer:
 @pytest.mark.parametrize("seed", range(20))
 def test_reading_bit_by_bit_equals_reading_at_once_and_the_plain_rules(seed, log, monkeypatch):
     """Read after some of the writes, in small chunks, in few buckets."""
-    monkeypatch.setattr(module, "CHUNK", 700)
+    monkeypatch.setattr(events, "CHUNK", 700)
     writer, path = Writer(seed, log), log(line("start", 0))
     follower = History(path, 16)
     for _ in range(25):

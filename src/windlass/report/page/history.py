@@ -9,15 +9,14 @@ new; step lines go into buckets, so a run of a million steps makes a page of the
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 
-from windlass.report.events import RESTARTS, Event, check_exists, event_of, parse_line
+from windlass.report.events import RESTARTS, Event, check_exists, event_of, parse_line, whole_lines
 from windlass.report.page.buckets import MAX_BUCKETS, Buckets, Stretch
 from windlass.report.page.step_lines import Columns, read_columns
 
-CHUNK: Final = 4 << 20  # bytes read at a time
 MAX_NOTES: Final = 200  # rows of the list of events: the first and the latest
 MAX_LOST: Final = 40  # marks of numbers that were not finite
 MAX_TEXT: Final = 4000  # characters of one continuation
@@ -83,7 +82,7 @@ class History:
             self._reset()
         found = False
         with open(self.path, "rb") as file:
-            while lines := _whole_lines(file, self.offset):
+            while lines := whole_lines(file, self.offset):
                 self._take(lines)
                 found = True
         return found
@@ -224,17 +223,6 @@ def spread(items: Sequence[Any], most: int) -> list[Any]:
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-def _whole_lines(file: BinaryIO, offset: int) -> list[bytes]:
-    """About CHUNK bytes from `offset`, up to a line's end; empty where no line has ended since."""
-    file.seek(offset)
-    data = b""
-    while more := file.read(CHUNK):
-        data += more
-        if (end := data.rfind(b"\n")) >= 0:
-            return data[:end].split(b"\n")
-    return []
 
 
 def _place(events: list[Event], event: Event) -> None:

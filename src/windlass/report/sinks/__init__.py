@@ -1,0 +1,13 @@
+"""Sinks: TensorBoard and Weights & Biases beside a run. A process of its own follows events.jsonl and sends what is new, so that
+no step waits for a disk, a network or somebody's library.
+
+sync    `windlass sync RUN`: sends what a run has logged, once or as it grows
+start   the process that follows a run that trains
+follow  a run and a sink: which lines are sent, and how far that is
+
+Inside:
+
+sink            what a sink is: three calls
+to_tensorboard  event files in the run directory
+to_wandb        a run of W&B with the run's own id, online or offline
+"""

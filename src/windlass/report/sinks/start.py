@@ -1,0 +1,65 @@
+"""The process that follows a run that trains: started by rank 0, ended by the end of rank 0, however that comes.
+
+It waits on a pipe that rank 0 holds: when that closes, by an exit or by SIGKILL, it sends the last lines and ends. It is in a
+session of its own, so that a Ctrl-C that asks the run to stop and save does not end it. What it prints goes to a log of the run.
+"""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from windlass.contract import environment_of_child
+from windlass.report.sinks.follow import SinkName
+
+LONGEST_S: Final = 60.0  # that the end of a run waits for a sink
+
+
+@contextlib.contextmanager
+def following(
+    run_directory: Path, sinks: Sequence[SinkName], say: Callable[[str], None], longest_s: float = LONGEST_S
+) -> Iterator[None]:
+    """Inside, each sink is sent what the run logs. One that fails ends no run: `say` gets a sentence, once."""
+    started = [(name, _start(run_directory, name)) for name in dict.fromkeys(sinks)]
+    for name, process in started:
+        threading.Thread(target=_watch, args=(process, name, run_directory, say), daemon=True).start()
+    try:
+        yield
+    finally:
+        for _, process in started:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for name, process in started:
+            try:
+                process.wait(longest_s)
+            except subprocess.TimeoutExpired:
+                say(
+                    f"{name} is still sent what the run logged; {_again(run_directory, name)} goes on if it does not end"
+                )
+
+
+def _start(run_directory: Path, name: SinkName) -> "subprocess.Popen[bytes]":
+    logs = run_directory / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "windlass", "sync", str(run_directory), "--to", name, "--until-eof"]
+    with open(logs / f"sink-{name}.log", "ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment_of_child(), start_new_session=True
+        )
+
+
+def _watch(process: "subprocess.Popen[bytes]", name: str, run_directory: Path, say: Callable[[str], None]) -> None:
+    if process.wait() != 0:
+        log = run_directory / "logs" / f"sink-{name}.log"
+        with contextlib.suppress(OSError):
+            lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.startswith("windlass: ")]
+            reason = lines[-1].removeprefix("windlass: ") if lines else f"exit code {process.returncode}, see {log}"
+            say(f"{name} is not sent what the run logs: {reason}; later: {_again(run_directory, name)}")
+
+
+def _again(run_directory: Path, name: str) -> str:
+    return f"windlass sync {run_directory} --to {name}"

@@ -1,0 +1,67 @@
+"""`windlass sync RUN`: sends what a run has logged to TensorBoard or Weights & Biases."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from windlass.errors import UserError, nearest
+from windlass.report.sinks.follow import PACKAGES, Follower, SinkName, alone, follow, open_sink, place_of
+from windlass.status import is_locked
+
+Until = Literal["now", "end", "eof"]
+"""When it ends: at once, when nobody trains the run any more, when stdin closes."""
+
+
+def sync(
+    run_directory: Path, sinks: Sequence[SinkName], project: str | None, until: Until, say: Callable[[str], None]
+) -> None:
+    """Raises UserError where no run has begun, none of the sinks is named, or one does not let us in."""
+    place = place_of(run_directory, project)
+    named = list(dict.fromkeys(sinks or (place.settings.get("report") or {}).get("sinks") or ()))
+    if not named:
+        raise UserError(
+            f"windlass sync {run_directory} without --to",
+            "the run's recipe names no report.sinks",
+            "say where to send it: --to tensorboard, or --to wandb",
+        )
+    if until != "now" and len(named) > 1:
+        raise UserError(
+            f"--follow with {' and '.join(named)}", "one process follows a run for one sink", "start one for each: --to"
+        )
+    ends: dict[Until, Callable[[float], bool]] = {
+        "now": lambda _: True,
+        "end": partial(_ended, run_directory),
+        "eof": _closed,
+    }
+    for name in named:
+        with alone(name, run_directory):
+            count = follow(Follower(name, place, partial(open_sink, name)), ends[until])
+        say(f"{name}: {count} lines sent")
+
+
+def sinks_of(given: Sequence[str]) -> list[SinkName]:
+    """`--to`, checked. Raises UserError."""
+    for name in given:
+        if name not in PACKAGES:
+            raise UserError(
+                f"--to {name}",
+                f"a sink is {' or '.join(PACKAGES)}",
+                nearest(name, list(PACKAGES)) or "name one of them",
+            )
+    return [sink for sink in PACKAGES if sink in given]
+
+
+def _ended(run_directory: Path, seconds: float) -> bool:
+    time.sleep(seconds)
+    return not is_locked(run_directory)
+
+
+def _closed(seconds: float) -> bool:
+    """Whether whoever started this process has closed the pipe, or is gone; waits for that up to `seconds`."""
+    readable, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(readable) and not os.read(sys.stdin.fileno(), 1)

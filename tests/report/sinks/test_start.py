@@ -1,0 +1,112 @@
+"""The process beside a run: it lives as long as the run's, sends the last lines, and takes nothing down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from windlass.report.events import EventLog
+from windlass.report.sinks import start as room
+from windlass.report.sinks.start import following
+
+ID = "0123456789abcdef"
+CHILD = """
+import os, sys, pathlib
+run = pathlib.Path(sys.argv[1])
+(run / "pid").write_text(str(os.getpid()))
+(run / "began").touch()
+sys.stdin.read()
+(run / "ended").write_text((run / "events.jsonl").read_text())
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    EventLog(tmp_path / "events.jsonl").write("start", 0, {})
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": ID}))
+    return tmp_path
+
+
+def wait_for(path):
+    for _ in range(6000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not come")
+
+
+def started(monkeypatch, program):
+    """`_start` starts `program` in place of `windlass sync`."""
+    popen = subprocess.Popen
+
+    def other(command, **given):
+        return popen([sys.executable, "-c", program, command[command.index("sync") + 1]], **given)
+
+    monkeypatch.setattr(room.subprocess, "Popen", other)
+
+
+def test_it_ends_when_the_run_does_and_has_seen_the_last_line(run, monkeypatch):
+    started(monkeypatch, CHILD)
+    said = []
+    with following(run, ["tensorboard"], said.append):
+        wait_for(run / "began")
+        EventLog(run / "events.jsonl").write("end", 1, {"reason": "finished"})
+        assert not (run / "ended").exists()
+    assert '"finished"' in (run / "ended").read_text() and said == []
+
+
+def test_it_ends_when_the_run_is_killed(run):
+    program = (
+        "import os, subprocess, sys; from pathlib import Path; from windlass.report.sinks import start as room\n"
+        "popen = subprocess.Popen\n"
+        f"room.subprocess.Popen = lambda command, **given: popen([sys.executable, '-c', {CHILD!r}, command[5]], **given)\n"
+        f"run = Path({str(run)!r})\n"
+        "with room.following(run, ['tensorboard'], print):\n"
+        "    while not (run / 'began').exists(): pass\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    wait_for(run / "ended")
+
+
+def test_a_ctrl_c_of_the_terminal_does_not_reach_it(run, monkeypatch):
+    started(monkeypatch, CHILD)
+    with following(run, ["tensorboard"], print):
+        wait_for(run / "began")
+        assert os.getsid(int((run / "pid").read_text())) != os.getsid(0)
+
+
+def test_one_that_fails_is_reported_once_and_ends_no_run(run, monkeypatch):
+    started(monkeypatch, "import sys; sys.stderr.write('windlass: a reason\\n'); sys.exit(2)")
+    said, heard = [], threading.Event()
+
+    def say(text):
+        said.append(text)
+        heard.set()
+
+    with following(run, ["tensorboard"], say):
+        assert heard.wait(60)
+    assert said == [f"tensorboard is not sent what the run logs: a reason; later: windlass sync {run} --to tensorboard"]
+
+
+def test_one_that_hangs_is_left_behind(run, monkeypatch):
+    started(monkeypatch, "import time; time.sleep(600)")
+    kept, said, real = [], [], room._start
+    monkeypatch.setattr(room, "_start", lambda *given: kept.append(real(*given)) or kept[-1])
+    with following(run, ["tensorboard"], said.append, longest_s=0.0):
+        pass
+    kept[0].kill()
+    kept[0].wait()
+    assert said[0].startswith("tensorboard is still sent what the run logged; windlass sync")
+
+
+def test_no_sink_starts_nothing(run, monkeypatch):
+    monkeypatch.setattr(room.subprocess, "Popen", lambda *args, **given: pytest.fail("started"))
+    with following(run, [], print):
+        pass
+    assert not (run / "logs").exists()
