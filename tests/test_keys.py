@@ -9,6 +9,7 @@ from tests import tiny
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.keys import describe, schema, sections
+from windlass.mistakes import more_of
 from windlass.recipe import parse_yaml
 
 RECIPES = sorted((DOCS.parent / "recipes").rglob("*.yaml"))
@@ -46,6 +47,25 @@ def test_the_fields_of_a_family():
     lines = describe("qwen3_moe")
     assert any(one.startswith("model.num_experts: ") for one in lines)
     assert not any(one.startswith("model.preset") for one in lines) and "qwen3_moe" in "\n".join(describe(None))
+
+
+def test_a_field_of_the_model_is_answered_with_its_families():
+    lines = describe("model.num_experts")
+    assert lines[0].startswith("model.num_experts: int, at least 1") and any("qwen3_moe" in line for line in lines)
+    assert describe("model.hidden_size")[0].startswith("model.hidden_size: ")
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("data", "sources"), ("run", "steps"), ("model", "hidden_size"), ("optim", "groups"), ("data.tokenizer", "from")],
+)
+def test_what_a_message_sends_a_reader_to_is_answered(section, key):
+    path = more_of(f"{section}.{key}" + "[3].x[0]" * (key == "sources")).removeprefix("what it means: windlass keys ")
+    assert describe(path.removesuffix(".x"))
+
+
+def test_every_key_of_every_section_and_family_is_answered():
+    assert all(describe(f"{one.path}.{key.name}") for one in sections() for key in one.keys)
 
 
 def test_every_key_has_a_meaning():

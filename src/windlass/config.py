@@ -255,7 +255,7 @@ def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunCon
     tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise UserError(
-            f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "see docs/recipe.md"
+            f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "the sections: windlass keys"
         )
     has_secret = without_secrets(tree) != tree
     for override in overrides:

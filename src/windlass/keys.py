@@ -85,6 +85,8 @@ def describe(path: str | None) -> list[str]:
     named = {f"{section.path}.{key.name}": (section, key) for section in known for key in section.keys}
     if path in named:
         return _lines(*named[path])
+    if lines := [line for one in _of_families(path) for line in one]:
+        return lines
     last = [name for name in named if name.rpartition(".")[2] == path]
     if last:
         return [line for name in last for line in _lines(*named[name])]
@@ -93,6 +95,17 @@ def describe(path: str | None) -> list[str]:
         "a recipe has no section, no key and no family of that name",
         nearest(path, [*(section.path for section in known), *FAMILIES, *named]) + "`windlass keys` lists them all",
     )
+
+
+def _of_families(path: str) -> Iterator[list[str]]:
+    """A field of the model: families that mean the same by it together."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for section in sections():
+        for key in section.keys if section.family else ():
+            if path == f"{section.path}.{key.name}":
+                found.setdefault(tuple(_lines(section, key)), []).append(section.family)
+    for (first, *rest), families in found.items():
+        yield [first, *_wrapped(f"Of {', '.join(families)}.", "    ", "    "), *rest]
 
 
 def schema() -> dict[str, Any]:

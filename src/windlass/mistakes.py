@@ -6,6 +6,7 @@ others are. No torch, no files.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -98,7 +99,7 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
         must = " or ".join(dict.fromkeys(map(meant, items)))
         hint = nearest(str(given), choices)
-        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}see {path} in docs/recipe.md")
+        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(path)}")
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
@@ -122,7 +123,12 @@ def _as_user_errors(violation: Violation, location: Location, given: Any) -> Ite
             yield one
             continue
         shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
-        yield UserError(shown, f"{path}: {one}", f"see {path} in docs/recipe.md")
+        yield UserError(shown, f"{path}: {one}", more_of(path))
+
+
+def more_of(path: str) -> str:
+    """Which command explains a key, to a reader without the docs."""
+    return "what it means: windlass keys " + re.sub(r"\[\d+\]", "", path)
 
 
 def path_of(location: Location) -> str:

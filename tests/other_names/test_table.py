@@ -112,7 +112,7 @@ def test_a_whole_section_of_another_tool():
         "use parallel.zero=3 parallel.shard=-1; parallel.offload=false; precision.policy=bf16"
     )
     assert refused_layout("full_shard", "fsdp").change == "use parallel.zero=3 parallel.shard=-1"
-    assert "see parallel in docs/recipe.md" in refused_layout({"mystery": 1}, "fsdp").change
+    assert "its keys: windlass keys parallel" in refused_layout({"mystery": 1}, "fsdp").change
 
 
 def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():

@@ -32,7 +32,7 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
             elif isinstance(content, str) and (ours := sharding_of(content)):
                 yield [section], UserError(f"{section}={content}", rule, f"use {ours}")
                 continue
-            yield [section], UserError(f"a section `{section}`", rule, "see parallel in docs/recipe.md")
+            yield [section], UserError(f"a section `{section}`", rule, "its keys: windlass keys parallel")
     parallel, precision = recipe.get("parallel"), recipe.get("precision")
     found = list(_found("precision", "", recipe))
     if isinstance(precision, Mapping):

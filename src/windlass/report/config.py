@@ -11,6 +11,7 @@ class ReportConfig(Settings):
     every_steps: Count = Field(default=10, ge=1)
     """Optimizer steps between two lines of metrics; loss and gradient norm are read from the device on these only."""
     sinks: list[Literal["tensorboard", "wandb"]] = []
-    """Where else the metrics go: a process beside the run sends them. tensorboard: event files in the run directory. wandb: Weights & Biases, one run over all resumes; WANDB_MODE=offline needs no account."""
+    """Where else the metrics go: a process beside the run sends them. tensorboard: event files in the run directory. wandb:
+    Weights & Biases, one run over all resumes; WANDB_MODE=offline needs no account."""
     project: str | None = None
     """With wandb: its project. None: windlass."""
