@@ -222,12 +222,6 @@ def beginning(text: str) -> str:
     return text[: max([end for end in ends if end <= ANSWER] or ends[:1])]
 
 
-def losses(lines: Iterable[str]) -> dict[str, float]:
-    """What `windlass evaluate` prints -> nats per answer token of each set."""
-    found = [re.match(r"(\S+): .*?loss ([0-9.]+) nats per answer token", line) for line in lines]
-    return {one[1]: float(one[2]) for one in found if one}
-
-
 def summaries(
     folder: Path, english: Path, meetings: Path, size: Size = SUMMARIES, seeds: Iterable[int] = SEEDS
 ) -> Iterator[Row]:
@@ -250,7 +244,7 @@ def summaries(
 
     def score(model: Path, name: str) -> list[float]:
         if model not in known:
-            known[model] = losses(evaluate(model, recipe=str(folder / "scoring.yaml")))
+            known[model] = {one.name: one.loss for one in evaluate(model, recipe=str(folder / "scoring.yaml"))}
         return [known[model][f"{name}-{row}"] for row in range(len(test))]
 
     return compare(folder, size, seeds, learned, test, score)

@@ -85,6 +85,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "": (
         "",
         "cli",
+        "commands",
+        "proof",
         "training",
         "model",
         "model.families",
@@ -244,9 +246,11 @@ TORCH_FREE = (
 MAX_PUBLIC = 12  # besides config and the modules that load no torch
 MAX_FILES = 20  # of a folder; over a dozen, its docstring puts the public ones first
 LAZY = {  # imports of ours inside a function
-    ("windlass", "windlass.config"): "importing windlass loads nothing",
-    ("windlass", "windlass.training.loop"): "importing windlass loads nothing",
-    ("windlass", "windlass.training.pins"): "importing windlass loads nothing",
+    **{
+        ("windlass", f"windlass.{module}"): "importing windlass loads nothing"
+        for module in ("config", "commands.evaluate", "commands.export", "commands.generate", "proof.verify")
+        + ("training.loop", "training.pins", "training.preflight")
+    },
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_wandb"): "its package is an extra",
     ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",

@@ -6,34 +6,56 @@ From Python, a run is three lines::
     recipe = load_recipe("recipes/demo.yaml", "run.steps=100")
     train(recipe)
 
-`parse_recipe(text)` takes the recipe's text in place of its file, and `fingerprint(recipe)` is the hash by which a preparation of
-its data is recognised. Importing the package is free (no torch): each function is fetched when it is first named.
+What the commands do, as functions; each says in its docstring what it takes, returns and raises:
+
+    load_recipe(file, *overrides), parse_recipe(text)   a recipe, checked
+    prepare(recipe)                                     its data, tokenised into shards
+    fingerprint(recipe)                                 the hash by which a preparation is recognised
+    train(recipe)                                       a run, new or resumed; under a launcher on every rank alike
+    evaluate(path), generate(path, prompts)             scores and texts of a run, checkpoint, adapter or Hugging Face directory
+    export(path, target)                                what transformers or PEFT loads, once it has compared equal
+    verify(file)                                        whether the layout equals one process
+
+Importing the package is free (no torch): each function is fetched when it is first named.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from windlass.errors import Stopped, UserError
 from windlass.version import __version__
 
 if TYPE_CHECKING:
+    from windlass.commands.evaluate import evaluate
+    from windlass.commands.export import export
+    from windlass.commands.generate import Sampling, generate
     from windlass.config import load_recipe, parse_recipe
+    from windlass.proof.verify import verify
     from windlass.training.loop import train
     from windlass.training.pins import fingerprint
+    from windlass.training.preflight import prepare_only as prepare
 
-__all__ = ["Stopped", "UserError", "__version__", "fingerprint", "load_recipe", "parse_recipe", "train"]
+__all__ = [
+    "Sampling", "Stopped", "UserError", "__version__", "evaluate", "export", "fingerprint", "generate", "load_recipe",
+    "parse_recipe", "prepare", "train", "verify",
+]  # fmt: skip
+PLACES: Final = {
+    "Sampling": ("commands.generate", "Sampling"),
+    "evaluate": ("commands.evaluate", "evaluate"),
+    "export": ("commands.export", "export"),
+    "fingerprint": ("training.pins", "fingerprint"),
+    "generate": ("commands.generate", "generate"),
+    "load_recipe": ("config", "load_recipe"),
+    "parse_recipe": ("config", "parse_recipe"),
+    "prepare": ("training.preflight", "prepare_only"),
+    "train": ("training.loop", "train"),
+    "verify": ("proof.verify", "verify"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("load_recipe", "parse_recipe"):
-        from windlass import config
+    if name not in PLACES:
+        raise AttributeError(f"module 'windlass' has no attribute {name!r}")
+    import importlib
 
-        return getattr(config, name)
-    if name == "train":
-        from windlass.training.loop import train
-
-        return train
-    if name == "fingerprint":
-        from windlass.training.pins import fingerprint
-
-        return fingerprint
-    raise AttributeError(f"module 'windlass' has no attribute {name!r}")
+    module, function = PLACES[name]
+    return getattr(importlib.import_module(f"windlass.{module}"), function)

@@ -36,15 +36,6 @@ def test_an_answer_matches_whole():
     assert script.matches(["K", " K\n", "KK", ""], [("", "K")] * 4) == [1, 1, 0, 0]
 
 
-def test_losses_are_those_of_each_set():
-    lines = [
-        "validation: step 27, loss 4.1 nats per answer token, perplexity 60.34, 88 answer tokens",
-        "right-0: step 27, loss 4.2500 nats per answer token, perplexity 70.11, 1.201 bits per byte, 88 answer tokens",
-        "wrong-11: loss 10.5000 nats per answer token, perplexity n/a, 1,088 answer tokens",
-    ]
-    assert script.losses(lines) == {"validation": 4.1, "right-0": 4.25, "wrong-11": 10.5}
-
-
 def test_the_beginning_of_a_summary_ends_with_a_sentence():
     short, long = "It cost 12.5 euros. ", "x" * 390 + "."
     assert script.beginning(short + long) == short.strip()

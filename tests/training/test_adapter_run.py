@@ -91,7 +91,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_where_the_whole_one_does(runs, b
 
 
 def test_commands_read_an_adapter(runs):
-    (line, *_) = evaluate(runs / "lora", sequences=6)
+    line = evaluate(runs / "lora", sequences=6)[0].line
     logged = [event for event in tiny.lines(runs / "lora") if event["kind"] == "validation"][-1]
     assert f"loss {logged['loss']:.4f}" in line
     assert len(generate(runs / "nf4", ["wind"], Sampling(max_tokens=4, temperature=0))) == 1
@@ -164,12 +164,12 @@ def test_an_adapters_directory_says_what_its_run_says(runs, base, adapter, tmp_p
     (said,) = generate(runs / "lora", ["the wind"], greedy)
     assert generate(adapter, ["the wind"], greedy) == [said]
     file = write_recipe(runs, base)
-    (line, *_) = evaluate(runs / "lora", sequences=6)
-    (again, *_) = evaluate(adapter, sequences=6, recipe=file)
+    line = evaluate(runs / "lora", sequences=6)[0].line
+    again = evaluate(adapter, sequences=6, recipe=file)[0].line
     assert again.replace("validation: ", f"validation: step {tiny.STEPS}, ") == line
-    (whole, *_) = evaluate(export(adapter, tmp_path / "merged", merge=True).directory, sequences=6, recipe=file)
+    whole = evaluate(export(adapter, tmp_path / "merged", merge=True).directory, sequences=6, recipe=file)[0].line
     assert whole.split(", perplexity")[0] == again.split(", perplexity")[0]
-    (alone, *_) = evaluate(with_tokenizer(base, adapter, tmp_path), sequences=6, recipe=file)
+    alone = evaluate(with_tokenizer(base, adapter, tmp_path), sequences=6, recipe=file)[0].line
     assert alone != whole, "the base without the adapter"
 
 

@@ -47,7 +47,7 @@ def test_a_run_learns_answers_alone(tmp_path, capfd):
     assert 0.3 < sum(counted) / len(counted) < 0.7, "questions and marks of turns are about half"
     losses = [line["loss"] for line in read_events(config.run.directory / "events.jsonl") if line["kind"] == "step"]
     assert len(losses) == 2 and all(loss > 0 for loss in losses)
-    (line,) = evaluate(config.run.directory)
+    line = evaluate(config.run.directory)[0].line
     assert " nats per answer token, perplexity" in line and line.endswith(" answer tokens")
     out = capfd.readouterr().out
     assert "of conversations only answers are learned" in out

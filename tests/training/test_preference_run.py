@@ -260,7 +260,7 @@ def test_evaluate_says_what_the_run_says(place, full, name):
     if name != "full" and not (place / name).exists():
         train(recipe(place, name, LORA))
     last = steps_of(place / name, "validation")[-1]
-    (line,) = evaluate(place / name)
+    line = evaluate(place / name)[0].line
     assert line == (
         f"validation: step 10, loss {last['loss']:.4f}, accuracy {last['accuracy']:.1%}, margin {last['margin']:.4g}, 3 pairs"
     )

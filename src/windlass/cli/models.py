@@ -45,7 +45,8 @@ def evaluate(
         raise typer.Exit(local.launch(sys.argv[1:], num_ranks, path))
     from windlass.commands.evaluate import evaluate as score
 
-    print_lines(score(path, step=step, sequences=sequences, base=base, recipe=recipe))
+    scores = score(path, step=step, sequences=sequences, base=base, recipe=recipe)
+    print_lines(one.line for one in scores)
 
 
 def generate(

@@ -1,7 +1,9 @@
 """Validation of a model, over any number of ranks: a checkpoint on the sets of its own recipe, any model on those of a recipe."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
@@ -22,21 +24,48 @@ from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
 
+@dataclass(frozen=True)
+class Score:
+    """A model on a validation set. `loss`: in nats per target, per answer token or per pair, as `unit` says; `count`: of those.
+    `step`: of the checkpoint. None where a figure has no meaning: perplexity and bits of pairs, accuracy and margin of texts."""
+
+    name: str
+    step: int | None
+    loss: float
+    count: int
+    unit: Literal["targets", "answer tokens", "pairs"]
+    perplexity: float | None = None
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+    margin: float | None = None
+
+    @property
+    def line(self) -> str:
+        """As `windlass evaluate` prints it; bits per byte only where the tokenizer's bytes are exact."""
+        text = f"{self.name}: {'' if self.step is None else f'step {self.step}, '}loss {self.loss:.4f}"
+        if self.unit == "pairs":
+            return f"{text}, accuracy {self.accuracy:.1%}, margin {self.margin:.4g}, {self.count:,} pairs"
+        text += " nats per answer token" if self.unit == "answer tokens" else ""
+        text += f", perplexity {'n/a' if self.perplexity is None else f'{self.perplexity:.4g}'}"
+        text += "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
+        return f"{text}, {self.count:,} {self.unit}"
+
+
 def evaluate(
-    path: Path,
+    path: Path | str,
     *,
     step: int | None = None,
     sequences: int | None = None,
     base: Path | None = None,
     recipe: str | None = None,
-) -> list[str]:
-    """Scores every validation set on all ranks -> one line per set, on rank 0. `recipe`: whose prepared sets, in place of the
+) -> list[Score]:
+    """Scores every validation set on all ranks -> a score per set, on rank 0. `recipe`: whose prepared sets, in place of the
     run's own; a model that is no run needs it. `sequences`: per set, instead of the recipe's number. `base`: of an adapter,
     where that has moved. Collective. Raises UserError."""
     if sequences is not None and sequences < 1:
         raise UserError(f"--sequences {sequences}", "at least one sequence is scored", "use 1 or more")
     with start_runtime() as runtime:
-        saved = runtime.shared(runtime.first(lambda: find_saved(path, step, base)))
+        saved = runtime.shared(runtime.first(lambda: find_saved(Path(path), step, base)))
         assert saved is not None
         config = for_evaluation(_recipe_of(saved, recipe), sequences)
         prepared = open_prepared(config.data, config.evaluate.sets)
@@ -50,17 +79,14 @@ def evaluate(
         if saved.step is not None:
             reader = open_reader(saved.directory, runtime.rank, runtime.world, runtime.saving)
             reader.restore_from(saved.directory, weight_tensors(program), what="weights")
-        objective, lines = objective_of(config.objective), []
+        objective, scores = objective_of(config.objective), []
         reference = _reference(config, saved)
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():
             batches, count = objective.weigh(data.batches, program)
             total = float(program.evaluate(batches))
-            if config.objective.unit == "pairs":
-                figures = {key: value.item() for key, value in objective.figures().items()}
-                lines.append(describe_pairs(name, saved.step, total, int(count), figures))
-            else:
-                lines.append(describe(name, saved.step, total, data, config.counts_answers(name)))
-        return lines if runtime.rank == 0 else []
+            figures = {key: value.item() for key, value in objective.figures().items()}
+            scores.append(score_of(name, saved.step, total, int(count), data, config, figures))
+        return scores if runtime.rank == 0 else []
 
 
 def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
@@ -112,19 +138,19 @@ def for_evaluation(config: RunConfig, sequences: int | None) -> RunConfig:
     return config.changed(evaluate=watch, parallel=ParallelConfig())
 
 
-def describe_pairs(name: str, step: int | None, total: float, pairs: int, figures: Mapping[str, float]) -> str:
-    text = f"{name}: {'' if step is None else f'step {step}, '}loss {total / pairs:.4f}"
-    return f"{text}, accuracy {figures['accuracy']:.1%}, margin {figures['margin']:.4g}, {pairs:,} pairs"
-
-
-def describe(name: str, step: int | None, nats: float, data: EvaluationSet, are_answers: bool = False) -> str:
-    """A set's figures in one line; bits per byte only where the tokenizer's bytes are exact."""
-    loss = nats / data.num_targets
-    power = perplexity(loss)
-    text = f"{name}: {'' if step is None else f'step {step}, '}loss {loss:.4f}"
-    text += " nats per answer token" if are_answers else ""
-    text += f", perplexity {'n/a' if power is None else f'{power:.4g}'}"
-    per_byte = bits_per_byte(nats, data.num_bytes)
-    if per_byte is not None:
-        text += f", {per_byte:.3f} bits per byte"
-    return f"{text}, {data.num_targets:,} {'answer tokens' if are_answers else 'targets'}"
+def score_of(
+    name: str,
+    step: int | None,
+    total: float,
+    count: int,
+    data: EvaluationSet,
+    config: RunConfig,
+    figures: Mapping[str, float],
+) -> Score:
+    """`total`: the loss of all `count` targets or pairs of a set. `figures`: of the objective, on the same."""
+    if config.objective.unit == "pairs":
+        kept = {key: figures[key] for key in ("accuracy", "margin")}
+        return Score(name, step, total / count, count, "pairs", **kept)
+    loss = total / data.num_targets
+    unit: Literal["answer tokens", "targets"] = "answer tokens" if config.counts_answers(name) else "targets"
+    return Score(name, step, loss, data.num_targets, unit, perplexity(loss), bits_per_byte(total, data.num_bytes))

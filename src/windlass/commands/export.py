@@ -54,8 +54,8 @@ class Exported:
 
 
 def export(
-    path: Path,
-    target: Path | None = None,
+    path: Path | str,
+    target: Path | str | None = None,
     *,
     step: int | None = None,
     dtype: str = "fp32",
@@ -68,6 +68,7 @@ def export(
     """Writes `target` (default: export/ in the run directory). Of a run with an adapter PEFT's files in fp32, or with `merge` the
     whole model; `base`: where its base is, if that has moved. `push`: a repository of the hub that gets it once it has compared
     equal, `private` to others. Raises UserError; a target that exists is never overwritten unless it is the default one."""
+    path, target = Path(path), None if target is None else Path(target)
     if push is not None:
         check_push(push)
     elif private:

@@ -56,10 +56,13 @@ class Sampling:
             )
 
 
+USUAL: Final = Sampling()
+
+
 def generate(
-    path: Path,
+    path: Path | str,
     prompts: list[str],
-    sampling: Sampling,
+    sampling: Sampling = USUAL,
     *,
     step: int | None = None,
     chat: bool = False,
@@ -69,6 +72,7 @@ def generate(
     """One continuation per prompt, in their order; `chat`: one answer to each, as the tokenizer's chat template writes questions.
     `record`: also write them to the run's events, for the report. `base`: of an adapter, where that has moved. Raises
     UserError."""
+    path = Path(path)
     if record and not (path / "events.jsonl").is_file():
         raise UserError(
             f"--record with {path}",

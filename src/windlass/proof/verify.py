@@ -70,8 +70,9 @@ NEVER_PROVED: Final = (
 )
 
 
-def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path | None) -> bool:
-    """Proves and prints; whether everything agrees. Raises UserError."""
+def verify(recipe: str, overrides: Sequence[str] = (), nproc: int | None = None, json_file: Path | None = None) -> bool:
+    """Proves and prints; whether everything agrees. `recipe`: a file, or the name of a shipped one; `nproc`: processes at hand, 8
+    if None; `json_file`: the verdict is written there too. Raises UserError."""
     _check_options(nproc, json_file)
     config = pin_model(load_recipe(recipe, *overrides))
     architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
@@ -91,7 +92,7 @@ def verify(recipe: str, overrides: list[str], nproc: int | None, json_file: Path
     agree = all(verdict.agrees for verdict in verdicts)
     conclude(verdicts, unproved, console)
     if json_file is not None:
-        write(json_file, recipe, overrides, verdicts, unproved, agree)
+        write(json_file, recipe, list(overrides), verdicts, unproved, agree)
     return agree
 
 
