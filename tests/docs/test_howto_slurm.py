@@ -24,7 +24,7 @@ def test_the_script_is_the_one_of_its_recipe_and_command():
 
 
 def test_its_first_command_prints_that_script(tmp_path, monkeypatch, capsys):
-    """The second submits it, the third needs a run: commands/test_launch_slurm.py, commands/test_status.py. Those of SLURM itself
+    """The second submits it, the third needs a run: commands/launch/test_slurm.py, commands/test_status.py. Those of SLURM itself
     are in launch/test_slurm_cluster.py."""
     commands = commands_in(PAGE)
     assert commands[0] == f"{commands[1]} --dry-run" and commands[2:] == ["status runs/mine"]

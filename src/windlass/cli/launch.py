@@ -61,7 +61,7 @@ def launch_slurm(
 ) -> None:
     """Submit a run that goes back to the queue until it is finished, and a job that prepares its data where it is not."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch_slurm import launch
+    from windlass.commands.launch.slurm import launch
     from windlass.launch.slurm import size_of
 
     given = {"partition": partition, "account": account, "qos": qos, "time": time}
@@ -85,7 +85,7 @@ def launch_kubernetes(
 ) -> None:
     """Apply manifests whose pods train, by kubectl. Needs launch.kubernetes in the recipe: image, and a volume claim."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch_kubernetes import launch
+    from windlass.commands.launch.kubernetes import launch
     from windlass.launch.slurm import size_of
 
     print_lines(launch(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, kind, dry_run))
@@ -102,6 +102,6 @@ def launch_flyte(
 ) -> None:
     """Submit a Flyte 2 pipeline that prepares, trains and reports. Needs the flyte extra, and launch.flyte in the recipe."""
     from windlass.cli.arguments import print_lines
-    from windlass.commands.launch_flyte import launch
+    from windlass.commands.launch.flyte import launch
 
     print_lines(launch(recipe, overrides or [], nproc, job_name, local, dry_run))

@@ -1,5 +1,7 @@
 """What each command of the command line calls.
 
+launch/        `windlass launch`: a run on a cluster, a file for each kind
+
 evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
 generate       text and conversations from one of these
 tasks          tasks of lm-eval from local files (`evaluate --tasks`)
@@ -11,9 +13,6 @@ report         `windlass report`: the page of a run
 stacks         `windlass stacks`: where every rank on this host is
 status         `windlass status`: running, finished, stopped, failed or dead
 doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
-launch_slurm   `windlass launch slurm`: a run as jobs of a SLURM cluster
-launch_kubernetes  `windlass launch kubernetes`: a run as pods
-launch_flyte   `windlass launch flyte`: a run as a Flyte pipeline
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed

@@ -5,7 +5,7 @@ import yaml
 
 from tests import tiny
 from tests.commands.command_line import run_command
-from windlass.commands import launch_kubernetes as command
+from windlass.commands.launch import kubernetes as command
 from windlass.config import to_yaml
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from tests import tiny
 from tests.commands.command_line import run_command
-from windlass.commands import launch_flyte as command
+from windlass.commands.launch import flyte as command
 from windlass.config import to_yaml
 
 

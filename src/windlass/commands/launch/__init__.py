@@ -1,0 +1,6 @@
+"""What `windlass launch` calls, a file for each kind of cluster. `launch nodes` calls launch/nodes.py itself.
+
+slurm       a run as jobs of a SLURM cluster
+kubernetes  a run as pods
+flyte       a run as a Flyte pipeline
+"""

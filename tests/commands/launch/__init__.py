@@ -1,0 +1,1 @@
+"""Tests of windlass.commands.launch."""
