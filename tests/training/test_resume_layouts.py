@@ -85,8 +85,8 @@ def test_one_process_scores_and_continues_what_the_ranks_trained(runs, ranks, se
     directory = runs.whole(settings, layout)[0].run.directory
     assert generate(directory, ["a rope"], Sampling(max_tokens=8, temperature=0)) != [""]
     logged = lines_of(runs.whole(settings, layout)[0], "validation")[-1]
-    (lines,) = ranks.run(1, evaluate, directory)
-    assert f"step {logged['step']}, loss {logged['loss']:.4f}" in lines[0]
+    (scores,) = ranks.run(1, evaluate, directory)
+    assert f"step {logged['step']}, loss {logged['loss']:.4f}" in scores[0].line
 
 
 @pytest.mark.long
