@@ -64,7 +64,7 @@ def following(directory: Path) -> dict[str, Any]:
     from windlass.report.page.serve import Live
 
     live = Live([directory])
-    history = live._runs[0].history
+    history = live.runs[0].history
     times, sizes = [], []
     step = int(history.buckets.last_step)
     for _ in range(20):

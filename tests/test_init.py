@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import windlass
 from tests import tiny
+from windlass.config import to_yaml
 
 PAGE = Path(__file__).parents[1] / "docs" / "howto" / "python.md"
 
@@ -27,10 +27,9 @@ def test_every_name_is_there_and_nothing_else():
         _ = windlass.trian
 
 
-def test_the_page_of_the_door_runs(tmp_path, monkeypatch, capsys):
+def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    tree = yaml.safe_load(windlass_yaml(tmp_path))
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny.recipe(tmp_path)))
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
@@ -40,9 +39,3 @@ def test_the_page_of_the_door_runs(tmp_path, monkeypatch, capsys):
     assert score.loss == pytest.approx(logged["loss"], rel=1e-5) and (score.step, score.unit) == (20, "targets")
     assert score.count == logged["targets"] and f"loss {score.loss:.4f}" in score.line
     assert names["done"].largest_difference <= 1e-5 and (tmp_path / "exported" / "model.safetensors").is_file()
-
-
-def windlass_yaml(directory):
-    from windlass.config import to_yaml
-
-    return to_yaml(tiny.recipe(directory))

@@ -72,10 +72,8 @@ def test_a_resumed_run_keeps_the_policy_that_it_began_with(base):
 
 def test_a_run_that_becomes_longer_keeps_its_warm_up(base):
     def config(steps, **optim):
-        given = {"learning_rate": 3e-3, "warmup_steps": None} | optim
-        recipe = tiny.recipe(base, "longer", run={"steps": steps}, optim={"warmup_steps": 2}, checkpoint={})
-        optim = OptimConfig(**{key: value for key, value in given.items() if value is not None})
-        return recipe.changed(optim=optim, evaluate=recipe.evaluate.changed(every_steps=1000))
+        recipe = tiny.recipe(base, "longer", run={"steps": steps}, checkpoint={}, evaluate={"every_steps": 1000})
+        return recipe.changed(optim=OptimConfig(learning_rate=3e-3, **optim))
 
     train(config(60))
     train(config(120))

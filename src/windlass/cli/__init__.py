@@ -9,5 +9,5 @@ checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
 launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
-runs        `windlass status`, `stacks`, `runs`, `report`
+runs        `windlass status`, `stacks`, `runs`, `report`, `sync`
 """

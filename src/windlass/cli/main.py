@@ -67,7 +67,7 @@ def begin(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, then leave.")
     ] = False,
 ) -> None:
-    """Pretrain language models on one process or thousands, with proof."""
+    """Pretrain and finetune language models on one process or thousands, with proof."""
     command, world = context.invoked_subcommand, contract.num_ranks()
     if world > 1 and command not in RANK_COMMANDS:
         raise UserError(
@@ -194,9 +194,9 @@ def verify(
 
 
 for command in (
-    *(cli_models.evaluate, cli_models.generate, cli_models.export),
-    *(cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report, cli_runs.sync),
-):
+    cli_models.evaluate, cli_models.generate, cli_models.export,
+    cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report, cli_runs.sync,
+):  # fmt: skip
     app.command()(command)
 
 

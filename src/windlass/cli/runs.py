@@ -1,4 +1,4 @@
-"""Commands that ask what is in a run directory: `status`, `stacks`, `runs`, `report`."""
+"""What is asked of run directories: `windlass status`, `stacks`, `runs`, `report`, `sync`."""
 
 import json
 from dataclasses import asdict
@@ -44,7 +44,7 @@ def runs(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run directory, or several.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="The run directory, or several.")],
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the page there. Default: report.html in the run directory."),
@@ -52,7 +52,12 @@ def report(
     is_served: Annotated[
         bool, typer.Option("--serve", help="Serve the page on this machine, live, until Ctrl-C; nothing is written.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port. Default: any free one.")] = 0,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, show_default=False, help="With --serve: the port. Default: any free one."
+        ),
+    ] = 0,
 ) -> None:
     """Write report.html: one page, works offline. Several runs are laid over each other, with the settings that differ."""
     from windlass.commands import report as room

@@ -9,8 +9,8 @@ from windlass.report.page.write import write_comparison, write_report
 
 
 def report(runs: Sequence[Path], output: Path | None) -> Path:
-    """-> the page: report.html of one run, or `output`. Raises UserError where a directory holds no events, or none says where
-    the page of several runs goes."""
+    """-> the page: `output`, or report.html of one run. Raises UserError where a directory holds no events, and for several runs
+    without `output`."""
     if output is None and len(runs) > 1:
         raise UserError(
             f"{len(runs)} runs without --output",

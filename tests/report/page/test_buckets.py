@@ -108,6 +108,6 @@ def test_a_quantity_that_appears_later_has_no_count_before():
     assert buckets.series["mfu"][COUNT].tolist() == [0, 1] and buckets.series["loss"][COUNT].tolist() == [1, 0]
 
 
-def test_segments_of_one_epoch_join_and_those_around_a_restart_do_not():
+def test_stretches_of_one_epoch_join_and_those_around_a_restart_do_not():
     parts = [Stretch(0, 0, 9), Stretch(0, 10, 19), Stretch(1, 40, 49)]
     assert joined(parts) == [Stretch(0, 0, 19), Stretch(1, 40, 49)]

@@ -1,30 +1,13 @@
 """The JSON that page.js draws: rounded, gaps as null, marks of what counts; what is new joins what the page has."""
 
-import json
-
-import pytest
-
+from tests.report.page.events import line
 from windlass.report.page import drawn_data as module
 from windlass.report.page.drawn_data import drawn_data, marks_of
 from windlass.report.page.history import History, read_history
 
 
-def line(kind, step, **fields):
-    return {"kind": kind, "time": 1000.0 + step, "step": step, **fields}
-
-
 def steps(*numbers):
     return [line("step", step, loss=10.0 / step, tokens=step * 64) for step in numbers]
-
-
-@pytest.fixture
-def log(tmp_path):
-    def write(*lines):
-        with open(tmp_path / "events.jsonl", "a") as file:
-            file.write("".join(json.dumps(one) + "\n" for one in lines))
-        return tmp_path / "events.jsonl"
-
-    return write
 
 
 def test_a_short_run_is_its_lines(log):

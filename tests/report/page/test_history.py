@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.report.page.events import line
 from windlass.errors import UserError
 from windlass.report import events
 from windlass.report.events import RESTARTS, read_events, read_lines
@@ -14,10 +15,6 @@ from windlass.report.page.buckets import COUNT, HIGH, HIGH_AT, SUM
 from windlass.report.page.history import MAX_NOTES, MAX_TEXT, History, read_history, spread
 
 read_columns = module.read_columns
-
-
-def line(kind, step, **fields):
-    return {"kind": kind, "time": 1000.0 + step, "step": step, **fields}
 
 
 RESUMED = [
@@ -31,18 +28,6 @@ RESUMED = [
     line("validation", 7, name="code", loss=3.0),
     line("end", 7, reason="finished"),
 ]
-
-
-@pytest.fixture
-def log(tmp_path):
-    """Appends events to one file -> its path."""
-
-    def write(*lines):
-        with open(tmp_path / "events.jsonl", "a") as file:
-            file.write("".join(json.dumps(one) + "\n" for one in lines))
-        return tmp_path / "events.jsonl"
-
-    return write
 
 
 def curve(history, name="loss"):

@@ -4,12 +4,9 @@ import json
 
 import pytest
 
+from tests.report.page.events import line
 from windlass.report.page.history import read_history
 from windlass.report.page.tables import differing, facts, ledger_rows, median, run_rows, status, tiles, words
-
-
-def line(kind, step, **fields):
-    return {"kind": kind, "time": 1000.0 + step, "step": step, **fields}
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from windlass.errors import UserError
 from windlass.report.events import EventLog
 from windlass.report.sinks import follow as room
-from windlass.report.sinks.follow import Follower, alone, check_packages, follow, numbers_of, place_of
+from windlass.report.sinks.follow import Follower, alone, check_packages, follow, numbers_of, sent_run
 from windlass.report.sinks.sink import SentRun
 
 ID = "0123456789abcdef"
@@ -51,7 +51,7 @@ def run(tmp_path):
                 self.sinks.append(Kept(place))
                 return self.sinks[-1]
 
-            return Follower("kept", place_of(directory), opens)
+            return Follower("kept", sent_run(directory), opens)
 
         @property
         def sent(self):
@@ -164,12 +164,12 @@ def test_a_sink_that_fails_is_closed(run):
 
 
 def test_the_place_says_what_the_recipe_says(run):
-    assert place_of(run.path) == SentRun(run.path, ID, {}, "windlass")
+    assert sent_run(run.path) == SentRun(run.path, ID, {}, "windlass")
     (run.path / "resolved.yaml").write_text("report: {project: mine, sinks: [wandb]}\n")
-    assert place_of(run.path).project == "mine" and place_of(run.path, "given").project == "given"
+    assert sent_run(run.path).project == "mine" and sent_run(run.path, "given").project == "given"
     (run.path / "run.json").unlink()
     with pytest.raises(UserError, match=r"holds no run\.json"):
-        place_of(run.path)
+        sent_run(run.path)
 
 
 def test_one_process_sends_at_a_time(run):

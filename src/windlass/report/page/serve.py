@@ -26,18 +26,18 @@ HAVE: Final = re.compile(r"([0-9]{1,15})\.(-?[0-9]{1,15})\.([0-9]{1,9})(?![0-9])
 
 
 class Live:
-    """Runs that are followed. The methods may be called from any thread."""
+    """`runs`: those that are followed. The methods may be called from any thread."""
 
     def __init__(self, directories: Sequence[Path]):
         """Raises UserError where a directory holds no events, or they are not what windlass writes."""
-        self._runs: list[Shown] = [open_run(directory) for directory in directories]
+        self.runs: list[Shown] = [open_run(directory) for directory in directories]
         self._lock = threading.Lock()
 
     def page(self) -> str:
         """The whole page, as it is now."""
         with self._lock:
             self._read()
-            return render(self._runs, live={"path": "news", "every_ms": EVERY_MS})
+            return render(self.runs, live={"path": "news", "every_ms": EVERY_MS})
 
     def news(self, have: str) -> str | None:
         """What the page has not, as JSON; None where that is nothing. `have`: per run the offset, the revision and the number of
@@ -45,19 +45,19 @@ class Live:
         held = [tuple(map(int, found)) for found in HAVE.findall(have)]
         with self._lock:
             self._read()
-            if len(held) != len(self._runs):
-                held = [(-1, -1, 0)] * len(self._runs)
-            pairs = list(zip(self._runs, held, strict=True))
+            if len(held) != len(self.runs):
+                held = [(-1, -1, 0)] * len(self.runs)
+            pairs = list(zip(self.runs, held, strict=True))
             if all(run.history.offset == offset for run, (offset, _, _) in pairs):
                 return None
             runs = [
                 drawn_data(run.history, name, revision=revision, rows=rows)
-                for (run, (_, revision, rows)), name in zip(pairs, names_of(self._runs), strict=True)
+                for (run, (_, revision, rows)), name in zip(pairs, names_of(self.runs), strict=True)
             ]
-            return json.dumps({"charts": charts_of(self._runs), "runs": runs, "parts": fragments(self._runs)})
+            return json.dumps({"charts": charts_of(self.runs), "runs": runs, "parts": fragments(self.runs)})
 
     def _read(self) -> None:
-        for run in self._runs:
+        for run in self.runs:
             run.history.read_new()
 
 

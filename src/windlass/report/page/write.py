@@ -168,39 +168,32 @@ def fragments(runs: Sequence[Shown]) -> dict[str, str]:
 
 
 def contents(runs: Sequence[Shown], detail: Detail) -> dict[str, Any]:
+    """What the templates show beside the charts: of one run all of it, of several where they differ."""
     names = names_of(runs)
-    if len(runs) > 1:
-        found: dict[str, Any] = {"name": f"{len(runs)} runs", "names": names}
-        found |= {
-            "status": None,
-            "tiles": [],
-            "bits": [],
-            "ledger": [],
-            "samples": {},
-            "facts": [],
-            "settings": "",
-            "notes": [],
-        }
-        found |= {"rows": run_rows([(name, run.history) for name, run in zip(names, runs)])}
-        return {**found, "differing": differing([run.settings for run in runs]), "left_out": []}
-    (run,) = runs
+    nothing: dict[str, Any] = {
+        "status": None, "tiles": [], "bits": [], "ledger": [], "samples": {}, "facts": [], "settings": "", "notes": [],
+        "rows": [], "differing": [], "left_out": [],
+    }  # fmt: skip
+    if len(runs) == 1:
+        return nothing | {"name": runs[0].name, "names": names} | _contents_of_one(runs[0], detail)
+    rows = run_rows([(name, run.history) for name, run in zip(names, runs)])
+    found = {"rows": rows, "differing": differing([run.settings for run in runs])}
+    return nothing | {"name": f"{len(runs)} runs", "names": names} | found
+
+
+def _contents_of_one(run: Shown, detail: Detail) -> dict[str, Any]:
     history = run.history
-    tables = [table for table in facts(history.opening) if detail.packages or table[0] != "packages"]
     samples = list(history.samples.items())[-MAX_PROMPTS:] if detail.samples else []
     notes = [(clock(note["time"]), note["step"], note["kind"], remark(note)) for note in reversed(history.notes)]
     return {
-        "name": run.name,
-        "names": names,
         "status": status(history),
         "tiles": tiles(history),
         "bits": bits_rows(history, run.levels),
         "ledger": ledger_rows(history.ledger),
         "samples": {prompt: spread(texts, MAX_SAMPLES) for prompt, texts in samples},
-        "facts": tables,
+        "facts": [table for table in facts(history.opening) if detail.packages or table[0] != "packages"],
         "settings": run.settings if detail.settings else "",
         "notes": notes if detail.notes else [],
-        "rows": [],
-        "differing": [],
         "left_out": [name for name in ("samples", "settings", "packages", "notes") if not getattr(detail, name)],
     }
 

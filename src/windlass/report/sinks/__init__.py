@@ -3,7 +3,7 @@ no step waits for a disk, a network or somebody's library.
 
 sync    `windlass sync RUN`: sends what a run has logged, once or as it grows
 start   the process that follows a run that trains
-follow  a run and a sink: which lines are sent, and how far that is
+follow  which lines of a run go to a sink, and how many of them have gone
 
 Inside:
 

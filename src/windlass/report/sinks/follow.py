@@ -1,8 +1,8 @@
-"""A run and a sink: which lines are sent, and how far that is.
+"""Which lines of a run go to a sink, and how many of them have gone.
 
-How far a sink is, is kept in `sinks/NAME.json` of the run directory: the bytes of events.jsonl that were sent, and the last step
-of each kind of line. A run that resumed does some steps again: a step that was sent is not sent a second time. State is written
-after the sink has flushed, so a kill in between repeats what came since the last flush.
+`sinks/NAME.json` of the run directory keeps that: the bytes of events.jsonl that were sent, and the last step of each kind of
+line. A run that resumed does some steps again: a step that was sent is not sent a second time. State is written after the sink
+has flushed, so a kill in between repeats what came since the last flush.
 """
 
 import contextlib
@@ -12,17 +12,16 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, get_args
 
 import yaml
 
 from windlass.errors import UserError
+from windlass.report.config import SinkName
 from windlass.report.events import whole_lines
 from windlass.report.sinks.sink import SentRun, Sink
 
-SinkName = Literal["tensorboard", "wandb"]
-PACKAGES: Final[Mapping[SinkName, str]] = {"tensorboard": "tensorboard", "wandb": "wandb"}
-EVENTS: Final = "events.jsonl"
+SINKS: Final[tuple[SinkName, ...]] = get_args(SinkName)
 EVERY_S: Final = 1.0
 WAITS_S: Final = 60.0  # for the follower of an earlier process of the run, which sends its last lines
 PREFIXES: Final = {"step": "train", "validation": "validation"}
@@ -31,28 +30,28 @@ UNSENT: Final = {"kind", "time", "step", "name", "non_finite"}
 
 def check_packages(sinks: Sequence[SinkName]) -> None:
     """Raises UserError for a sink whose package is not installed."""
-    missing = [name for name in sinks if importlib.util.find_spec(PACKAGES[name]) is None]
+    missing = [name for name in sinks if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} as a sink, and {' and '.join(PACKAGES[name] for name in missing)} is not installed",
+            f"{' and '.join(missing)} as a sink, and {' and '.join(missing)} is not installed",
             "a sink is written by its own package",
             f"pip install 'windlass-lm[{','.join(missing)}]', or leave it out of report.sinks",
         )
 
 
-def open_sink(name: SinkName, place: SentRun) -> Sink:
-    """Raises UserError where the package is missing, or does not let us in."""
+def open_sink(name: SinkName, run: SentRun) -> Sink:
+    """Raises UserError where the package is missing, or refuses the login."""
     check_packages([name])
     if name == "tensorboard":
         from windlass.report.sinks.to_tensorboard import TensorBoard
 
-        return TensorBoard(place)
+        return TensorBoard(run)
     from windlass.report.sinks.to_wandb import WeightsAndBiases
 
-    return WeightsAndBiases(place)
+    return WeightsAndBiases(run)
 
 
-def place_of(run_directory: Path, project: str | None = None) -> SentRun:
+def sent_run(run_directory: Path, project: str | None = None) -> SentRun:
     """Raises UserError where no run has begun."""
     try:
         run_id = json.loads((run_directory / "run.json").read_text("utf-8"))["run_id"]
@@ -70,31 +69,31 @@ def place_of(run_directory: Path, project: str | None = None) -> SentRun:
 
 
 class Follower:
-    """One sink of one run. `sink` is opened when there is something to send."""
+    """One sink of one run. `opens` is called when there is something to send."""
 
-    def __init__(self, name: str, place: SentRun, opens: Callable[[SentRun], Sink]):
-        self._place, self._opens = place, opens
+    def __init__(self, name: str, run: SentRun, opens: Callable[[SentRun], Sink]):
+        self._run, self._opens = run, opens
         self._sink: Sink | None = None
-        self._file = place.directory / "sinks" / f"{name}.json"
+        self._file = run.directory / "sinks" / f"{name}.json"
         self._offset, self._sent = self._state()
 
     def _state(self) -> tuple[int, dict[str, int]]:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             state = json.loads(self._file.read_text("utf-8"))
-            if state["run_id"] == self._place.run_id:
+            if state["run_id"] == self._run.run_id:
                 return int(state["offset"]), {str(kind): int(step) for kind, step in state["sent"].items()}
         return 0, {}
 
     def send_new(self) -> int:
         """Every whole line that was written since -> how many lines were sent."""
         count = 0
-        with contextlib.suppress(FileNotFoundError), open(self._place.directory / EVENTS, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._run.directory / "events.jsonl", "rb") as file:
             while lines := whole_lines(file, self._offset):
                 count += sum(self._send(line) for line in lines)
                 self._offset += sum(len(line) + 1 for line in lines)
         if self._sink is not None and count:
             self._sink.flush()
-            state = {"run_id": self._place.run_id, "offset": self._offset, "sent": self._sent}
+            state = {"run_id": self._run.run_id, "offset": self._offset, "sent": self._sent}
             draft = self._file.with_suffix(".draft")
             draft.write_text(json.dumps(state), "utf-8")
             draft.replace(self._file)
@@ -113,7 +112,7 @@ class Follower:
             return False
         values = dict(numbers_of({key: value for key, value in event.items() if key not in UNSENT}, prefix))
         if self._sink is None:
-            self._sink = self._opens(self._place)
+            self._sink = self._opens(self._run)
         self._sink.numbers(step, time_s, values)
         self._sent[prefix] = step
         return True

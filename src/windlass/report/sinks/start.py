@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from windlass.contract import environment_of_child
-from windlass.report.sinks.follow import SinkName
+from windlass.report.config import SinkName
 
 LONGEST_S: Final = 60.0  # that the end of a run waits for a sink
 
@@ -23,42 +23,49 @@ def following(
     run_directory: Path, sinks: Sequence[SinkName], say: Callable[[str], None], longest_s: float = LONGEST_S
 ) -> Iterator[None]:
     """Inside, each sink is sent what the run logs. One that fails ends no run: `say` gets a sentence, once."""
-    started = [(name, _start(run_directory, name)) for name in dict.fromkeys(sinks)]
-    for name, process in started:
-        threading.Thread(target=_watch, args=(process, name, run_directory, say), daemon=True).start()
+    started = {name: _start(run_directory, name) for name in sinks}
+    watched = {
+        name: threading.Thread(target=_watch, args=(process, name, run_directory, say), daemon=True)
+        for name, process in started.items()
+    }
+    for thread in watched.values():
+        thread.start()
     try:
         yield
     finally:
-        for _, process in started:
+        for process in started.values():
             assert process.stdin is not None
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        for name, process in started:
-            try:
-                process.wait(longest_s)
-            except subprocess.TimeoutExpired:
+        for name, thread in watched.items():
+            thread.join(longest_s)
+            if thread.is_alive():
                 say(
                     f"{name} is still sent what the run logged; {_again(run_directory, name)} goes on if it does not end"
                 )
 
 
 def _start(run_directory: Path, name: SinkName) -> "subprocess.Popen[bytes]":
-    logs = run_directory / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    log = _log_of(run_directory, name)
+    log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "windlass", "sync", str(run_directory), "--to", name, "--until-eof"]
-    with open(logs / f"sink-{name}.log", "ab") as log:
+    with open(log, "ab") as file:
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment_of_child(), start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment_of_child(), start_new_session=True
         )
 
 
 def _watch(process: "subprocess.Popen[bytes]", name: str, run_directory: Path, say: Callable[[str], None]) -> None:
     if process.wait() != 0:
-        log = run_directory / "logs" / f"sink-{name}.log"
+        log, lines = _log_of(run_directory, name), []
         with contextlib.suppress(OSError):
             lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.startswith("windlass: ")]
-            reason = lines[-1].removeprefix("windlass: ") if lines else f"exit code {process.returncode}, see {log}"
-            say(f"{name} is not sent what the run logs: {reason}; later: {_again(run_directory, name)}")
+        reason = lines[-1].removeprefix("windlass: ") if lines else f"exit code {process.returncode}, see {log}"
+        say(f"{name} is not sent what the run logs: {reason}; later: {_again(run_directory, name)}")
+
+
+def _log_of(run_directory: Path, name: str) -> Path:
+    return run_directory / "logs" / f"sink-{name}.log"
 
 
 def _again(run_directory: Path, name: str) -> str:

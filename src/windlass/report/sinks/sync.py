@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.errors import UserError, nearest
-from windlass.report.sinks.follow import PACKAGES, Follower, SinkName, alone, follow, open_sink, place_of
+from windlass.report.config import SinkName
+from windlass.report.sinks.follow import SINKS, Follower, alone, follow, open_sink, sent_run
 from windlass.status import is_locked
 
 Until = Literal["now", "end", "eof"]
@@ -20,9 +21,9 @@ Until = Literal["now", "end", "eof"]
 def sync(
     run_directory: Path, sinks: Sequence[SinkName], project: str | None, until: Until, say: Callable[[str], None]
 ) -> None:
-    """Raises UserError where no run has begun, none of the sinks is named, or one does not let us in."""
-    place = place_of(run_directory, project)
-    named = list(dict.fromkeys(sinks or (place.settings.get("report") or {}).get("sinks") or ()))
+    """Raises UserError where no run has begun, no sink is named, or one refuses the login."""
+    run = sent_run(run_directory, project)
+    named = list(dict.fromkeys(sinks or (run.settings.get("report") or {}).get("sinks") or ()))
     if not named:
         raise UserError(
             f"windlass sync {run_directory} without --to",
@@ -40,20 +41,20 @@ def sync(
     }
     for name in named:
         with alone(name, run_directory):
-            count = follow(Follower(name, place, partial(open_sink, name)), ends[until])
+            count = follow(Follower(name, run, partial(open_sink, name)), ends[until])
         say(f"{name}: {count} lines sent")
 
 
 def sinks_of(given: Sequence[str]) -> list[SinkName]:
     """`--to`, checked. Raises UserError."""
     for name in given:
-        if name not in PACKAGES:
+        if name not in SINKS:
             raise UserError(
                 f"--to {name}",
-                f"a sink is {' or '.join(PACKAGES)}",
-                nearest(name, list(PACKAGES)) or "name one of them",
+                f"a sink is {' or '.join(SINKS)}",
+                nearest(name, list(SINKS)) or "name one of them",
             )
-    return [sink for sink in PACKAGES if sink in given]
+    return [sink for sink in SINKS if sink in given]
 
 
 def _ended(run_directory: Path, seconds: float) -> bool:

@@ -11,9 +11,9 @@ from windlass.report.sinks.sink import SentRun
 class TensorBoard:
     """A Sink. Each process that follows writes a file of its own; TensorBoard joins them."""
 
-    def __init__(self, place: SentRun):
-        self._writer = SummaryWriter(str(place.directory / "tensorboard"))
-        settings = json.dumps(place.settings, indent=1)
+    def __init__(self, run: SentRun):
+        self._writer = SummaryWriter(str(run.directory / "tensorboard"))
+        settings = json.dumps(run.settings, indent=1)
         self._writer.add_text("settings", "\n".join(f"    {line}" for line in settings.splitlines()), 0)
 
     def numbers(self, step: int, time_s: float, values: Mapping[str, float]) -> None:

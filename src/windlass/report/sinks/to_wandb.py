@@ -15,15 +15,15 @@ from windlass.report.sinks.sink import SentRun
 class WeightsAndBiases:
     """A Sink."""
 
-    def __init__(self, place: SentRun):
+    def __init__(self, run: SentRun):
         try:
-            self._run = wandb.init(
-                project=place.project,
-                name=place.directory.resolve().name,
-                id=place.run_id,
+            self._wandb = wandb.init(
+                project=run.project,
+                name=run.directory.resolve().name,
+                id=run.run_id,
                 resume="allow",
-                dir=str(place.directory / "sinks"),
-                config=place.settings,
+                dir=str(run.directory / "sinks"),
+                config=run.settings,
                 settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
             )
         except wandb.errors.Error as error:
@@ -32,14 +32,14 @@ class WeightsAndBiases:
                 "wandb needs an account, or WANDB_MODE=offline",
                 "wandb login, set WANDB_API_KEY, or set WANDB_MODE=offline; then: windlass sync RUN --to wandb",
             ) from None
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")  # lines of one step may come in several calls
+        self._wandb.define_metric("step")
+        self._wandb.define_metric("*", step_metric="step")  # lines of one step may come in several calls
 
     def numbers(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
-        self._run.log({**values, "step": step, "time": time_s})
+        self._wandb.log({**values, "step": step, "time": time_s})
 
     def flush(self) -> None:
         """wandb hands every line to a process of its own when it is logged."""
 
     def close(self) -> None:
-        self._run.finish()
+        self._wandb.finish()
