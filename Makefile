@@ -16,6 +16,9 @@ environment: .venv/stamp
 .venv-flyte/stamp: .venv/stamp scripts/flyte_environment.sh
 	@sh scripts/flyte_environment.sh
 
+.venv-sky/stamp: .venv/stamp scripts/sky_environment.sh
+	@sh scripts/sky_environment.sh
+
 .venv/stamp: requirements.lock pyproject.toml scripts/environment.sh
 	@sh scripts/environment.sh
 
@@ -41,7 +44,7 @@ SEED := 0
 test-sample: .venv/stamp
 	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
 
-test-all: .venv/stamp .venv-flyte/stamp
+test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp
 	$(PY) scripts/test_all.py
 
 long-seconds:  # what test-all measured, for the next samples

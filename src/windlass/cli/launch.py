@@ -105,3 +105,21 @@ def launch_flyte(
     from windlass.commands.launch.flyte import launch
 
     print_lines(launch(recipe, overrides or [], nproc, job_name, local, dry_run))
+
+
+@app.command("sky")
+def launch_sky(
+    recipe: Recipe,
+    nodes: Annotated[int, typer.Option(min=1, help="Hosts.")],
+    overrides: Overrides = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each host, a rank each.")] = None,
+    tasks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of each host, on CPUs.")] = None,
+    job_name: Annotated[str | None, typer.Option(help="Default: the name of the run directory.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the task, and submit nothing.")] = False,
+) -> None:
+    """Submit a managed job of SkyPilot, which rents hosts that train, and others where it loses some."""
+    from windlass.cli.arguments import print_lines
+    from windlass.commands.launch.sky import launch
+    from windlass.launch.slurm import size_of
+
+    print_lines(launch(recipe, overrides or [], size_of(nodes, gpus_per_node, tasks_per_node), job_name, dry_run))

@@ -6,6 +6,7 @@ restarts    whether ranks that failed are started again
 slurm       batch scripts for SLURM, and how they are submitted
 kubernetes  manifests of a JobSet or a TrainJob
 flyte       the file of a Flyte pipeline, and what is refused before it is submitted
+sky         the task of a managed job of SkyPilot
 config      the recipe's launch block
 
 Inside:

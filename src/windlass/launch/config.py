@@ -188,6 +188,56 @@ class FlyteConfig(Settings):
     """Where the cluster's own pod template mounts a volume that all pods share; relative paths of the recipe are below it."""
 
 
+class SkyConfig(Settings):
+    image: str | None = None
+    """The image of the hosts, with windlass in it (see Containerfile). Default: the cloud's, and `setup` installs windlass."""
+
+    setup: list[str] = []
+    """Shell lines of each new host, before anything runs: `pip install ...`, or the mount of a file system."""
+
+    infra: str | None = None
+    """Where hosts are rented: aws, gcp/us-central1, k8s/my-context. Default: where SkyPilot finds them cheapest."""
+
+    gpu: str | None = None
+    """SkyPilot's name of the hosts' GPU: H100. How many is --gpus-per-node."""
+
+    cpus: int | None = Field(default=None, ge=1)
+    """Cores of a host, at least. Default: SkyPilot's."""
+
+    memory_gib: int | None = Field(default=None, ge=1)
+    """Memory of a host, at least. Default: SkyPilot's."""
+
+    disk_gib: int | None = Field(default=None, ge=1)
+    """Disk of a host. Default: SkyPilot's."""
+
+    spot: bool = False
+    """Spot hosts, which cost less and may be taken back: SkyPilot rents others, and the run goes on from its last commit."""
+
+    mount: str | None = Field(default=None, pattern=r"^/[^\x00-\x1f]+$")
+    """A directory that all hosts share and that outlives them; hosts start there: relative paths of the recipe are below it. One
+    host may do without it where checkpoint.remote is set."""
+
+    volume: str | None = None
+    """A volume of SkyPilot (`sky volumes ls`) that is mounted there. Default: a line of `setup` mounts something."""
+
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str | int] = {}
+    """Variables of the hosts, such as NCCL's."""
+
+    secrets: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = []
+    """Names of variables whose values are taken from the environment of the command that submits: [AWS_SECRET_ACCESS_KEY]."""
+
+    def rules(self) -> Sequence[Iterator[UserError]]:
+        return (self._volume(),)
+
+    def _volume(self) -> Iterator[UserError]:
+        if self.volume is not None and self.mount is None:
+            yield UserError(
+                f"launch.sky.volume={self.volume} without launch.sky.mount",
+                "a volume is mounted at a directory",
+                "name it: launch.sky.mount=/runs",
+            )
+
+
 class LaunchConfig(Settings):
     max_restarts: int = Field(default=3, ge=0)
     """How often our launcher starts the ranks again after one died or stalled, from the last commit. A mistake that only the user
@@ -206,3 +256,6 @@ class LaunchConfig(Settings):
 
     flyte: FlyteConfig = FlyteConfig()
     """What tasks of `windlass launch flyte` have."""
+
+    sky: SkyConfig = SkyConfig()
+    """What hosts have that SkyPilot rents for `windlass launch sky`."""

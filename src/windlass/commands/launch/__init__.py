@@ -3,4 +3,5 @@
 slurm       a run as jobs of a SLURM cluster
 kubernetes  a run as pods
 flyte       a run as a Flyte pipeline
+sky         a run on hosts that SkyPilot rents
 """

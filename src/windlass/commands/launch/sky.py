@@ -1,0 +1,29 @@
+"""`windlass launch sky`: a run on hosts that SkyPilot rents."""
+
+from collections.abc import Iterator
+
+from windlass.config import load_recipe
+from windlass.launch.sky import check_hosts, submit, task
+from windlass.launch.slurm import Size
+from windlass.model.open_config import architecture_of
+from windlass.recipe import recipe_text
+
+
+def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_dry: bool) -> Iterator[str]:
+    """Submits `recipe` as a managed job -> what SkyPilot prints, and how to follow the run; of a dry run, the task. Raises
+    UserError before anything is submitted."""
+    config = load_recipe(recipe, *overrides)
+    sky = config.launch.sky
+    check_hosts(sky, config.run.directory, config.checkpoint.remote is not None, size)
+    known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
+    config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
+    name = name or config.run.directory.name
+    text = task(sky, recipe_text(recipe)[0], overrides, size, name)
+    if is_dry:
+        yield text.rstrip()
+        return
+    yield submit(text, name, sky.secrets)
+    yield "to follow it:"
+    yield "  sky jobs queue"
+    yield f"  sky jobs logs --name {name}"
+    yield f"to stop it: sky jobs cancel --name {name}"
