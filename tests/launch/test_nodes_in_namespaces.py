@@ -1,6 +1,7 @@
 """`windlass launch nodes` on three hosts, as network namespaces: killed, signalled, cut off, and back."""
 
 import contextlib
+import random
 import shutil
 import subprocess
 import sys
@@ -32,11 +33,11 @@ def base(tmp_path_factory):
 class Cluster:
     """Three hosts that start one command. `of`: its first process on each."""
 
-    def __init__(self, found, base, name, nodes, steps):
+    def __init__(self, found, base, name, nodes, steps, *overrides):
         self.hosts, self.run, self._out = found, base / name, lambda host: base / f"{name}.{host.name}.txt"
         meet = ["--nodes", nodes, "--endpoint", "host0:29400"]
         self.command = [*WINDLASS, "launch", "nodes", str(base / "tiny.yaml"), *meet]
-        self.command += [f"run.directory={self.run}", f"run.steps={steps}"]
+        self.command += [f"run.directory={self.run}", f"run.steps={steps}", *overrides]
         self.of = {}
         for number in range(3):
             self.start(number)
@@ -69,8 +70,9 @@ class Cluster:
         self.until(lambda: all(process.poll() is not None for process in self.of.values()))
         return [self.of[number].returncode for number in range(3)]
 
-    def text(self):
-        return "\n".join(self._out(host).read_text()[-3000:] for host in self.hosts)
+    def text(self, number=None):
+        hosts = self.hosts if number is None else [self.hosts[number]]
+        return "\n".join(self._out(host).read_text()[-3000:] for host in hosts)
 
 
 @pytest.fixture
@@ -94,10 +96,16 @@ def assert_consumed_in_order(run):
             assert line["data"]["samples_consumed"] == BATCH * line["step"]
 
 
+def one_host(base):
+    """The run directory of 60 undisturbed steps on three ranks of one host."""
+    if not (base / "one").exists():
+        one = [*WINDLASS, "train", str(base / "tiny.yaml"), "--nproc", "3", f"run.directory={base / 'one'}"]
+        done = subprocess.run([*one, "run.steps=60"], capture_output=True, text=True, timeout=LIMIT_S)
+        assert done.returncode == 0, done.stderr
+    return base / "one"
+
+
 def test_a_host_is_killed_among_three_and_the_end_is_that_of_one_host(base, cluster):
-    one = [*WINDLASS, "train", str(base / "tiny.yaml"), "--nproc", "3", f"run.directory={base / 'one'}", "run.steps=60"]
-    done = subprocess.run(one, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
     world = cluster("killed", "3", 60)
     world.until(lambda: any(line["step"] > 20 for line in world.lines("step")))
     shell_of(world.of[2]).kill()
@@ -106,7 +114,7 @@ def test_a_host_is_killed_among_three_and_the_end_is_that_of_one_host(base, clus
     assert world.codes() == [0, 0, 0], world.text()
     assert world.ranks() == ["3 on CPU", "3 on CPU"], "the first restart works"
     assert [line["restart"] for line in world.lines("incident")] == [1], "one of two agents writes it down"
-    assert losses(world.run) == losses(base / "one") and len(losses(world.run)) == 60
+    assert losses(world.run) == losses(one_host(base)) and len(losses(world.run)) == 60
     assert_consumed_in_order(world.run)
 
 
@@ -151,6 +159,61 @@ def test_a_host_that_is_cut_off_never_trains_alone_and_dead_launchers_leave_noth
         world.start(number)
     assert world.codes() == [0, 0, 0], world.text()
     assert read_status(world.run).state == "finished"
+    assert_consumed_in_order(world.run)
+
+
+def test_a_rank_that_stalls_is_named_on_all_hosts_and_the_end_is_that_of_one_host(base, cluster):
+    """Rank 1 is stopped; the ranks of the other hosts wait for it, and are late as well."""
+    world = cluster("stalls", "3", 60, "launch.stall_s=5")
+    world.until(lambda: any(line["step"] > 20 for line in world.lines("step")))
+    (rank,) = agent_of(world.of[1]).children()
+    rank.suspend()
+    assert world.codes() == [0, 0, 0], world.text()
+    (incident,) = world.lines("incident")
+    assert (incident["cause"], incident["ranks"], incident["restart"]) == ("stalled", [1], 1)
+    assert incident["what"].startswith("rank 1 on host1 stalls in step ") and "stopped (SIGSTOP)" in incident["what"]
+    assert [(one["rank"], one["host"]) for one in incident["places"]] == [(0, "host0"), (1, "host1"), (2, "host2")]
+    for host in world.hosts:
+        assert (base / f"stalls.{host.name}.txt").read_text().count(incident["what"]) == 1, "each names the same rank"
+    assert losses(world.run) == losses(one_host(base)) and len(losses(world.run)) == 60
+
+
+def test_the_host_of_the_endpoint_is_killed_and_the_same_command_goes_on(base, cluster):
+    world = cluster("endpoint", "3", 60)
+    world.until(lambda: any(line["step"] > 20 for line in world.lines("step")))
+    shell_of(world.of[0]).kill()
+    world.of[0].wait()
+    world.until(lambda: all("is lost; waiting for its host" in world.text(number) for number in (1, 2)))
+    assert [world.of[number].poll() for number in (1, 2)] == [None, None] and not is_locked(world.run)
+    world.start(0)
+    assert world.codes() == [0, 0, 0], world.text()
+    assert world.ranks() == ["3 on CPU", "3 on CPU"], "the first restart works"
+    assert losses(world.run) == losses(one_host(base)) and len(losses(world.run)) == 60
+    assert_consumed_in_order(world.run)
+
+
+def test_ten_times_a_host_leaves_dies_or_is_cut_off_and_comes_back(cluster):
+    world, draw = cluster("ten-rounds", "2:3", 100_000), random.Random(13)
+    for turn in range(10):
+        world.until_trained(2 * turn + 1, 3)
+        number, what = draw.choice([1, 2]), ("leaves", "dies", "is cut off")[turn % 3]
+        if what == "leaves":
+            agent_of(world.of[number]).terminate()
+        elif what == "dies":
+            shell_of(world.of[number]).kill()
+        else:
+            world.hosts[number].link("down")
+        world.until_trained(2 * turn + 2, 2)
+        if what == "is cut off":
+            world.hosts[number].link("up")
+        else:
+            world.of[number].wait()
+            world.start(number)
+    world.until_trained(21, 3)
+    for process in world.of.values():
+        agent_of(process).terminate()
+    assert world.codes() == [EXIT_STOPPED] * 3, world.text()
+    assert world.ranks() == [f"{ranks} on CPU" for ranks in [3, 2] * 10 + [3]]
     assert_consumed_in_order(world.run)
 
 

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from windlass.errors import UserError
-from windlass.launch.rendezvous import MeetingPlace, address_towards
+from windlass.errors import Unavailable, UserError
+from windlass.launch.rendezvous import MeetingPlace, address_towards, too_few
 
 
 @pytest.fixture
@@ -58,3 +58,33 @@ def test_ranks_are_ended_a_while_after_a_host_of_theirs_is_gone(endpoint, monkey
     assert handler.num_nodes_waiting() == 0 and not ended, "they may be saving"
     handler._alone_since_s -= rendezvous.GRACE_S
     assert handler.num_nodes_waiting() == 0 and ended == [os.getpid()]
+
+
+def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, capsys):
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+    from windlass.launch import rendezvous
+
+    tried = []
+
+    def refuse(params):
+        tried.append(params.endpoint)
+        raise RendezvousConnectionError("nobody")
+
+    monkeypatch.setattr(rendezvous, "create_backend", refuse)
+    with pytest.raises(Unavailable) as caught:
+        MeetingPlace(2, 3, "node-1:29400", {}, join_s=1)
+    assert caught.value.code == 74 and caught.value.given == "--endpoint node-1:29400: nobody answered for 1 s"
+    assert "the run goes on from its last commit" in caught.value.change and len(tried) > 1
+    assert capsys.readouterr().out.count("nobody answers at node-1:29400 yet") == 1
+
+
+def test_hosts_that_do_not_come_are_waited_for_and_counted(endpoint):
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters, RendezvousTimeoutError
+
+    meeting = MeetingPlace(2, 3, endpoint, {}, join_s=1)
+    handler = meeting._handler(RendezvousParameters("windlass", endpoint, "windlass", 2, 3, "localhost"))
+    with pytest.raises(RendezvousTimeoutError):
+        handler.next_rendezvous()
+    error = too_few(2, meeting.join_s)
+    assert (error.code, error.given) == (74, "fewer than 2 hosts for 1 s") and "from its last commit" in error.change

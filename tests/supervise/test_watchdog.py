@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     monkeypatch.setattr(
         watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
     )
-    looks = Watchdog(tmp_path, Deadlines(5.0), lambda incident: None, lambda: clock[0])
+    looks = Watchdog(tmp_path, Deadlines(5.0), lambda *_: None, lambda: clock[0])
     assert looks.look() is None, "no rank has begun"
     for step in range(4):
         clock[0] = float(step)
@@ -129,7 +130,7 @@ def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch
         watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
     )
     deadlines = Deadlines(5.0)
-    looks = Watchdog(tmp_path, deadlines, lambda incident: None, lambda: clock[0])
+    looks = Watchdog(tmp_path, deadlines, lambda *_: None, lambda: clock[0])
     for now_s, begun in (
         (0.5, beat(0, 1, "step", 0.0)),
         (1.0, beat(0, 1, "record", 1.0)),
@@ -143,3 +144,26 @@ def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch
     assert looks.look() is None and deadlines.of("step") == 10, "0.5 s since it could go on"
     clock[0] = 3606.0
     assert looks.look().phase == "record", "from there on as ever"
+
+
+def test_the_ranks_of_other_hosts_are_blamed_and_asked_for(tmp_path, monkeypatch):
+    """The rank of this host waits in step 3 for that of another host, which has not begun it."""
+    there, asked, given = [place(1, 3, "data")], [False], []
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: [beat(0, 3, "step", 5.0)])
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
+    monkeypatch.setattr(watchdog, "find_places", lambda run, beats, clock: [Place(b, 1.0) for b in beats])
+
+    class Others:
+        def is_asked(self):
+            return asked[0]
+
+        def exchange(self, own):
+            given.append([one.beat.rank for one in own])
+            return [*own, replace(there[0], host="b")]
+
+    looks = Watchdog(tmp_path, Deadlines(5.0), lambda *_: None, lambda: 6.0, Others())
+    assert looks.look() is None and not given, "nobody is late"
+    asked[0] = True
+    found = looks.look()
+    assert given == [[0]] and (found.ranks, found.phase, found.waited_s) == ([1], "data", 1.0)
+    assert found.sentence == "rank 1 on b stalls in step 4, phase data: nothing for 1 s, at no answer"

@@ -12,4 +12,5 @@ config      the recipe's launch block
 Inside:
 agent       one start of the ranks, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
+stalls      what the watchdogs of several hosts see, put together
 """

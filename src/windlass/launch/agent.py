@@ -26,7 +26,7 @@ from windlass.signals import SIGNALS, held_back
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
 from windlass.supervise.kernel_log import read_faults
-from windlass.supervise.watchdog import Deadlines, Watchdog
+from windlass.supervise.watchdog import Deadlines, OtherHosts, Watchdog
 
 SHUTDOWN_S: Final = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
@@ -45,10 +45,12 @@ def start_ranks(
     run_directory: Path,
     deadlines: Deadlines | None,
     meeting: Mapping[str, Any] = MappingProxyType({}),
+    others: OtherHosts | None = None,
 ) -> Failure | None:
     """Runs `command` on `num_ranks` workers of this host until all are gone -> how they failed, which has been printed; None
     where they ended well. Raises torchelastic's SignalException for a signal to this process. `deadlines`: None watches nothing.
-    `meeting`: LaunchConfig's fields for a world of several hosts; its rendezvous raises RendezvousError."""
+    `meeting`: LaunchConfig's fields for a world of several hosts; its rendezvous raises RendezvousError. `others`: their
+    watchdogs."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -69,14 +71,15 @@ def start_ranks(
         )
         try:
             # signals are held back until a worker has installed its own handlers, in its first line
-            watchdog = Watchdog(run_directory, deadlines, stalls.end) if deadlines else contextlib.nullcontext()
-            with held_back(), watchdog:
+            watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
+            with held_back(), watchdog or contextlib.nullcontext():
                 elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
             beats = read_beats(run_directory)
             if stalls.found is not None:
                 say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
-                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, beats)
+                seen = [place.beat for place in stalls.found.places]
+                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
             incident = _death(*_first(failed.failures), beats, is_oom=oom_kills() > kills)
             if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
                 return _failure(EXIT_STOPPED, incident, beats)
@@ -90,11 +93,11 @@ class _Stalls:
     def __init__(self) -> None:
         self.found: Incident | None = None
 
-    def end(self, incident: Incident) -> None:
+    def end(self, incident: Incident, pids: Sequence[int]) -> None:
         self.found = incident
-        for place in incident.places:
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(place.beat.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

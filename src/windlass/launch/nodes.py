@@ -99,14 +99,15 @@ def _start(
 ) -> int | None:
     """One start of the ranks -> the exit code of this launch; None where they are to start again."""
     try:
-        failure = start_ranks(command, int(os.environ[HOSTS]), run_directory, restarts.deadlines(), meeting.start())
+        ranks = int(os.environ[HOSTS])
+        failure = start_ranks(command, ranks, run_directory, restarts.deadlines(), meeting.start(), meeting.watch())
     except RendezvousClosedError:
         return meeting.end(0)
     except RendezvousConnectionError:
         meeting.again()
         return None
     except RendezvousTimeoutError:
-        raise too_few(nodes.least) from None
+        raise too_few(nodes.least, meeting.join_s) from None
     code = settle(run_directory, since_s, failure.code if failure else 0)
     if failure is None:
         return meeting.end(code)

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from windlass.errors import Unavailable, UserError
+from windlass.launch.stalls import SharedWatch
 from windlass.safe_text import say
 
 KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
@@ -47,10 +48,10 @@ CLOSE_S: Final = 60.0
 
 
 class MeetingPlace:
-    """The hosts of one launch. `facts`: what must be equal on all of them."""
+    """The hosts of one launch. `facts`: what must be equal on all of them. `join_s`: see JOIN_S."""
 
-    def __init__(self, least: int, most: int, endpoint: str, facts: Mapping[str, Any]):
-        self._least, self._most, self._endpoint = least, most, endpoint
+    def __init__(self, least: int, most: int, endpoint: str, facts: Mapping[str, Any], join_s: float = JOIN_S):
+        self._least, self._most, self._endpoint, self.join_s = least, most, endpoint, join_s
         self._facts = {key: str(value) for key, value in facts.items()}
         self.handler: _Handler | None = None
         self._connect()
@@ -60,14 +61,14 @@ class MeetingPlace:
     def _connect(self) -> None:
         """Raises Unavailable where nobody serves the endpoint, UserError where this host was started otherwise than another."""
         params = RendezvousParameters("c10d", self._endpoint, "windlass", self._least, self._most, read_timeout=30)
-        end_s, is_said = time.monotonic() + JOIN_S, False
+        end_s, is_said = time.monotonic() + self.join_s, False
         while True:
             try:
                 self._backend, self.store = create_backend(params)
                 break
             except RendezvousConnectionError:
                 if time.monotonic() > end_s:
-                    raise _unreachable(self._endpoint) from None
+                    raise _unreachable(self._endpoint, self.join_s) from None
                 if not is_said:
                     say(f"windlass: nobody answers at {self._endpoint} yet; waiting for its host")
                 is_said = True
@@ -95,6 +96,10 @@ class MeetingPlace:
             "local_addr": address_towards(self._endpoint),
         }
 
+    def watch(self) -> SharedWatch:
+        """What the watchdogs of all hosts see."""
+        return SharedWatch(self.store.clone, lambda: self.handler if self.handler and self.handler.hosts else None)  # type: ignore[attr-defined]
+
     def _handler(self, params: RendezvousParameters) -> "_Handler":
         self.handler = _Handler.from_backend(
             params.run_id,
@@ -103,7 +108,7 @@ class MeetingPlace:
             self._least,
             self._most,
             params.local_addr,
-            RendezvousTimeout(timedelta(seconds=JOIN_S), timedelta(seconds=LAST_CALL_S)),
+            RendezvousTimeout(timedelta(seconds=self.join_s), timedelta(seconds=LAST_CALL_S)),
             KEEP_ALIVE_S,
             KEEP_ALIVES,
         )
@@ -143,14 +148,16 @@ class MeetingPlace:
 
 
 class _Handler(DynamicRendezvousHandler):
-    """One start of the ranks of this host. `joined`: the round of the rendezvous, `hosts`: how many take part."""
+    """One start of the ranks of this host. `joined`: the round of the rendezvous, `hosts`: how many take part, `number`: which
+    of them this is."""
 
-    joined, hosts = -1, 0
+    joined, hosts, number = -1, 0, 0
     _alone_since_s: float | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         info = super().next_rendezvous()
-        self.joined, self.hosts, self._alone_since_s = self._state_holder.state.round, info.world_size, None
+        self.joined, self.hosts, self.number = self._state_holder.state.round, info.world_size, info.rank
+        self._alone_since_s = None
         return info
 
     def num_nodes_waiting(self) -> int:
@@ -199,17 +206,18 @@ def address_towards(endpoint: str) -> str:
     return socket.gethostname()
 
 
-def _unreachable(endpoint: str) -> Unavailable:
+def _unreachable(endpoint: str, waited_s: float) -> Unavailable:
     return Unavailable(
-        f"--endpoint {endpoint}: nobody answered for {JOIN_S} s",
+        f"--endpoint {endpoint}: nobody answered for {waited_s:.0f} s",
         "the agent on the endpoint's host serves the store where all hosts meet",
-        "start the same command on that host; where it runs, open its port to the others",
+        "start the same command there and here again: the run goes on from its last commit; where an agent runs there, open its "
+        "port to the others",
     )
 
 
-def too_few(least: int) -> Unavailable:
+def too_few(least: int, waited_s: float) -> Unavailable:
     return Unavailable(
-        f"fewer than {least} hosts for {JOIN_S} s",
+        f"fewer than {least} hosts for {waited_s:.0f} s",
         "a start needs as many hosts as the lower number of --nodes",
-        "start the same command on the missing hosts",
+        "start the same command on all of them again: the run goes on from its last commit",
     )

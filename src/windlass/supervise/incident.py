@@ -60,8 +60,9 @@ class Incident:
             why = OUT_OF_MEMORY if self.is_out_of_memory else "".join(f"; {fault}" for fault in self.driver_faults)
             return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"
         listed = ", ".join(map(str, self.ranks))
-        who = f"rank {listed} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
         own = next((place for place in self.places if place.beat.rank == self.ranks[0]), None)
+        on = f" on {own.host}" if own and own.host else ""
+        who = f"rank {listed}{on} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
         at = f", at {own.line}" if own else ""
         return f"{who}{where}: nothing for {self.waited_s:.0f} s{at}"
 

@@ -47,7 +47,7 @@ class Collective(NamedTuple):
 class Place:
     """Where a rank is. `frames`: of its main thread, the innermost first, as "file:line function"; empty where it did not answer.
     `collectives`: of each process group the last one, the newest first. `state`: why it cannot go on, by the kernel; empty where
-    it may. `memory_gib`: resident."""
+    it may. `memory_gib`: resident. `host`: its name, where several are looked at."""
 
     beat: LastBeat
     age_s: float
@@ -55,6 +55,7 @@ class Place:
     collectives: tuple[Collective, ...] = ()
     state: str = ""
     memory_gib: float = 0.0
+    host: str = ""
 
     @property
     def is_stopped(self) -> bool:
@@ -72,9 +73,9 @@ class Place:
 
     def text(self) -> str:
         """Lines for the terminal."""
-        beat = self.beat
+        beat, on = self.beat, f" on {self.host}" if self.host else ""
         lines = [
-            f"rank {beat.rank}: step {beat.step}, {beat.phase} for {self.age_s:.0f} s, pid {beat.pid}, "
+            f"rank {beat.rank}{on}: step {beat.step}, {beat.phase} for {self.age_s:.0f} s, pid {beat.pid}, "
             f"{self.memory_gib:.1f} GiB",
             f"  at {self.line}",
         ]
@@ -95,7 +96,18 @@ class Place:
             "frames": self.frames,
             "collective": str(self.collectives[0]) if self.collectives else None,
             "memory_gib": round(self.memory_gib, 2),
+            **({"host": self.host} if self.host else {}),
         }
+
+    def to_json(self) -> list[Any]:
+        """The whole, for `from_json` on another host."""
+        return [self.beat, self.age_s, self.frames, self.collectives, self.state, self.memory_gib, self.host]
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> "Place":
+        """What `to_json` gave, after JSON."""
+        beat, age_s, frames, collectives, *rest = fields
+        return cls(LastBeat(*beat), age_s, tuple(frames), tuple(Collective(*one) for one in collectives), *rest)
 
 
 def find_places(

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
@@ -79,17 +79,32 @@ def _behind_in_a_group(places: Sequence[Place]) -> list[int]:
     return sorted({rank for found in numbers.values() for rank in found if found[rank] < max(found.values())})
 
 
+class OtherHosts(Protocol):
+    """The watchdogs of a run's other hosts."""
+
+    def is_asked(self) -> bool:
+        """Whether one of them has found a rank late."""
+        ...
+
+    def exchange(self, own: Sequence[Place]) -> list[Place]:
+        """The places of this host's ranks -> those of all hosts."""
+        ...
+
+
 class Watchdog:
-    """Looks after the ranks of a run on this host from a thread, and calls `stop(incident)` once, where one stalls."""
+    """Looks after the ranks of a run on this host from a thread, and calls `stop(incident, pids)` once, where one stalls; `pids`:
+    of this host's ranks. `others`: of a run on several hosts; all of them then come to the same incident."""
 
     def __init__(
         self,
         run_directory: Path,
         deadlines: Deadlines,
-        stop: Callable[[Incident], None],
+        stop: Callable[[Incident, Sequence[int]], None],
         clock: Callable[[], float] = time.monotonic,
+        others: OtherHosts | None = None,
     ):
         self._run_directory, self._deadlines, self._stop, self._clock = run_directory, deadlines, stop, clock
+        self._others = others
         self._done, self._looked_s = threading.Event(), clock()
 
     def look(self) -> Incident | None:
@@ -99,15 +114,17 @@ class Watchdog:
             self._deadlines.begin_anew(now_s)
         self._looked_s = now_s
         self._deadlines.learn(beats)
-        if not self._deadlines.late(beats, now_s):
+        is_asked = bool(beats) and self._others is not None and self._others.is_asked()
+        if not is_asked and not self._deadlines.late(beats, now_s):
             return None
         places = find_places(self._run_directory, beats, self._clock)
+        if places and self._others is not None:
+            places = self._others.exchange(places)
         if not places:
             return None
         ranks = to_blame(places)
-        first = next(place.beat for place in places if place.beat.rank == ranks[0])
-        waited_s = now_s - first.time_s
-        return Incident("stalled", ranks, first.step, first.phase, waited_s=waited_s, places=places)
+        first = next(place for place in places if place.beat.rank == ranks[0])
+        return Incident("stalled", ranks, first.beat.step, first.beat.phase, waited_s=first.age_s, places=places)
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -116,7 +133,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._done.wait(POLL_S):
             if (incident := self.look()) is not None and not self._done.is_set():
-                self._stop(incident)
+                self._stop(incident, [beat.pid for beat in read_beats(self._run_directory) if beat.is_alive])
                 return
 
     def __exit__(self, *_: object) -> None:

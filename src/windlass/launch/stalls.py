@@ -1,0 +1,86 @@
+"""Ranks that stall, on several hosts: the watchdogs put together what each of them sees, so that all name the same rank.
+
+A watchdog sees the ranks of its own host, and where one rank stalls those of all hosts are late. The first that finds a rank
+late asks, through the store where hosts meet; each answers with the places of its ranks. None goes on before all have read all
+answers: ranks that are ended early make those of other hosts fail, and these would be blamed.
+"""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Final, Protocol
+
+from torch.distributed import Store
+
+from windlass.supervise.places import Place
+
+WAIT_S: Final = 15.0
+"""How long answers may take: a host looks once a second, and asks its ranks for two. One that does not answer is left out;
+if it is gone, the meeting place finds that out."""
+POLL_S: Final = 0.1
+
+
+class Round(Protocol):
+    """One start of the ranks of all hosts: its number, how many hosts take part, and which of them this is."""
+
+    joined: int
+    hosts: int
+    number: int
+
+
+class SharedWatch:
+    """`connect`: -> a connection to the store that no other thread uses; raises RuntimeError where that is gone. `current`: ->
+    the start that runs, None before the first."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        current: Callable[[], Round | None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._connect, self._current, self._clock = connect, current, clock
+
+    @cached_property
+    def _store(self) -> Store:
+        store = self._connect()
+        store.set_timeout(timedelta(seconds=WAIT_S))
+        return store
+
+    def is_asked(self) -> bool:
+        """Whether the watchdog of some host has found a rank late. False where the store does not answer."""
+        with contextlib.suppress(RuntimeError):
+            return (of := self._current()) is not None and self._store.check([_key(of, "asked")])
+        return False
+
+    def exchange(self, own: Sequence[Place]) -> list[Place]:
+        """The places of this host's ranks -> those of all hosts that answer, in the order of ranks; returns on all of them at
+        once."""
+        of = self._current()
+        found = [replace(place, host=socket.gethostname()) for place in own]
+        if of is None:
+            return found
+        others = [number for number in range(of.hosts) if number != of.number]
+        with contextlib.suppress(RuntimeError):
+            self._store.set(_key(of, f"places/{of.number}"), json.dumps([place.to_json() for place in found]))
+            self._store.set(_key(of, "asked"), "")
+            self._until(lambda: self._store.check([_key(of, f"places/{number}") for number in others]))
+            for number in others:
+                if self._store.check([key := _key(of, f"places/{number}")]):
+                    found += [Place.from_json(one) for one in json.loads(self._store.get(key))]
+            self._store.add(_key(of, "read"), 1)
+            self._until(lambda: self._store.add(_key(of, "read"), 0) >= of.hosts)
+        return sorted(found, key=lambda place: place.beat.rank)
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        end_s = self._clock() + WAIT_S
+        while not is_so() and self._clock() < end_s:
+            time.sleep(POLL_S)
+
+
+def _key(of: Round, what: str) -> str:
+    return f"windlass/stall/{of.joined}/{what}"
