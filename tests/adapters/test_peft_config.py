@@ -52,6 +52,14 @@ def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path):
     assert completed(write(tmp_path, init_lora_weights=True, layer_replication=None)).rank == 3
 
 
+def test_a_rank_stabilized_scale_is_over_the_root_of_the_rank(tmp_path):
+    """7 / sqrt 3 = 14 / sqrt 12; and 28 / 12 = 7 / 3 is one scale only without the root."""
+    patterns = {"rank_pattern": {"q_proj": 12}, "alpha_pattern": {"q_proj": 14.0}}
+    assert completed(write(tmp_path, use_rslora=True, **patterns)).rank_stabilized is True
+    with pytest.raises(UserError, match="all factors have one scale here"):
+        completed(write(tmp_path, use_rslora=True, **patterns | {"alpha_pattern": {"q_proj": 28.0}}))
+
+
 def test_a_rank_that_contradicts_the_files(tmp_path):
     write(tmp_path)
     with pytest.raises(UserError) as caught:

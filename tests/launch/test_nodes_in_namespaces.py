@@ -193,7 +193,8 @@ def test_the_host_of_the_endpoint_is_killed_and_the_same_command_goes_on(base, c
 
 
 def test_ten_times_a_host_leaves_dies_or_is_cut_off_and_comes_back(cluster):
-    world, draw = cluster("ten-rounds", "2:3", 100_000), random.Random(13)
+    world = cluster("ten-rounds", "2:3", 100_000, "launch.max_restarts=20")
+    draw = random.Random(13)
     for turn in range(10):
         world.until_trained(2 * turn + 1, 3)
         number, what = draw.choice([1, 2]), ("leaves", "dies", "is cut off")[turn % 3]

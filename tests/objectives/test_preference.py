@@ -10,6 +10,7 @@ from tests import cases
 from tests.parallel.tiny import make_program
 from windlass.model.config import ModelConfig
 from windlass.model.hf import load_weights
+from windlass.model.lora.adapter import B
 from windlass.model.loss import as_bits
 from windlass.model.open_config import architecture_of
 from windlass.objectives.config import ObjectiveConfig
@@ -152,6 +153,29 @@ def test_a_step_with_dropout_scores_by_the_masks_that_it_trains_with(ranks):
     log_p_P2 = torch.tensor([alone], dtype=torch.float64)
     expected = pair_losses(log_p_P2, torch.full_like(log_p_P2, -30.0), torch.ones_like(log_p_P2), config_of())
     assert loss == pytest.approx(expected.item(), abs=1e-9)
+
+
+def scores_under_dropout():
+    """On a rank: of a pair with dropout's keys, under an adapter, under its base, and under the base alone without keys."""
+    adapter = {"rank": 2, "alpha": 4.0, "dropout": 0.3}
+    adapted, plain = (make_program(1, policy="fp64", model=DROPS, adapter=one) for one in (adapter, None))
+    with torch.no_grad():
+        for record in adapted.records():
+            if record.name.endswith(B):
+                record.tensor.fill_(0.1)
+    pair = {name: tensor[:2] for name, tensor in batches()[1].items()}
+    with_keys = {**pair, "keys": torch.tensor([5, -9])}
+    return (
+        adapted.score([with_keys]).tolist(),
+        adapted.score([with_keys], adapted=False).tolist(),
+        plain.score([pair]).tolist(),
+    )
+
+
+def test_the_reference_is_the_base_without_dropout(ranks):
+    ((policy, reference, base),) = ranks.run(1, scores_under_dropout)
+    assert reference == pytest.approx(base, abs=1e-12)
+    assert all(abs(one - other) > 1e-2 for one, other in zip(policy, base, strict=True))
 
 
 def trl_rows():

@@ -6,8 +6,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from windlass.adapters.config import AdapterConfig
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
+from windlass.model.lora.adapter import adapter_of
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
@@ -29,7 +31,17 @@ MODEL = {
 
 
 def make_program(
-    world, zero=3, replicate=1, shard=1, policy="fp32", model=MODEL, plan=None, frozen=(), precision=None, **parallel
+    world,
+    zero=3,
+    replicate=1,
+    shard=1,
+    policy="fp32",
+    model=MODEL,
+    plan=None,
+    frozen=(),
+    precision=None,
+    adapter=None,
+    **parallel,
 ):
     """On one of `world` ranks: the model of `model`, laid out, with the weights of seed 3. `plan`: each block's recomputation.
     `precision`: more of PrecisionConfig."""
@@ -41,7 +53,8 @@ def make_program(
     def fill(named):
         initialise(named.items(), architecture, 3)
 
-    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan)
+    adapter = None if adapter is None else adapter_of(AdapterConfig(kind="lora", **adapter), architecture)
+    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan, adapter=adapter)
 
 
 def batch(seed=0):

@@ -3,13 +3,21 @@
 import json
 import shutil
 
+import pytest
 import yaml
 
 from tests import tiny
 from tests.loopback import hub as hub  # a fixture
 from windlass.commands.export import export
 from windlass.model.open_config import directory_of
-from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, KEPT_GENERATION, kept_files, read_base
+from windlass.training.base_model import (
+    FRONT_MATTER,
+    KEPT_CARD,
+    KEPT_GENERATION,
+    complete_adapter,
+    kept_files,
+    read_base,
+)
 from windlass.training.loop import train
 from windlass.training.pins import fetch_weights, pin_model
 
@@ -50,6 +58,18 @@ def test_an_adapters_run_fetches_its_base_on_a_machine_that_has_not_got_it(hub, 
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         assert len(hub.served("model.safetensors")) == fetched, name
         assert len(tiny.losses(config.run.directory)) == 2
+
+
+KEPT = {"rank": 3, "alpha": 5.0, "rank_stabilized": True, "targets": ["v_proj"], "also_train": ["*norm*"]}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_resumed_adapter_is_as_the_run_began_though_its_files_are_gone(tmp_path, name):
+    tiny.write_base(tmp_path / "base")
+    model = dict.fromkeys(tiny.MODEL) | {"from": str(tmp_path / "base")}
+    config = tiny.recipe(tmp_path, model=model, adapter={"kind": "lora", "from": str(tmp_path / "gone")})
+    then = {"config": {"adapter": config.adapter.model_dump() | KEPT}}
+    assert getattr(complete_adapter(config, then).adapter, name) == KEPT[name] != getattr(config.adapter, name)
 
 
 def check(checkpoint, directory):

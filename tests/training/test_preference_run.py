@@ -10,6 +10,7 @@ from windlass.checkpoint.keep import diff
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
 from windlass.config import to_yaml
+from windlass.data.prepare.prepare import prepare
 from windlass.errors import UserError
 from windlass.objectives.kept_scores import SCORES, ReferenceScores
 from windlass.training.announce import describe_objective
@@ -243,10 +244,83 @@ def test_a_run_without_a_reference_cannot_get_one_later(place, began):
 
 def test_pairs_of_other_data_than_it_began_with_are_refused(place, full):
     scores = ReferenceScores.parse((full / "checkpoints/step-00000010" / SCORES).read_bytes())
-    with pytest.raises(UserError, match="the set train holds 73 pairs, and the run has reference scores of 68"):
-        scores.of("train", 73)
-    with pytest.raises(UserError, match="the set other holds 5 pairs, and the run has reference scores of none"):
-        scores.of("other", 5)
+    own = scores.pairs["train"]
+    assert scores.of("train", 68, own) is scores.sets["train"]
+    for name, samples, pairs, held in (
+        ("train", 73, own, "68"),
+        ("train", 68, scores.pairs["validation"], "68 other pairs"),
+        ("other", 5, own, "none"),
+    ):
+        words = f"the set {name} holds {samples} pairs, and the run has reference scores of {held}"
+        with pytest.raises(UserError) as caught:
+            scores.of(name, samples, pairs)
+        assert caught.value.given == words
+
+
+@pytest.mark.parametrize("what", ["train", "one of evaluate.sets", "evaluate --recipe"])
+def test_as_many_other_pairs_are_refused_too(place, what):
+    """Where the number alone was compared, a run trained against the scores of other pairs, and `evaluate` printed their loss."""
+    base = place / what.replace(" ", "-")
+    pairs = [tiny.write_pairs(base.with_suffix(f".{seed}.jsonl"), 20, seed) for seed in range(3)]
+    first, second, third = ({"path": str(file), "format": "preference"} for file in pairs)
+
+    def of(source, more, directory, **run):
+        data = {"sources": [source], "validation": third, "directory": str(base.with_suffix(directory))}
+        return recipe(place, base.name, run={"steps": 2, **run}, data=data, evaluate={"sets": {"more": more}})
+
+    train(of(first, first, ".data"))
+    events = (place / base.name / "events.jsonl").read_bytes()
+    longer = {"steps": 4, "accept_drift": ["data", "data.sources", "data.directory"]}
+    other = of(second, first, ".other", **longer) if what == "train" else of(first, second, ".other", steps=4)
+    with pytest.raises(UserError, match=r"(train|more) holds 20 pairs, and the run has reference scores of 20 other pairs"):
+        if what == "evaluate --recipe":
+            prepare(other.data, other.evaluate.sets)
+            base.with_suffix(".yaml").write_text(to_yaml(other))
+            evaluate(place / base.name, recipe=str(base.with_suffix(".yaml")))
+        else:
+            train(other)
+    if what == "evaluate --recipe":
+        assert (place / base.name / "events.jsonl").read_bytes() == events
+
+
+@pytest.mark.parametrize("name", ["full", "norms too"])
+def test_evaluate_refuses_pairs_where_nothing_is_known_of_the_reference(place, name):
+    """A run on texts began with another model than its factors are beside now; none is silently taken instead."""
+    adapter = None if name == "full" else {**LORA, "also_train": ["*norm*"]}
+    simpo = {"loss": "simpo", "beta": 2.0}
+    train(recipe(place, f"no reference {name}", adapter, objective=simpo, run={"steps": 2}))
+    (place / "pairs.yaml").write_text(to_yaml(recipe(place, "pairs", adapter)))
+    with pytest.raises(UserError, match=f"no reference {name}.*holds no reference scores"):
+        evaluate(place / f"no reference {name}", recipe=str(place / "pairs.yaml"))
+
+
+def test_data_with_scores_beside_it_is_prepared_again(place):
+    """Of the reference scores, which belong to the data of before, nothing is left."""
+    tiny.write_pairs(place / "again.jsonl")
+    data = {"sources": [{"path": str(place / "again.jsonl"), "format": "preference"}], "directory": str(place / "anew")}
+    train(recipe(place, "anew 1", data=data, run={"steps": 2}))
+    assert len(list((place / "anew").glob("reference-*"))) == 1
+    tiny.write_pairs(place / "again.jsonl", seed=3)
+    prepare(recipe(place, "anew 2", data=data).data, {})
+    assert not list((place / "anew").glob("reference-*"))
+    train(recipe(place, "anew 2", data=data, run={"steps": 2}))
+    assert steps_of(place / "anew 2")[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
+
+
+def test_scores_of_a_set_that_was_replaced_are_no_other_runs(place, capsys):
+    """Data at a URL keep theirs in the run's directory, where they outlive the set that they are of; here put back by hand."""
+    tiny.write_pairs(place / "set.jsonl", 20)
+    data = {"directory": str(place / "sets-data")}
+    sets = {"sets": {"more": {"path": str(place / "set.jsonl"), "format": "preference"}}}
+    train(recipe(place, "set 1", data=data, evaluate=sets, run={"steps": 2}))
+    (file,) = (place / "sets-data").glob("reference-*")
+    scores = file.read_bytes()
+    tiny.write_pairs(place / "set.jsonl", 20, seed=3)
+    prepare(recipe(place, "set 2", data=data, evaluate=sets).data, recipe(place, evaluate=sets).evaluate.sets)
+    file.write_bytes(scores)
+    capsys.readouterr()
+    train(recipe(place, "set 2", data=data, evaluate=sets, run={"steps": 2}))
+    assert "reference scores of more: 0 of 20 pairs" in capsys.readouterr().out
 
 
 def test_the_card_of_an_export_gives_the_loss_per_pair(place, full):

@@ -10,7 +10,7 @@ from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
-from windlass.objectives.kept_scores import SCORES, ReferenceScores
+from windlass.objectives.kept_scores import ReferenceScores
 from windlass.objectives.objective import objective_of
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
@@ -20,6 +20,7 @@ from windlass.runtime import start_runtime
 from windlass.training.base_model import kept_files
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
+from windlass.training.reference_scores import kept_scores
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 
@@ -99,8 +100,7 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
             "a pair is scored beside the model that a run began with, and only checkpoints know it",
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
-    kept = kept_files(saved.directory).get(SCORES)
-    return None if kept is None else ReferenceScores.parse(kept)
+    return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)
 
 
 def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:

@@ -2,7 +2,8 @@
 
 They are kept in two places. Beside the prepared data, named by what they are a function of (weights, data, precision), so that
 a second run with another `beta` reads them; and in every checkpoint, so that a run that goes on has those it began with, whatever
-became of that file: its own weights are no longer the reference.
+became of that file: its own weights are no longer the reference. Each set has the fingerprint of its pairs beside its scores, and
+scores of other pairs are refused.
 
 A set's scores are an array [samples, 2] in fp64: log q of the chosen and of the rejected answer, 16 bytes per pair.
 """
@@ -34,9 +35,11 @@ class ReferenceScores:
     began_with: str
     """`identity` of the weights, precision and data that they are of."""
     sets: Mapping[str, np.ndarray]
+    pairs: Mapping[str, str]
+    """The fingerprint of each set's pairs."""
 
     def to_bytes(self) -> bytes:
-        facts = {"began_with": self.began_with, "digest": _digest(self.sets)}
+        facts = {"began_with": self.began_with, "pairs": dict(self.pairs), "digest": _digest(self.sets, self.pairs)}
         return save(dict(self.sets), {"scores": json.dumps(facts)})  # one key: safetensors writes several in any order
 
     @staticmethod
@@ -46,22 +49,23 @@ class ReferenceScores:
             size = int.from_bytes(data[:8], "little")
             facts = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["scores"])
             sets = load(data)
+            scores = ReferenceScores(facts["began_with"], sets, facts["pairs"])
         except (ValueError, KeyError, TypeError, SafetensorError):
             return None
-        found = ReferenceScores(facts.get("began_with", ""), sets)
-        return found if facts.get("digest") == _digest(sets) else None
+        return scores if facts.get("digest") == _digest(sets, scores.pairs) else None
 
-    def of(self, name: str, samples: int) -> np.ndarray:
-        """The scores of a set that now has `samples`. Raises UserError."""
-        found = self.sets.get(name)
-        if found is None or len(found) != samples:
-            held = "none" if found is None else f"{len(found):,}"
-            raise UserError(
-                f"the set {name} holds {samples:,} pairs, and the run has reference scores of {held}",
-                "a pair is compared with its score under the model that the run began with, computed before step 0",
-                "give the data that the run began with; or begin another run.directory with run.start_from",
-            )
-        return found
+    def of(self, name: str, samples: int, fingerprint: str) -> np.ndarray:
+        """The scores of a set that now has `samples` of this `fingerprint`. Raises UserError."""
+        scores_N2 = self.sets.get(name)
+        if scores_N2 is not None and len(scores_N2) == samples and self.pairs.get(name) == fingerprint:
+            return scores_N2
+        held = "none" if scores_N2 is None else f"{len(scores_N2):,}"
+        raise UserError(
+            f"the set {name} holds {samples:,} pairs, and the run has reference scores of {held}"
+            + (" other pairs" if scores_N2 is not None and len(scores_N2) == samples else ""),
+            "a pair is compared with its score under the model that the run began with, computed before step 0",
+            "give the data that the run began with; or begin another run.directory with run.start_from",
+        )
 
 
 def identity(facts: Mapping[str, Any]) -> str:
@@ -93,8 +97,8 @@ def with_scores(batch: Batch, scores_N2: np.ndarray, samples: np.ndarray) -> Bat
     return {**batch, REFERENCE: rows.to(batch["input_ids"].device)}
 
 
-def _digest(sets: Mapping[str, np.ndarray]) -> str:
-    found = hashlib.blake2b(digest_size=16)
+def _digest(sets: Mapping[str, np.ndarray], pairs: Mapping[str, str]) -> str:
+    digest = hashlib.blake2b(json.dumps(dict(pairs), sort_keys=True).encode(), digest_size=16)
     for name in sorted(sets):
-        found.update(name.encode() + np.ascontiguousarray(sets[name], np.float64).tobytes())
-    return found.hexdigest()
+        digest.update(name.encode() + np.ascontiguousarray(sets[name], np.float64).tobytes())
+    return digest.hexdigest()

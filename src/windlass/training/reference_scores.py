@@ -3,11 +3,13 @@ or computed before step 0."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from windlass.config import RunConfig, check_recipe
 from windlass.data.files import write_durably
+from windlass.data.prepare.manifest import SCORES_NAME
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
@@ -37,30 +39,42 @@ def reference_scores(
     if not config.objective.has_reference:
         return None
     if start.trainer_state:  # not by the recipe's start_from and adapter.from, which may have changed since
-        kept = files.get(SCORES)
-        found = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
-        then = check_recipe(start.trainer_state["config"])
-        if found is None and not (then.objective.has_reference and then.adapter.kind != "none"):
-            raise _no_scores(config)
-        return found
+        return kept_scores(start.trainer_state, files, config.run.start_from or config.run.directory)
     if not config.keeps_reference:
         return None
+    pairs = {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)}
     facts = {
         "weights": runtime.shared(runtime.first(lambda: began_with(config))),
         "model": repr(architecture),  # the same weights compute something else with another rope or window
         "stream": prepared.stream,
         "precision": config.precision.model_dump(mode="json"),
-        "sets": {name: fingerprint(prepared.shards(name).shards) for name in _sets(config)},
+        "sets": pairs,
     }
     began = identity(facts)
-    file = (prepared.directory if prepared.remote is None else config.run.directory) / f"reference-{began}.safetensors"
+    file = (prepared.directory if prepared.remote is None else config.run.directory) / SCORES_NAME.format(began)
     found = runtime.shared(runtime.first(lambda: _read(file, began)))
     if found is not None:
         log(f"reference scores: {file}")
         return found
-    found = ReferenceScores(began, {name: _scored(name, config, program, prepared, log) for name in _sets(config)})
-    runtime.first(lambda: _keep(file, found.to_bytes(), log))
-    return found
+    scores = ReferenceScores(began, {name: _scored(name, config, program, prepared, log) for name in pairs}, pairs)
+    runtime.first(lambda: _keep(file, scores.to_bytes(), log))
+    return scores
+
+
+def kept_scores(
+    trainer_state: Mapping[str, Any], files: Mapping[str, bytes | Path], where: str | Path
+) -> ReferenceScores | None:
+    """Those of a checkpoint and its `files`; None where its reference is its base without the factors, which is so where its
+    objective had a reference and kept no scores. Raises UserError where it has neither."""
+    kept, then = files.get(SCORES), check_recipe(trainer_state["config"])
+    scores = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
+    if scores is None and not (kept is None and then.objective.has_reference and then.adapter.kind != "none"):
+        raise UserError(
+            f"the checkpoint in {where} holds no reference scores",
+            "a pair is compared with the model that a run began with, and what is trained since is another one",
+            "train on pairs in another run.directory, with run.start_from and run.start_what=weights",
+        )
+    return scores
 
 
 def _sets(config: RunConfig) -> tuple[str, ...]:
@@ -99,11 +113,3 @@ def _keep(file: Path, data: bytes, log: Callable[[str], None]) -> None:
         write_durably(file, data)
     except OSError as error:
         log(f"{file} is not written ({error}); the scores are kept in the checkpoints of this run")
-
-
-def _no_scores(config: RunConfig) -> UserError:
-    return UserError(
-        f"the checkpoint in {config.run.start_from or config.run.directory} holds no reference scores",
-        "a preference run compares with the model that it began with, and what is trained since is another one",
-        "begin another run.directory with run.start_from and run.start_what=weights",
-    )

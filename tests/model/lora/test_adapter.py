@@ -98,6 +98,7 @@ def test_nothing_is_called_by_a_name_that_is_frozen():
         ({**QWEN3, "hidden_size": 72}, {"base": "nf4"}, "adapter.base=nf4 for matrices of 72 inputs"),
         (QWEN3, {"also_train": ["nothing"]}, "adapter.also_train has 'nothing'"),
         (QWEN3, {"targets": ["q_proj"], "also_train": ["*q_proj*"]}, "adapter.also_train too"),
+        (QWEN3, {"also_train": ["*"]}, "at least one matrix with factors"),
     ],
 )
 def test_refusals(fields, settings, words):

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
@@ -18,7 +19,7 @@ import xxhash
 
 from windlass.data.config import DataConfig
 from windlass.data.files import sync_directory
-from windlass.data.prepare.manifest import PREPARED_NAME, TOKENIZER_NAME, load_prepared
+from windlass.data.prepare.manifest import PREPARED_NAME, SCORES_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
 from windlass.data.sources.known_hashes import KNOWN_NAME
 from windlass.errors import UserError
@@ -181,7 +182,7 @@ def _check_ours(directory: Path) -> None:
             *JOURNAL_FILES,
             KNOWN_NAME,
         }
-    foreign = [name for name in found if name not in ours]
+    foreign = [name for name in found if name not in ours and not (ours and fnmatch(name, SCORES_NAME.format("*")))]
     if foreign:
         given = f"data.directory {directory} holds what windlass did not prepare: {', '.join(foreign[:5])}"
         raise UserError(given, "it is replaced as a whole when data is prepared", "give a directory of its own")

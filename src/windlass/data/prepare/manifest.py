@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from windlass.units import MIB
 
 ADDED = ("unwritten", "date", "cut")  # keys that earlier versions do not write
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
+SCORES_NAME: Final = "reference-{}.safetensors"
+"""Of a preference run's reference scores, which are kept beside the data that they are of."""
 
 
 @dataclass(frozen=True)

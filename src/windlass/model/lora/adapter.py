@@ -49,6 +49,12 @@ def adapter_of(config: AdapterConfig, arch: Architecture) -> Adapter | None:
     targets = [name for name in chosen if config.targets == "all-linear" or _is_named(name, config.targets, arch)]
     if config.targets != "all-linear":
         _check_targets(config.targets, matrices, chosen, arch)
+    elif not targets:
+        raise UserError(
+            f"adapter.targets=all-linear and adapter.also_train={config.also_train}",
+            "an adapter has at least one matrix with factors, and these patterns train all of them whole",
+            'narrow adapter.also_train, for example to ["*norm*"]; or leave the section `adapter` out to train all parameters',
+        )
     _check_rank(config, arch, targets)
     quantized = chosen if config.base == "nf4" else []
     if config.base == "nf4":
