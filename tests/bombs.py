@@ -5,7 +5,7 @@ BOMBS = {
     "merges": "m0: &m0 {k: 1}\n"
     + "".join(f"m{i}: &m{i}\n  <<: [{', '.join([f'*m{i - 1}'] * 30)}]\n" for i in range(1, 7)),
     "flow": "a: " + "[" * 50_000,
-    "blocks": "\n".join(" " * i + "a:" for i in range(2_000)),
+    "blocks": "\n".join(" " * i + "a:" for i in range(1_000)),
     "digits": "a: " + "9" * 5_000,
     "itself": "a: &a [*a]",
 }

@@ -8,7 +8,7 @@ import pytest
 
 from tests import bombs
 from windlass.errors import UserError
-from windlass.recipe import apply_override, parse_yaml, with_environment
+from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,11 @@ def test_an_override_that_cannot_be_is_refused(override, said):
 
 
 BOMBS = {**bombs.BOMBS, "bits": "a: -9223372036854775808"}
+BOMBS |= {
+    "wide": f"a: [{'1,' * 400_000}]",
+    "long": "a: b\n" + "#" * (1 << 20),
+    "sexagesimal": f"a: 1{':1' * 150_000}",
+}
 
 
 @pytest.mark.parametrize(
@@ -98,15 +103,51 @@ BOMBS = {**bombs.BOMBS, "bits": "a: -9223372036854775808"}
         ("merges", "recipe holds 2,340,428,069 values, aliases", "without aliases"),
         ("flow", "recipe, line 1: values nested more than 30 deep", "remove the nesting"),
         ("blocks", "recipe, line 31: values nested more than 30 deep", "remove the nesting"),
-        ("digits", "a number of 5000 characters, 999999999999... (line 1)", "shorten it"),
-        ("bits", "a number of 20 characters, -92233720368... (line 1)", "put it into quotes"),
+        ("digits", "recipe, line 1: a number of 5000 characters, 999999999999...", "shorten it"),
+        ("bits", "recipe, line 1: a number of 20 characters, -92233720368...", "put it into quotes"),
         ("itself", "recipe: a value that holds itself, by an alias", "write out what is meant"),
+        ("wide", "recipe holds more than 20,000 values", "a pattern or a folder"),
+        ("long", "recipe is 1.0 MiB long", "give the recipe"),
+        ("sexagesimal", "recipe, line 1: a number of 300001 characters", "shorten it"),
     ],
 )
 def test_a_small_text_that_would_become_a_huge_recipe_is_refused(bomb, given, change):
     with pytest.raises(UserError) as caught:
         parse_yaml(BOMBS[bomb], "recipe")
     assert caught.value.given.startswith(given) and change in caught.value.change
+
+
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("a: 2001-13-45", "recipe, line 1: '2001-13-45' is no timestamp"),
+        ("b: 1\na: !!float x", "recipe, line 2: 'x' is no float"),
+        ('a: !!int ""', "recipe, line 1: '' is no int"),
+        ("a: !!bool zz", "recipe, line 1: 'zz' is no bool"),
+        ("a: !!timestamp foo", "recipe, line 1: 'foo' is no timestamp"),
+        ("? !!timestamp foo\n: 1", "recipe, line 1: 'foo' is no timestamp"),
+        ("!!map x", "recipe is not YAML: "),
+        ("a: !!set x", "recipe is not YAML: "),
+    ],
+)
+def test_a_value_that_is_not_of_its_form_or_tag_is_refused_with_its_line(text, given):
+    with pytest.raises(UserError) as caught:
+        parse_yaml(text, "recipe")
+    assert caught.value.given.startswith(given)
+
+
+def test_a_recipe_of_any_size_is_not_read(tmp_path):
+    (tmp_path / "corpus.yaml").write_bytes(b"\xff" * ((1 << 20) + 1))
+    with pytest.raises(UserError, match=r"corpus.yaml is 1\.0 MiB long") as caught:
+        recipe_text(tmp_path / "corpus.yaml")
+    assert caught.value.change == "give the recipe; data go into data.sources"
+
+
+@pytest.mark.parametrize(("text", "letter"), [('"a\\0b"', r"'\x00', at 1"), ('"\\ud800"', r"'\ud800', at 0")])
+def test_what_no_path_can_hold_is_refused_by_its_key(text, letter):
+    with pytest.raises(UserError) as caught:
+        with_environment(parse_yaml(f"run: {{directory: {text}}}", "recipe"))
+    assert caught.value.given == f"run.directory holds the character {letter}"
 
 
 def test_bombs_cost_no_memory_and_no_torch():

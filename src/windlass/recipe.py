@@ -16,11 +16,14 @@ import yaml
 
 from windlass.errors import UserError, nearest
 from windlass.safe_text import keep_secret, redacted
+from windlass.units import format_bytes
 
 UNDER_WAY: Final = -1
 MAX_DEPTH: Final = 30
 MAX_VALUES: Final = 20_000
 """Mixtures of hundreds of sources have some thousands."""
+MAX_BYTES: Final = 1 << 20
+MAX_DIGITS: Final = 100  # characters of a number
 MAX_QUOTED: Final = 300  # characters of an override in a message
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 UNQUOTED: Final = re.compile(r"[\s'\"<>`]")
@@ -32,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: list[Any] = []
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # `!!map x`: refused below
             if key.value in seen:
                 raise UserError(
                     f"the key `{key.value}` is given twice (line {key.start_mark.line + 1})",
@@ -42,22 +45,31 @@ class _Loader(yaml.SafeLoader):
             seen.append(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A scalar by the form that it has, or by the tag that it carries (`!!float x`). PyYAML's own constructors raise whatever
+        Python does."""
+        kind = node.tag.rpartition(":")[2]
+        if not isinstance(node, yaml.ScalarNode) or kind == "str":
+            return super().construct_object(node, deep)
+        where = f"{self.name}, line {node.start_mark.line + 1}"
+        try:
+            is_long = kind in ("int", "float") and len(node.value) > MAX_DIGITS
+            value = 1 << 63 if is_long else super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):
+            raise UserError(
+                f"{where}: {node.value[:MAX_DIGITS]!r} is no {kind}",
+                f"YAML reads a value of this form, or with this tag, as a {kind}",
+                "correct it, or put it into quotes where it is a text",
+            ) from None
+        if is_long or (type(value) is int and abs(value) >= 1 << 63):
+            raise UserError(
+                f"{where}: a number of {len(node.value)} characters, {node.value[:12]}...",
+                "a whole number fits into 64 bits",
+                "shorten it, or put it into quotes where it is a text",
+            )
+        return value
 
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    try:
-        value = loader.construct_yaml_int(node)
-    except ValueError:  # thousands of digits
-        value = 1 << 63
-    if abs(value) >= 1 << 63:
-        raise UserError(
-            f"a number of {len(node.value)} characters, {node.value[:12]}... (line {node.start_mark.line + 1})",
-            "a whole number fits into 64 bits",
-            "shorten it, or put it into quotes where it is a text",
-        )
-    return value
 
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
@@ -67,7 +79,9 @@ def parse_yaml(text: str, name: str) -> Any:
     """What `text` holds. `name`: what it is called in the UserError for what is not YAML, or far larger than a recipe is."""
     try:
         _check_size(text, name)
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        loader.name = name
+        return loader.get_single_data()
     except yaml.YAMLError as error:
         given, rule, change = f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line"
         if "alias" in str(error):
@@ -88,8 +102,12 @@ def _problem(error: yaml.YAMLError) -> str:
 def _check_size(text: str, name: str) -> None:
     """Raises UserError before anything of `text` is built that is deeper or larger than MAX_DEPTH and MAX_VALUES: nine aliases,
     each of nine aliases, nine times over, are 200 bytes of YAML and 400 million values."""
-    depth = 0
+    _check_bytes(len(text), name)
+    depth = num = 0
     for event in yaml.parse(text, yaml.SafeLoader):  # flat: neither the scanner nor the parser calls itself
+        num += isinstance(event, yaml.NodeEvent)
+        if num > MAX_VALUES:
+            raise _too_many(name, f"more than {MAX_VALUES:,} values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 0
@@ -114,10 +132,24 @@ def _check_size(text: str, name: str) -> None:
 
     node = yaml.compose(text, yaml.SafeLoader)
     if node is not None and (num := size(node)) > MAX_VALUES:
+        raise _too_many(name, f"{num:,} values, aliases (*name) and merges (<<) written out")
+
+
+def _too_many(name: str, held: str) -> UserError:
+    return UserError(
+        f"{name} holds {held}",
+        f"a recipe holds at most {MAX_VALUES:,}, its keys among them",
+        "write out what is meant, without aliases; a list of many files is a pattern or a folder in data.sources",
+    )
+
+
+def _check_bytes(size: int, name: str) -> None:
+    """Raises UserError before a text is parsed, or read, that is far larger than a recipe."""
+    if size > MAX_BYTES:
         raise UserError(
-            f"{name} holds {num:,} values, aliases (*name) and merges (<<) written out",
-            f"a recipe holds at most {MAX_VALUES:,}",
-            "write out what is meant, without aliases",
+            f"{name} is {format_bytes(size)} long",
+            f"a recipe is YAML of at most {format_bytes(MAX_BYTES)}",
+            "give the recipe; data go into data.sources",
         )
 
 
@@ -146,6 +178,7 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
         return [with_environment(item, f"{where}[{number}]", environ) for number, item in enumerate(value)]
     if not isinstance(value, str):
         return value
+    _check_text(value, where)
 
     def variable(found: re.Match[str]) -> str:
         if found[1] in environ:
@@ -169,6 +202,17 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
     return text
 
 
+def _check_text(value: str, where: str) -> None:
+    """Raises UserError for what no path and no file of text can hold."""
+    wrong = "\0" if "\0" in value else next((letter for letter in value if "\ud800" <= letter <= "\udfff"), None)
+    if wrong is not None:
+        raise UserError(
+            f"{where} holds the character {wrong!a}, at {value.index(wrong)}",
+            "a text has neither NUL nor half of a surrogate pair: no path, and no file in UTF-8, can hold one",
+            "remove it",
+        )
+
+
 def shipped_recipes() -> dict[str, Path]:
     """name -> file, of the recipes that come with windlass (in the wheel, or beside src/ in a checkout)."""
     inside = Path(str(importlib.resources.files("windlass"))) / "recipes"
@@ -180,6 +224,7 @@ def recipe_text(path: str | Path) -> tuple[str, str]:
     """The text of the recipe at `path`, or of the one that ships by that name; and what errors call it. Raises UserError."""
     file = Path(path)
     if file.is_file():
+        _check_bytes(file.stat().st_size, str(file))
         try:
             return file.read_text("utf-8"), str(file)
         except UnicodeDecodeError as error:

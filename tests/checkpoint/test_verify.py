@@ -284,13 +284,13 @@ def test_many_problems_are_cut_to_five(copy):
     assert "rank-00005.bin: extra" in text and "rank-00006" not in text and "(and 3 more)" in text
 
 
-FOREIGN = (".DS_Store", ".nfs000000000012ab34", "notes.txt", "tokenizer/.DS_Store", "lost+found/inner")
+FOREIGN = (".DS_Store", ".nfs000000000012ab34", "notes.txt", "tokenizer/.DS_Store", "lost+found/inner", "@eaDir/", "a/b/")
 
 
 def add_foreign(directory):
     for name in FOREIGN:
         (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_text("of somebody else")
+        (directory / name).mkdir() if name.endswith("/") else (directory / name).write_text("of somebody else")
 
 
 def test_files_that_we_did_not_write_are_ignored_and_listed(copy):
@@ -300,7 +300,8 @@ def test_files_that_we_did_not_write_are_ignored_and_listed(copy):
     told, state = [], blank()
     assert make_run(copy, told).restore(state)["step"] == 200 and is_state_of(state, 200)
     (sentence,) = told
-    assert sentence == f"{newest}: ignored files that windlass did not write: {', '.join(sorted(FOREIGN))}"
+    named = f"{', '.join(sorted(FOREIGN)[:5])} and 2 more"
+    assert sentence == f"{newest}: ignored files that windlass did not write: {named}"
     assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [100]
 
 

@@ -107,8 +107,8 @@ class Checkpoint:
         return problems + [Problem(name, "extra", "MANIFEST does not list it") for name in extra if name != MANIFEST]
 
     def foreign_files(self) -> list[str]:
-        """Files in the directory that windlass did not write."""
-        return [name for name in sorted(_listing(self.directory)) if not self._is_ours(name)]
+        """Files and empty directories in the directory that windlass did not write."""
+        return [name for name in sorted(_listing(self.directory)) if not self._is_ours(name.rstrip("/"))]
 
     def _is_ours(self, name: str) -> bool:
         """A file of a checkpoint, or what has the name of one or of a directory of them."""
@@ -153,7 +153,8 @@ def _unreadable(error: OSError) -> UserError:
 
 
 def _listing(directory: Path) -> dict[str, tuple[str, int]]:
-    """relative name -> (file, link or device; size). Links are not followed."""
+    """relative name -> (file, link, device or directory; size). Links are not followed. Of directories those alone that hold
+    nothing, with a slash behind their names."""
     found: dict[str, tuple[str, int]] = {}
 
     def refuse(error: OSError) -> None:
@@ -161,6 +162,8 @@ def _listing(directory: Path) -> dict[str, tuple[str, int]]:
 
     for parent, directories, files in os.walk(directory, onerror=refuse):
         here = Path(parent)
+        if not directories and not files and here != directory:
+            found[f"{here.relative_to(directory)}/"] = ("directory", 0)
         links = [name for name in directories if (here / name).is_symlink()]
         for name in files + links:
             try:
