@@ -284,7 +284,15 @@ def test_many_problems_are_cut_to_five(copy):
     assert "rank-00005.bin: extra" in text and "rank-00006" not in text and "(and 3 more)" in text
 
 
-FOREIGN = (".DS_Store", ".nfs000000000012ab34", "notes.txt", "tokenizer/.DS_Store", "lost+found/inner", "@eaDir/", "a/b/")
+FOREIGN = (
+    ".DS_Store",
+    ".nfs000000000012ab34",
+    "notes.txt",
+    "tokenizer/.DS_Store",
+    "lost+found/inner",
+    "@eaDir/",
+    "a/b/",
+)
 
 
 def add_foreign(directory):

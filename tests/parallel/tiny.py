@@ -54,7 +54,9 @@ def make_program(
         initialise(named.items(), architecture, 3)
 
     adapter = None if adapter is None else adapter_of(AdapterConfig(kind="lora", **adapter), architecture)
-    return build_program(architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan, adapter=adapter)
+    return build_program(
+        architecture, config, precision, mesh, torch.device("cpu"), fill, frozen, plan, adapter=adapter
+    )
 
 
 def batch(seed=0):

@@ -272,7 +272,9 @@ def test_as_many_other_pairs_are_refused_too(place, what):
     events = (place / base.name / "events.jsonl").read_bytes()
     longer = {"steps": 4, "accept_drift": ["data", "data.sources", "data.directory"]}
     other = of(second, first, ".other", **longer) if what == "train" else of(first, second, ".other", steps=4)
-    with pytest.raises(UserError, match=r"(train|more) holds 20 pairs, and the run has reference scores of 20 other pairs"):
+    with pytest.raises(
+        UserError, match=r"(train|more) holds 20 pairs, and the run has reference scores of 20 other pairs"
+    ):
         if what == "evaluate --recipe":
             prepare(other.data, other.evaluate.sets)
             base.with_suffix(".yaml").write_text(to_yaml(other))
