@@ -17,10 +17,9 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
-from windlass.training.base_model import kept_files
+from windlass.training.base_model import kept_files, kept_scores
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
-from windlass.training.reference_scores import kept_scores
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
 

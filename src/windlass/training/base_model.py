@@ -28,7 +28,7 @@ from windlass.model.hf import GENERATION
 from windlass.model.lora.adapter import adapter_of
 from windlass.model.open_config import directory_of
 from windlass.model.weight_files import weight_files
-from windlass.objectives.kept_scores import SCORES
+from windlass.objectives.kept_scores import SCORES, ReferenceScores
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 
@@ -196,3 +196,19 @@ def kept_files(checkpoint: Path) -> dict[str, bytes]:
     """What a checkpoint directory keeps of the base. Raises BadCheckpoint."""
     opened = Checkpoint.open(checkpoint)
     return {name: opened.read(name) for name in (KEPT_GENERATION, KEPT_CARD, SCORES) if name in opened.manifest.files}
+
+
+def kept_scores(
+    trainer_state: Mapping[str, Any], files: Mapping[str, bytes | Path], where: str | Path
+) -> ReferenceScores | None:
+    """Those of a checkpoint and its `files`; None where its reference is its base without the factors, which is so where its
+    objective had a reference and kept no scores. Raises UserError where it has neither."""
+    kept, then = files.get(SCORES), check_recipe(trainer_state["config"])
+    scores = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
+    if scores is None and not (kept is None and then.objective.has_reference and then.adapter.kind != "none"):
+        raise UserError(
+            f"the checkpoint in {where} holds no reference scores",
+            "a pair is compared with the model that a run began with, and what is trained since is another one",
+            "train on pairs in another run.directory, with run.start_from and run.start_what=weights",
+        )
+    return scores

@@ -3,23 +3,21 @@ or computed before step 0."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from windlass.config import RunConfig, check_recipe
+from windlass.config import RunConfig
 from windlass.data.files import write_durably
 from windlass.data.prepare.manifest import SCORES_NAME
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.evaluation_set import batches_in_order
 from windlass.data.stream.ledger import fingerprint
-from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.objectives.kept_scores import SCORES, ReferenceScores, identity, score_set
+from windlass.objectives.kept_scores import ReferenceScores, identity, score_set
 from windlass.parallel.program import Program
 from windlass.runtime import Runtime
-from windlass.training.base_model import began_with
+from windlass.training.base_model import began_with, kept_scores
 from windlass.training.restore import Start
 
 
@@ -58,22 +56,6 @@ def reference_scores(
         return found
     scores = ReferenceScores(began, {name: _scored(name, config, program, prepared, log) for name in pairs}, pairs)
     runtime.first(lambda: _keep(file, scores.to_bytes(), log))
-    return scores
-
-
-def kept_scores(
-    trainer_state: Mapping[str, Any], files: Mapping[str, bytes | Path], where: str | Path
-) -> ReferenceScores | None:
-    """Those of a checkpoint and its `files`; None where its reference is its base without the factors, which is so where its
-    objective had a reference and kept no scores. Raises UserError where it has neither."""
-    kept, then = files.get(SCORES), check_recipe(trainer_state["config"])
-    scores = ReferenceScores.parse(kept) if isinstance(kept, bytes) else None
-    if scores is None and not (kept is None and then.objective.has_reference and then.adapter.kind != "none"):
-        raise UserError(
-            f"the checkpoint in {where} holds no reference scores",
-            "a pair is compared with the model that a run began with, and what is trained since is another one",
-            "train on pairs in another run.directory, with run.start_from and run.start_what=weights",
-        )
     return scores
 
 
