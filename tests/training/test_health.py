@@ -9,7 +9,7 @@ from tests import tiny
 from tests.parallel.tiny import Operators
 from windlass.errors import Diverged
 from windlass.proof.pool import RankFailed
-from windlass.training.health import Health
+from windlass.training.health import Health, open_health
 
 NAN = float("nan")
 
@@ -174,3 +174,22 @@ def test_the_alarm_at_a_rate_of_1e_5_in_pure_bf16(base, ranks):
         found[name] = stagnation(config)
     assert found["stochastic"] == found["master"] == []
     assert "%" in found["nearest"][0] and "precision.rounding=stochastic" in found["nearest"][0]
+
+
+class Events(list):
+    def event(self, kind, step, **fields):
+        self.append((kind, step, fields["what"]))
+
+
+@pytest.mark.parametrize(("policy", "is_scaled"), [("fp16", True), ("bf16", False)])
+def test_an_overflow_of_fp16_is_no_incident_and_its_cure_is_bf16(tmp_path, policy, is_scaled):
+    config, events = tiny.recipe(tmp_path, precision={"policy": policy}, optim={"max_skips": 1}), Events()
+    one = open_health(config, events, 3)
+    one.add(torch.tensor(2.0), torch.tensor(float("nan")))
+    assert one.look() == 1
+    skipped = [("incident", 4, "the gradient norm is not finite: the update was skipped")]
+    assert events == ([] if is_scaled else skipped)
+    with pytest.raises(Diverged) as caught:
+        one.end_if_diverged()
+    assert ("use precision.policy=bf16" in caught.value.change) == is_scaled
+    assert events[-1] == ("incident", 4, caught.value.given)

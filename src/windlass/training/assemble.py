@@ -6,26 +6,36 @@ data is prepared (by rank 0, once), then the model is shaped, laid out and fille
 
 import sys
 from contextlib import ExitStack
+from functools import partial
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import open_prepared
 from windlass.errors import exit_code_of
+from windlass.hardware import find_device
+from windlass.model.architecture import Architecture
+from windlass.model.flops import flops_per_token
+from windlass.model.lora.adapter import adapter_of
 from windlass.objectives.kept_scores import SCORES
 from windlass.objectives.objective import objective_of
+from windlass.optim.rules import Rules, frozen_names
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
+from windlass.report.console import Console
+from windlass.report.events import EventLog, first_validations
+from windlass.report.metrics import Recorder
 from windlass.runtime import Runtime
 from windlass.status import note_failure
 from windlass.training.announce import announce
 from windlass.training.base_model import base_files, base_of, complete_adapter
 from windlass.training.drift import begun, check_hosts, check_ranks
+from windlass.training.health import open_health
 from windlass.training.left_open import choose_policy, keep_choices, with_steps
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
+from windlass.training.out_of_memory import explained, no_room
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
-from windlass.training.recording import open_console, open_health, open_recorder
 from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
@@ -40,7 +50,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
     go of what it had opened."""
     try:
-        with ExitStack() as opened:
+        with explained(partial(no_room, config, runtime)), ExitStack() as opened:
             run = _assemble(config, runtime, is_prepared, probe, opened)
             run.opened = opened.pop_all()
             return run
@@ -100,3 +110,35 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     )
     announce(run, start.source, rules, recompute, start.drift)
     return run
+
+
+def open_console(config: RunConfig, runtime: Runtime) -> Console:
+    """The one console of a run: two on a terminal would print over each other's progress line."""
+    assert config.run.steps is not None
+    device = "GPU" if runtime.device.type == "cuda" else "process"
+    return Console(sys.stdout, total_steps=config.run.steps, device=device)
+
+
+def open_recorder(
+    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
+) -> Recorder:
+    log = EventLog(config.run.directory / "events.jsonl", console.say) if runtime.rank == 0 else None
+    device = find_device(runtime.device_name())
+    assert config.run.steps is not None
+    return Recorder(
+        log,
+        console if log else None,
+        every_steps=config.report.every_steps,
+        total_steps=config.run.steps,
+        tokens_per_step=config.run.tokens_per_step,
+        num_devices=runtime.world,
+        flops_per_token=flops_per_token(
+            architecture, config.data.sequence_length, frozen_names(rules), adapter_of(config.adapter, architecture)
+        ).causal,
+        peak_flops=device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None,
+        gather_max=runtime.max_over_ranks,
+        memory=runtime.memory_bytes,
+        start_step=start_step,
+        unit=config.objective.unit,
+        first_validations=first_validations(config.run.directory / "events.jsonl") if log and start_step else {},
+    )

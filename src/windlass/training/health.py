@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
+from windlass.config import RunConfig
 from windlass.errors import Diverged
 from windlass.optim.optimizer import Optimizer
+from windlass.report.metrics import Recorder
 
 MOST: float = 0.5  # of a tensor's elements: more updates lost than made
 NAMED: int = 3  # tensors that the alarm names
@@ -141,3 +143,20 @@ class Health:
             f"updates round to nothing in most of {named}{more}: bf16 cannot hold a change below 1/512 of a weight. Use "
             "precision.rounding=stochastic, precision.policy=bf16 (fp32 weights), or a larger optim.learning_rate",
         )
+
+
+def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Health:
+    advice = (
+        "lower optim.learning_rate or raise optim.warmup_steps (run.accept_drift=[optim.learning_rate] goes on from the last "
+        "checkpoint, which is of finite weights), or look at the data of the steps named"
+    )
+    is_scaled = config.precision.computed == "fp16"
+    if is_scaled:
+        advice += "; or use precision.policy=bf16, whose range is that of fp32"
+    return Health(
+        config.optim.max_skips,
+        start_step,
+        incident=lambda step, what: recorder.event("incident", step, what=what),
+        advice=advice,
+        skips_are_normal=is_scaled,
+    )

@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from windlass.config import RunConfig
@@ -11,6 +12,7 @@ from windlass.optim.schedule import learning_rate
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import assemble
+from windlass.training.out_of_memory import explained, out_of_memory
 from windlass.training.run import Run
 from windlass.training.run_directory import interruptible, open_heartbeat
 
@@ -42,7 +44,8 @@ def train(config: RunConfig, is_prepared: bool = False, *, signals: bool = True,
             runtime = opened.enter_context(start_runtime())
             run = opened.enter_context(assemble(config, runtime, is_prepared))
             run.heartbeat = heartbeat
-        result = loop(run, Stop(runtime, caught))
+        with explained(partial(out_of_memory, run)):
+            result = loop(run, Stop(runtime, caught))
     if result.stopped and raise_on_stop:
         raise Stopped(
             f"the run in {result.directory} was stopped after step {result.step}, and saved",
