@@ -19,6 +19,9 @@ environment: .venv/stamp
 .venv-sky/stamp: .venv/stamp scripts/sky_environment.sh
 	@sh scripts/sky_environment.sh
 
+.venv-mosaic/stamp: .venv/stamp scripts/mosaic_environment.sh
+	@sh scripts/mosaic_environment.sh
+
 .venv/stamp: requirements.lock pyproject.toml scripts/environment.sh
 	@sh scripts/environment.sh
 
@@ -44,7 +47,8 @@ SEED := 0
 test-sample: .venv/stamp
 	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
 
-test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp
+test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp .venv-mosaic/stamp
+	@sh scripts/test_programs.sh
 	$(PY) scripts/test_all.py
 
 long-seconds:  # what test-all measured, for the next samples

@@ -30,11 +30,12 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @contextlib.contextmanager
 def s3_server(
-    directory: Path, port: int = 0, bucket: str = "windlass"
+    directory: Path, port: int = 0, bucket: str = "windlass", secret: str = ""
 ) -> Iterator[tuple[dict[str, str], "subprocess.Popen[bytes]"]]:
-    """(the environment that reaches it, its process). The server ends with the block, or before if the block kills it."""
+    """(the environment that reaches it, its process). The server ends with the block, or before if the block kills it. `secret`:
+    of one that ran before in this directory, drawn where there is none."""
     port = port or free_port()
-    key, secret = "windlass-test", secrets.token_hex(16)
+    key, secret = "windlass-test", secret or secrets.token_hex(16)
     endpoint = f"http://127.0.0.1:{port}"
     (directory / bucket).mkdir(parents=True, exist_ok=True)  # nanio's buckets are folders
     command = [sys.executable, "-m", "nanio", "serve", "--data-dir", str(directory), "--host", "127.0.0.1"]

@@ -1,5 +1,7 @@
 """`make test-all`: the quick set, then every file's long tests, a part each. An interrupted run goes on with the next part.
 
+A test that is skipped for want of something is red; scripts/test_programs.sh has installed what they need.
+
 A part that is green is recorded as an empty file below build/test-all/COMMIT/. Parts belong to a commit: a working tree with
 changes is refused, and a new commit begins anew. When every part is green the last line says so and names the commit.
 
@@ -14,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 QUICK = "quick"
-PYTEST = (sys.executable, "-m", "pytest", "-n", "2")
+PYTEST = (sys.executable, "-m", "pytest", "-n", "2", "--no-skips")
 
 
 def git(*arguments: str) -> str:

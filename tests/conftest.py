@@ -24,6 +24,17 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
+LONG = "long: runs in `make test-all`"
+SKIPS_THAT_PASS = (
+    LONG,
+    "root reads everything",
+    "this CPU has no fp8 products",
+    "says what happens without a GPU",
+    "nothing is left of this family",  # of what a fuzzed config draws
+)
+"""Reasons that nothing can be installed for: `--no-skips` lets them pass."""
+
+
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="run the long matrices too (make test-all)")
     parser.addoption(
@@ -31,6 +42,7 @@ def pytest_addoption(parser):
     )
     parser.addoption("--seed", default="", help="what --long-sample is drawn by")
     parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that would begin later")
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped for want of something fails")
     parser.addoption("--record-seconds", metavar="FILE", help="write the seconds of long tests there")
 
 
@@ -44,7 +56,7 @@ def pytest_collection_modifyitems(config, items):
         return
     if config.getoption("--long"):
         return
-    skip = pytest.mark.skip(reason="long: runs in `make test-all`")
+    skip = pytest.mark.skip(reason=LONG)
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(skip)
@@ -54,6 +66,16 @@ def pytest_runtest_setup(item):
     stop_s = item.config.getoption("--stop-after")
     if stop_s is not None and time.monotonic() - START_S > stop_s:
         pytest.skip(f"not run: {stop_s:g} s were over (--stop-after)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not reason.startswith(SKIPS_THAT_PASS):
+            report.outcome, report.longrepr = "failed", f"skipped, with --no-skips: {reason}"
+    return report
 
 
 def pytest_terminal_summary(terminalreporter, config):

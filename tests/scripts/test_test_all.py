@@ -1,5 +1,8 @@
 """`make test-all`: parts that were green on this commit are not run again."""
 
+import subprocess
+import sys
+
 import pytest
 
 from scripts import test_all
@@ -38,3 +41,36 @@ def test_a_working_tree_with_changes_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(test_all, "git", lambda *arguments: " M Makefile" if "status" in arguments else "c0ffee")
     assert test_all.main() == 2
     assert "the working tree has changes" in capsys.readouterr().err
+
+
+SKIPPING = """
+import pytest
+
+def test_for_want_of_something():
+    pytest.skip("needs x")
+
+@pytest.mark.skipif(True, reason="no y")
+def test_for_want_of_something_else():
+    pass
+
+def test_that_nothing_can_be_installed_for():
+    pytest.skip("root reads everything")
+
+@pytest.mark.long
+def test_of_the_long_set():
+    pass
+"""
+
+
+def test_a_skip_for_want_of_something_is_red(tmp_path):
+    (tmp_path / "test_skips.py").write_text(SKIPPING)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
+    done = subprocess.run([*command, "--no-skips"], cwd=test_all.ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 failed, 2 skipped, 1 error" in done.stdout, done.stdout
+    assert "skipped, with --no-skips: needs x" in done.stdout and "skipped, with --no-skips: no y" in done.stdout
+    for part in (test_all.QUICK, "tests/test_x.py"):
+        assert "--no-skips" in test_all.command_of(part, tmp_path)
+        "tests/test_x.py", tmp_path
+    )
+    done = subprocess.run(command, cwd=test_all.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "4 skipped" in done.stdout

@@ -1,14 +1,23 @@
 """A run whose checkpoints are copied to a store goes on from there on an empty machine, as if nothing had happened."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
+from urllib.parse import urlsplit
 
 import pytest
 
+from scripts.s3_server import s3_server
 from tests import tiny
+from tests.stores import BUCKET, NEEDS
 from windlass.checkpoint.keep import diff
 from windlass.checkpoint.mirror import open_remote, whole_steps
 from windlass.checkpoint.store import committed_steps
+from windlass.config import to_yaml
+from windlass.errors import EXIT_STOPPED
 from windlass.proof.pool import RankFailed
 
 WORLD = 2
@@ -100,3 +109,75 @@ def test_a_place_that_is_no_url_is_refused(base):
 
     with pytest.raises(UserError, match=r"checkpoint.remote=/mnt/store is no URL"):
         mirrored(base, "wrong", "/mnt/store")
+
+
+def await_that(is_so, seconds=180.0):
+    end_s = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
+
+
+DOWN_S = 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["hangs", "is killed and started again"])
+def test_a_minute_without_the_store_costs_nothing(base, tmp_path, monkeypatch, how):
+    """A real server. Steps and commits go on meanwhile, then the newest is copied, and an empty machine goes on from it."""
+    for package in ("s3fs", "nanio"):
+        pytest.importorskip(package, reason=NEEDS)
+    url = f"s3://{BUCKET}/minute"
+    config = mirrored(base, f"minute {how}", url, every_steps=20, keep_last=2)
+    config = config.with_steps(100_000)
+    recipe, directory = tmp_path / "recipe.yaml", config.run.directory
+    recipe.write_text(to_yaml(config))
+
+    def of(kind):
+        return [line["step"] for line in tiny.lines(directory) if line["kind"] == kind]
+
+    with s3_server(tmp_path / "s3", bucket=BUCKET) as (environment, server):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        copies = tmp_path / "s3" / BUCKET / "minute"
+        train = [sys.executable, "-m", "windlass", "train", str(recipe)]
+        run = subprocess.Popen(train, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        await_that(lambda: list(copies.glob("*/MANIFEST")))
+        server.send_signal(signal.SIGSTOP if how == "hangs" else signal.SIGKILL)
+        before = {path.parent.name for path in copies.glob("*/MANIFEST")}
+        saved = len(of("checkpoint"))
+        time.sleep(DOWN_S)
+        assert len(of("checkpoint")) > saved + 5, "no step has waited for the store"
+        if how == "hangs":
+            assert {path.parent.name for path in copies.glob("*/MANIFEST")} == before
+            server.send_signal(signal.SIGCONT)
+            end(run, copies, before, of)
+        else:
+            again = {
+                "port": urlsplit(environment["AWS_ENDPOINT_URL"]).port,
+                "secret": environment["AWS_SECRET_ACCESS_KEY"],
+            }
+            with s3_server(tmp_path / "s3", bucket=BUCKET, **again):
+                end(run, copies, before, of)
+                goes_on_on_an_empty_machine(config, of)
+            return
+        goes_on_on_an_empty_machine(config, of)
+
+
+def end(run, copies, before, of):
+    """A copy is made of what was saved meanwhile, and a signal ends the run with a last one."""
+    await_that(lambda: {path.parent.name for path in copies.glob("*/MANIFEST")} - before)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait() == EXIT_STOPPED
+    assert of("incident") == [], "the deadline of a store is longer than a minute"
+
+
+def goes_on_on_an_empty_machine(config, of):
+    (last,) = of("end")
+    assert max(whole_steps(open_remote(config.checkpoint.remote))) == last
+    shutil.rmtree(config.run.directory)
+    (config.run.directory.parent / "more.yaml").write_text(to_yaml(config.with_steps(last + 5)))
+    more = [sys.executable, "-m", "windlass", "train", str(config.run.directory.parent / "more.yaml")]
+    more += ["run.accept_drift=[run.steps]"]
+    assert subprocess.run(more, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
+    assert of("resume") == [last] and of("end")[-1] == last + 5

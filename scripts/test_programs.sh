@@ -1,0 +1,21 @@
+#!/bin/sh
+# What `make test-all` needs beside .venv: programs of Debian's packages, and Python packages that the lock leaves out, since users
+# take them as extras. sh scripts/test_programs.sh
+#
+# On another system, install them by hand: the tests name what is missing, and `make test-all` fails by it.
+set -eu
+cd "$(dirname "$0")/.."
+packages="slurmctld slurmd slurm-client munge openmpi-bin mpich iproute2 chromium ceph-mon ceph-osd ceph-common radosgw"
+missing=""
+for package in $packages; do
+    dpkg-query --show --showformat='${Status}' "$package" 2>/dev/null | grep -q "install ok installed" || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    echo "== apt-get install$missing"
+    # shellcheck disable=SC2086  # names of packages
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >/dev/null
+fi
+.venv/bin/python -c "import lm_eval, wandb" 2>/dev/null || {
+    echo "== the extras eval and wandb, into .venv"
+    .venv/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements.lock "lm-eval>=0.4.13" wandb
+}
