@@ -64,13 +64,12 @@ def test_of_the_long_set():
 
 def test_a_skip_for_want_of_something_is_red(tmp_path):
     (tmp_path / "test_skips.py").write_text(SKIPPING)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", "-p", "no:cacheprovider", "-rA", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command += ["-rA", str(tmp_path)]
     done = subprocess.run([*command, "--no-skips"], cwd=test_all.ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed, 2 skipped, 1 error" in done.stdout, done.stdout
     assert "skipped, with --no-skips: needs x" in done.stdout and "skipped, with --no-skips: no y" in done.stdout
     for part in (test_all.QUICK, "tests/test_x.py"):
         assert "--no-skips" in test_all.command_of(part, tmp_path)
-        "tests/test_x.py", tmp_path
-    )
     done = subprocess.run(command, cwd=test_all.ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "4 skipped" in done.stdout
