@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 
 ROOMS = (
-    "cli", "commands", "commands.launch", "proof", "training", "objectives", "adapters",
+    "cli", "commands", "commands.launch", "commands.recipes", "proof", "training", "objectives", "adapters",
     "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
     "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte", "supervise",
@@ -81,9 +81,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": BELOW_TRAINING,
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
+    "commands.recipes": ("", "data", "other_names"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
-    "cli": ("", "commands", "commands.launch", "proof", "training", "launch", "report.sinks"),
+    "cli": ("", "commands", "commands.launch", "commands.recipes", "proof", "training", "launch", "report.sinks"),
     "": (
         "",
         "cli",
@@ -130,6 +131,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "data_consumed",
     ),
     "commands.launch": ("slurm", "kubernetes", "flyte", "sky"),
+    "commands.recipes": ("new_recipe",),
     "data": ("config", "files", "packing"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background"),
@@ -199,7 +201,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "invariants",
         "runtime_checks",
     ),
-    "other_names": ("answers", "near_names", "target_names"),
+    "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
     "precision": ("config", "policy", "loss_scale"),
     "proof": ("verify",),
@@ -302,6 +304,10 @@ NO_TEST_OF_ITS_OWN = {
     "cli/checkpoint.py": "cli/test_main.py runs its commands, commands/test_checkpoints.py and test_reshard.py what they call",
     "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
     "report/sinks/sink.py": "a protocol, and what it is given: report/sinks/test_follow.py",
+    "cli/recipes.py": "commands/recipes/test_new_recipe.py types its commands",
+    "commands/recipes/foreign_facts.py": "commands/recipes/test_import_recipe.py: six files, whole",
+    "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
+    "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
     "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",

@@ -9,5 +9,6 @@ checkpoint  `windlass checkpoint ...`
 data        `windlass data ...`
 launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
+recipes     `windlass init`, `import`, `keys`
 runs        `windlass status`, `stacks`, `runs`, `report`, `sync`
 """

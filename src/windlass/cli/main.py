@@ -16,6 +16,7 @@ from windlass.cli import checkpoint as cli_checkpoint
 from windlass.cli import data as cli_data
 from windlass.cli import launch as cli_launch
 from windlass.cli import models as cli_models
+from windlass.cli import recipes as cli_recipes
 from windlass.cli import runs as cli_runs
 from windlass.cli.arguments import (
     Nproc,
@@ -23,7 +24,6 @@ from windlass.cli.arguments import (
     Recipe,
     Rehash,
     endpoint_of,
-    print_lines,
     rehashing,
     restarts_of,
 )
@@ -196,20 +196,10 @@ def verify(
 for command in (
     cli_models.evaluate, cli_models.generate, cli_models.export,
     cli_runs.status, cli_runs.stacks, cli_runs.runs, cli_runs.report, cli_runs.sync,
+    cli_recipes.init, cli_recipes.keys,
 ):  # fmt: skip
     app.command()(command)
-
-
-@app.command()
-def keys(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A section, or a key. Default: all sections.")
-    ] = None,
-) -> None:
-    """What the keys of a recipe are: type, default and meaning, such as `windlass keys optim`."""
-    from windlass.keys import describe
-
-    print_lines(describe(name))
+app.command("import")(cli_recipes.import_file)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """What each command of the command line calls.
 
 launch/        `windlass launch`: a run on a cluster, a file for each kind
+recipes/       `windlass init` and `import`: where a recipe comes from
 
 evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
 generate       text and conversations from one of these

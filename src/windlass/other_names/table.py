@@ -139,11 +139,11 @@ TABLE: Final = (
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
     OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),
-    OtherName("objective", "stage", "LLaMA-Factory", lambda v: _preference(v)),
-    OtherName("objective", "rl", "axolotl", lambda v: _preference(v)),
-    OtherName("objective", "kind", _PAIRS, lambda v: _preference(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
-    OtherName("objective", "loss", _PAIRS, lambda v: _preference(v) if str(v).lower() in _ABSENT else None),
-    OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: _preference(v)),
+    OtherName("objective", "stage", "LLaMA-Factory", lambda v: objective_of(v)),
+    OtherName("objective", "rl", "axolotl", lambda v: objective_of(v)),
+    OtherName("objective", "kind", _PAIRS, lambda v: objective_of(v) if str(v).lower() in {*_ABSENT, *_LOSSES} else None),
+    OtherName("objective", "loss", _PAIRS, lambda v: objective_of(v) if str(v).lower() in _ABSENT else None),
+    OtherName("objective", "loss_type pref_loss dpo_loss", _PAIRS, lambda v: objective_of(v)),
     OtherName("objective", "pref_beta dpo_beta rl_beta", _PAIRS, lambda v: f"objective.kind=dpo objective.beta={v}"),
     OtherName("objective", "dpo_label_smoothing", _PAIRS, lambda v: f"objective.loss=robust objective.label_smoothing={v}"),
     OtherName("objective", "simpo_gamma cpo_simpo_gamma", _PAIRS, lambda v: f"objective.loss=simpo objective.target_margin={v}"),
@@ -167,7 +167,7 @@ def _also_train(value: Any) -> str:
     return "adapter.also_train=[" + ", ".join(f'"*{name}*"' for name in listed(value)) + "]"
 
 
-def _preference(value: Any) -> str:
+def objective_of(value: Any) -> str:
     """Of an objective or a loss by another tool's name."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
     return _STAGES.get(name) or _LOSSES.get(name) or _INSTEAD

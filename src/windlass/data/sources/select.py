@@ -122,7 +122,10 @@ def measure(
             continue
         if name in ("train", "validation") and share is not None and total:
             given = f"validation: {share:g} of {total} documents leaves none for {name}"
-            rule = "a share of whole documents is taken by hash (a text file is one document); both sides need one"
+            rule = (
+                "a share of whole documents is taken by hash, equal ones together (a text file is one document); both sides need "
+                "one"
+            )
             raise UserError(given, rule, "give another share, or a source of its own: validation: {path: ...}")
         raise UserError(f"the source of {name} holds no text", "a set has at least one document", "give another source")
     return amounts

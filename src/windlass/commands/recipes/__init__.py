@@ -1,0 +1,11 @@
+"""Where a recipe comes from: `windlass init` and `windlass import`.
+
+new_recipe      a recipe from a few answers, or from another tool's file, written where none was
+
+Inside:
+
+import_recipe   facts and keys of another tool -> a recipe, and what it has not
+foreign_files   files of axolotl and LLaMA-Factory, read into facts
+torchtune_file  files of torchtune, likewise
+foreign_facts   what they all say by several keys together
+"""

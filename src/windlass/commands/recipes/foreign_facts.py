@@ -1,0 +1,101 @@
+"""What a recipe of another tool says, in words that all of them share; and its keys, taken one by one. No torch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass.errors import UserError
+
+
+@dataclass
+class Facts:
+    """`settings`: their key and value, with settings of ours as overrides. `rest`: keys that rows may answer. `left`: what this
+    version has not, with reasons. `warmup_ratio`: of all steps. `validation`: a share."""
+
+    tool: str
+    base_key: str
+    data_key: str
+    base: str | None = None
+    tokenizer: str | None = None
+    micro_batch: int = 1
+    accumulation: int = 1
+    length: int = 2048
+    steps: int | None = None
+    epochs: float = 1.0
+    output: str = "runs/imported"
+    prepared: str | None = None
+    learning_rate: float = 5e-5
+    schedule: str = "cosine"
+    warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    weight_decay: float = 0.0
+    beta2: float = 0.999
+    optimizer: str | None = None
+    validation: float | None = None
+    sources: list["Rows"] = field(default_factory=list)
+    settings: list[tuple[str, str]] = field(default_factory=list)
+    rest: dict[str, Any] = field(default_factory=dict)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source. `kind`: of its rows, in the tool's words. `column`: of a text; `messages`: the key of a conversation's."""
+
+    source: dict[str, Any]
+    name: str
+    kind: str
+    column: str | None = None
+    messages: str | None = None
+
+
+class Keys:
+    """The keys of a file that nothing has taken yet."""
+
+    def __init__(self, given: Mapping[str, Any]):
+        self.left = {key: value for key, value in given.items() if value is not None and value != ""}
+
+    def take(self, key: str, default: Any = None) -> Any:
+        return self.left.pop(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        value = self.take(key, default)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UserError(f"{key}: {value!r}", f"{key} is a number", "correct it in the file") from None
+
+    def count(self, key: str, default: int) -> int:
+        value = self.number(key, default)
+        if value != int(value):
+            raise UserError(f"{key}: {value:g}", f"{key} is a whole number", "correct it in the file")
+        return int(value)
+
+    def section(self, key: str) -> "Keys":
+        value = self.take(key, {})
+        return Keys(value if isinstance(value, Mapping) else {})
+
+
+def source_of(name: str) -> dict[str, Any]:
+    """A file or directory, or a dataset of the hub."""
+    ending = re.search(r"\.(jsonl?|parquet|txt|csv|arrow)(\.\w+)?$", name)
+    if ending or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        return {"path": name} | ({"file_format": "jsonl"} if ending and ending[1] == "json" else {})
+    return {"hub": name}
+
+
+def listed_values(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return (
+        value
+        if isinstance(value, list)
+        else [part.strip() for part in value.split(",")]
+        if isinstance(value, str)
+        else [value]
+    )
+
+
+def last_part(component: Any) -> str:
+    return str(component).rpartition(".")[2]

@@ -1,0 +1,195 @@
+"""Recipes of axolotl, LLaMA-Factory and torchtune, read into facts: what each of them says by several keys together. No torch.
+
+Defaults are theirs, of the versions whose documentation was read: axolotl 0.13, LLaMA-Factory 0.9, torchtune 0.6.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, listed_values, source_of
+from windlass.commands.recipes.torchtune_file import read_torchtune
+from windlass.errors import UserError, nearest
+from windlass.other_names.table import absent, adapter_of, objective_of
+
+TOOLS: Final = {
+    "axolotl": {"base_model", "datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "num_epochs"},
+    "llama-factory": {
+        "model_name_or_path",
+        "stage",
+        "finetuning_type",
+        "cutoff_len",
+        "template",
+        "dataset",
+        "do_train",
+    },
+    "torchtune": {"tokenizer", "checkpointer", "model", "dataset", "optimizer", "loss", "metric_logger"},
+}
+# what they decide is derived here, or is how those tools run
+SILENT: Final = {
+    "do_train", "do_eval", "overwrite_output_dir", "overwrite_cache", "plot_loss", "ddp_timeout", "strict", "trust_remote_code",
+    "group_by_length", "pad_to_sequence_len", "flash_attention", "flash_attn", "xformers_attention", "sdp_attention",
+    "is_llama_derived_model", "model_type", "tokenizer_type", "preprocessing_num_workers", "dataset_num_proc",
+    "per_device_eval_batch_size", "eval_batch_size", "eval_strategy", "save_strategy", "device", "shuffle", "loss",
+    "profiler", "wandb_entity", "wandb_watch", "wandb_log_model", "dataloader_num_workers", "dataset_processes", "debug",
+}  # fmt: skip
+
+
+def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, Any]) -> Facts:
+    """Raises UserError for a file of none of these tools, or of several, and for values that are none."""
+    if not isinstance(given, Mapping):
+        raise UserError(f"{name} holds {type(given).__name__}", "a recipe is a mapping of keys", "give a recipe's file")
+    if tool is not None and tool not in TOOLS:
+        raise UserError(
+            f"--tool {tool}", f"files of {', '.join(TOOLS)} are read", nearest(tool, list(TOOLS)) + "choose one"
+        )
+    hits = {one: len(keys & set(given)) for one, keys in TOOLS.items()}
+    best = max(hits.values())
+    likely = [one for one, number in hits.items() if number == best]
+    if tool is None and (best < 2 or len(likely) > 1):
+        raise UserError(
+            f"{name} has the keys {', '.join(map(str, list(given)[:8]))}",
+            "a file is known by its keys: base_model (axolotl), model_name_or_path (LLaMA-Factory), checkpointer (torchtune)",
+            "name the tool: --tool axolotl, llama-factory or torchtune",
+        )
+    keys = Keys(given)
+    match tool or likely[0]:
+        case "axolotl":
+            facts = _axolotl(keys)
+        case "llama-factory":
+            facts = _llama_factory(keys, datasets)
+        case _:
+            facts = read_torchtune(keys)
+    facts.tokenizer = facts.tokenizer or facts.base
+    for key, value in keys.left.items():
+        if key not in SILENT:
+            facts.rest[key] = value
+    return facts
+
+
+def _axolotl(keys: Keys) -> Facts:
+    facts = Facts("axolotl", "base_model", "datasets", base=keys.take("base_model"), schedule="cosine")
+    facts.tokenizer = keys.take("tokenizer_config")
+    facts.micro_batch = keys.count("micro_batch_size", 1)
+    facts.accumulation = keys.count("gradient_accumulation_steps", 1)
+    facts.length = keys.count("sequence_len", 512)
+    facts.epochs = keys.number("num_epochs", 1.0)
+    facts.output = str(keys.take("output_dir", "model-out"))
+    facts.prepared = keys.take("dataset_prepared_path")
+    facts.optimizer = keys.take("optimizer", "adamw_torch_fused")
+    facts.schedule = str(keys.take("lr_scheduler", "cosine"))
+    _shared(keys, facts)
+    adapter = keys.take("adapter")
+    if adapter is not None and (ours := adapter_of(adapter)):
+        facts.settings.append((f"adapter: {adapter}", ours))
+        if keys.take("load_in_4bit") and adapter == "lora":  # qlora says it alone
+            facts.settings.append(("load_in_4bit: true", "adapter.base=nf4"))
+        if not {"lora_target_modules", "lora_target_linear"} & set(keys.left):
+            facts.settings.append(("PEFT's default targets of most families", "adapter.targets=[q_proj, v_proj]"))
+    _eight_bits(keys, facts)
+    _validation(facts, keys.take("val_set_size"))
+    for entry in [*listed_values(keys.take("datasets")), *listed_values(keys.take("pretraining_dataset"))]:
+        given = entry if isinstance(entry, Mapping) else {"path": entry}
+        kind = given.get("type", "completion" if isinstance(entry, str) else "alpaca")
+        kind = "custom" if isinstance(kind, Mapping) else str(kind)
+        source = source_of(str(given.get("data_files") or given.get("path")))
+        if "hub" in source:
+            source |= {ours: given[key] for ours, key in (("subset", "name"), ("split", "split")) if given.get(key)}
+        facts.sources.append(
+            Rows(source, str(given.get("path")), kind, given.get("field"), given.get("field_messages"))
+        )
+    _every(keys, facts, "evals_per_epoch", "saves_per_epoch")
+    return facts
+
+
+def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
+    facts = Facts(
+        "LLaMA-Factory", "model_name_or_path", "dataset", base=keys.take("model_name_or_path"), schedule="linear"
+    )
+    facts.micro_batch = keys.count("per_device_train_batch_size", 8)
+    facts.accumulation = keys.count("gradient_accumulation_steps", 1)
+    facts.length = keys.count("cutoff_len", 2048)
+    facts.epochs = keys.number("num_train_epochs", 3.0)
+    facts.output = str(keys.take("output_dir", "saves/model"))
+    facts.optimizer = keys.take("optim", "adamw_torch")
+    facts.schedule = str(keys.take("lr_scheduler_type", "linear"))
+    _shared(keys, facts)
+    kind = str(keys.left.get("finetuning_type", "lora"))  # theirs is LoRA where none is named
+    keys.left["finetuning_type"] = kind
+    if kind == "lora":
+        rank = keys.count("lora_rank", 8)
+        alpha = keys.number("lora_alpha", 2 * rank)
+        facts.settings.append((f"rank {rank}, alpha {alpha:g}", f"adapter.rank={rank} adapter.alpha={alpha:g}"))
+    if "quantization_bit" in keys.left and keys.left["quantization_bit"] != 4:
+        facts.left.append(
+            (f"quantization_bit: {keys.take('quantization_bit')}", "a base is plain or in four bits (nf4)")
+        )
+    _validation(facts, keys.take("val_size"))
+    folder, stage = keys.take("dataset_dir", "data"), str(keys.take("stage", "sft"))
+    if (reason := absent("stage", stage)) is not None:
+        facts.left.append((f"stage: {stage}", reason))
+    else:
+        facts.settings.append((f"stage: {stage}", objective_of(stage)))
+    if isinstance(samples := keys.take("max_samples"), int):
+        facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
+    for name in listed_values(keys.take("dataset")):
+        info = datasets.get(name) or {}
+        source = source_of(str(info.get("hf_hub_url") or f"{folder}/{info.get('file_name') or f'{name}.json'}"))
+        if not info:
+            facts.left.append(
+                (f"dataset: {name}", f"no dataset_info.json describes it; its rows are looked for in {source['path']}")
+            )
+        rows = "pretrain" if stage == "pt" else info.get("formatting", "alpaca")
+        columns = info.get("columns") or {}
+        column = columns.get("prompt") if stage == "pt" else None
+        facts.sources.append(
+            Rows(source, name, "preference" if info.get("ranking") else rows, column, columns.get("messages"))
+        )
+    return facts
+
+
+def _shared(keys: Keys, facts: Facts) -> None:
+    """Keys that axolotl and LLaMA-Factory take over from transformers."""
+    if (steps := keys.count("max_steps", -1)) > 0:
+        facts.steps = steps
+    facts.learning_rate = keys.number("learning_rate", 5e-5)
+    facts.weight_decay, facts.beta2 = keys.number("weight_decay", 0.0), keys.number("adam_beta2", 0.999)
+    facts.warmup_steps, facts.warmup_ratio = keys.count("warmup_steps", 0), keys.number("warmup_ratio", 0.0)
+    deepspeed = keys.take("deepspeed")
+    if isinstance(deepspeed, str) and (stage := re.search(r"(?:zero|z)_?([0-3])", deepspeed.lower())):
+        facts.settings.append((f"deepspeed: {deepspeed}, by its name", f"parallel.zero={stage[1]}"))
+    elif deepspeed is not None:
+        facts.left.append((f"deepspeed: {deepspeed}", "its stage is parallel.zero; offload is parallel.offload"))
+    project, reported = keys.take("wandb_project"), listed_values(keys.take("report_to"))
+    sinks = [sink for sink in ("tensorboard", "wandb") if sink in reported or (sink == "wandb" and project)]
+    if sinks:
+        facts.settings.append((f"metrics to {', '.join(sinks)}", f"report.sinks=[{', '.join(sinks)}]"))
+    if project:
+        facts.settings.append((f"wandb_project: {project}", f"report.project={project}"))
+    content = keys.take("fsdp_config")
+    if isinstance(content, Mapping):
+        keys.left |= content
+    seed = keys.take("seed", 42)
+    facts.settings.append((f"seed: {seed}", f"run.seed={seed}"))
+
+
+def _eight_bits(keys: Keys, facts: Facts) -> None:
+    if keys.take("load_in_8bit"):
+        facts.left.append(("load_in_8bit: true", "a base is plain or in four bits (adapter.base=nf4)"))
+
+
+def _validation(facts: Facts, value: Any) -> None:
+    if isinstance(value, int | float) and 0 < value < 1:
+        facts.validation = float(value)
+    elif value is not None:
+        facts.left.append(
+            (f"validation {value}", "data.validation is a share above 0, or a source; the recipe has 0.02")
+        )
+
+
+def _every(keys: Keys, facts: Facts, *names: str) -> None:
+    for name in names:
+        if (value := keys.take(name)) is not None:
+            facts.left.append(
+                (f"{name}: {value}", "counted in steps here: evaluate.every_steps, checkpoint.every_steps")
+            )

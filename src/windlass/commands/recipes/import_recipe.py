@@ -1,0 +1,206 @@
+"""A recipe from a file of axolotl, LLaMA-Factory or torchtune: what maps is mapped, what does not is named. No torch.
+
+A tool's reader (foreign_files.py) turns its file into facts, the few things that every tool says by several keys together: the
+batch, the length, the data, the schedule. All other keys go through the rows that also answer wrong keys of a recipe (table.py
+and near_names.py), so a new row serves both. Where a tool's default differs from ours, the recipe says the tool's.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from windlass.commands.recipes.foreign_facts import Facts, Rows
+from windlass.commands.recipes.foreign_files import read_facts
+from windlass.errors import UserError
+from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.near_names import renamed_elsewhere
+from windlass.other_names.table import absent
+from windlass.recipe import apply_override
+
+OVERRIDE: Final = re.compile(r"(?:^|\s+)(?=[a-z]+(?:\.[a-z0-9_]+)+=)")
+SECTIONS: Final = (
+    "run", "model", "data", "objective", "adapter", "parallel", "precision", "optim", "checkpoint", "evaluate", "report",
+)  # fmt: skip
+UNKNOWN: Final = "no key of this version does what it does"
+SAME: Final = {"compile": "parallel.compile", "adam_beta1": "optim.beta1"}
+WHY: Final = dict.fromkeys(
+    ("template", "chat_template"),
+    "turns are marked by the chat template of data.tokenizer.from, as its authors wrote it",
+)
+TEXTS, CHATS = ("completion", "pretrain"), ("chat", "sharegpt")
+CHAT: Final = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
+PAIR: Final = '{"prompt": ..., "chosen": ..., "rejected": ...}'
+
+
+@dataclass
+class Imported:
+    """`tree`: the recipe. `mapped`: their key and value -> what the recipe has for it; `left`: what it has not, and why."""
+
+    tool: str
+    tree: dict[str, Any] = field(default_factory=dict)
+    mapped: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+
+    def put(self, given: str, *overrides: str) -> None:
+        for override in overrides:
+            apply_override(self.tree, override)
+        self.mapped.append((given, " ".join(overrides)))
+
+    def text(self, name: str) -> str:
+        """The recipe as YAML, with what was left out as comments at its end."""
+        sections = {section: self.tree[section] for section in SECTIONS if section in self.tree}
+        body = yaml.safe_dump(sections, sort_keys=False, width=120, default_flow_style=None)
+        lines = [f"# {given}: {reason}" for given, reason in self.left]
+        head = f"# From {name}, a file of {self.tool}'s. Look at data.sources, and at the lines at the end.\n"
+        return head + body + ("# Not in this recipe:\n" + "\n".join(lines) + "\n" if lines else "")
+
+
+def import_recipe(
+    given: Any, name: str, *, tool: str | None, ranks: int, datasets: Mapping[str, Any] | None = None
+) -> Imported:
+    """`given`: what the file `name` holds. `tool`: whose it is, where its keys do not say it. `ranks`: processes that it was
+    meant for. `datasets`: LLaMA-Factory's dataset_info.json. Raises UserError for a file of no such tool."""
+    facts = read_facts(given, name, tool, datasets or {})
+    found = Imported(facts.tool)
+    if facts.base is None:
+        raise UserError(
+            f"the file names no model ({facts.base_key})",
+            "a recipe that is imported begins from a model",
+            f"add {facts.base_key}",
+        )
+    found.put(f"{facts.base_key}: {facts.base}", f"model.from={_quoted(facts.base)}")
+    for key, ours in facts.settings:
+        found.put(key, *_overrides(ours))
+    for key, value in facts.rest.items():
+        _by_rows(found, key, value)
+    is_pairs = found.tree.get("objective", {}).get("kind") == "dpo"
+    _data(found, facts, is_pairs)
+    _batch(found, facts, ranks, is_pairs)
+    _length(found, facts)
+    _optimizer(found, facts)
+    found.left += facts.left
+    return found
+
+
+def _batch(found: Imported, facts: Facts, ranks: int, is_pairs: bool) -> None:
+    pair = 2 if is_pairs else 1
+    parts = {
+        "micro batch": facts.micro_batch,
+        "accumulation": facts.accumulation,
+        "ranks": ranks,
+        "tokens": facts.length,
+    }
+    product = facts.micro_batch * facts.accumulation * ranks * facts.length * pair
+    said = " x ".join(f"{value} {name}" for name, value in parts.items()) + (
+        " x 2 sequences of a pair" if pair == 2 else ""
+    )
+    found.put(said, f"run.tokens_per_step={product}")
+    found.put(f"{facts.micro_batch} per device", f"run.micro_batch={facts.micro_batch * pair}")
+    found.put(f"{facts.length} tokens", f"data.sequence_length={facts.length}")
+
+
+def _length(found: Imported, facts: Facts) -> None:
+    if facts.steps is not None:
+        found.put(f"{facts.steps} steps", f"run.steps={facts.steps}")
+    else:
+        found.put(f"{facts.epochs:g} epochs", f"run.epochs={facts.epochs:g}")
+    found.put(f"output {facts.output}", f"run.directory={_quoted(facts.output)}")
+    if facts.warmup_ratio and not facts.warmup_steps:
+        if facts.steps is not None:
+            facts.warmup_steps = round(facts.warmup_ratio * facts.steps)
+        else:
+            reason = "the number of steps follows from the data; optim.warmup_steps=auto is 2 % of them"
+            found.left.append((f"warmup_ratio: {facts.warmup_ratio:g}", reason))
+            return
+    found.put(f"warm-up over {facts.warmup_steps} steps", f"optim.warmup_steps={facts.warmup_steps}")
+
+
+def _data(found: Imported, facts: Facts, is_pairs: bool) -> None:
+    if not facts.sources:
+        raise UserError("the file names no data", "a recipe has at least one source", f"add {facts.data_key}")
+    sources = [_source(found, rows, is_pairs) for rows in facts.sources]
+    apply_override(found.tree, "data.sources=[]")
+    found.tree["data"]["sources"] = sources
+    if "objective" not in found.tree and all(source.get("format") == "chat" for source in sources):
+        found.put("conversations alone", "objective.kind=sft")
+    found.put(f"tokenizer {facts.tokenizer}", f"data.tokenizer.from={_quoted(facts.tokenizer or '')}")
+    found.put(
+        "a directory of its own", f"data.directory={_quoted(facts.prepared or facts.output.rstrip('/') + '-data')}"
+    )
+    if facts.validation is not None:
+        found.put(f"validation {facts.validation:g}", f"data.validation={facts.validation:g}")
+
+
+def _source(found: Imported, rows: Rows, is_pairs: bool) -> dict[str, Any]:
+    found.mapped.append(
+        (f"data: {rows.name}", f"data.sources, from {rows.source.get('path') or rows.source.get('hub')}")
+    )
+    if is_pairs:
+        if rows.kind != "preference":
+            found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are pairs here: {PAIR}; rename their keys"))
+        return {**rows.source, "format": "preference", "too_long": "drop"}
+    if rows.kind in TEXTS:
+        return {**rows.source, **({"text": rows.column} if rows.column else {})}
+    if not rows.kind.startswith(CHATS):
+        found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are conversations here: {CHAT}; convert them"))
+    elif rows.messages not in (None, "messages"):
+        found.left.append(
+            (f"{rows.name}: messages in `{rows.messages}`", "they are in the key `messages` here; rename it")
+        )
+    return {**rows.source, "format": "chat", "too_long": "drop"}
+
+
+def _optimizer(found: Imported, facts: Facts) -> None:
+    """What is written down in any case, since a tool's defaults are not ours."""
+    found.put(f"learning rate {facts.learning_rate:g}", f"optim.learning_rate={facts.learning_rate:g}")
+    schedule = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}.get(facts.schedule, facts.schedule)
+    if schedule in ("cosine", "linear", "constant"):
+        more = () if schedule == "constant" else ("optim.floor=0.0",)  # theirs fall to 0
+        found.put(f"schedule {facts.schedule}", f"optim.schedule={schedule}", *more)
+    else:
+        found.left.append(
+            (f"schedule {facts.schedule}", "schedules are cosine, wsd, linear and constant; the recipe has cosine")
+        )
+    found.put(f"weight decay {facts.weight_decay:g}", f"optim.weight_decay={facts.weight_decay:g}")
+    found.put(f"beta2 {facts.beta2:g}", f"optim.beta2={facts.beta2:g}")
+    if facts.optimizer and "adamw" not in facts.optimizer.lower():
+        found.left.append((f"optimizer {facts.optimizer}", "optim.kind is adamw or muon; the recipe has adamw"))
+    elif facts.optimizer and "8bit" in facts.optimizer.lower():
+        found.left.append((f"optimizer {facts.optimizer}", "states are fp32 or bf16 (precision.states), never 8 bits"))
+
+
+def _by_rows(found: Imported, key: str, value: Any) -> None:
+    """A key that the rows of other tools' names answer, or that is named as left out."""
+    given = f"{key}: {as_yaml(value)}"
+    if (reason := absent(key, value)) is not None:
+        found.left.append((given, reason))
+        return
+    if key in SAME:
+        found.put(given, f"{SAME[key]}={as_yaml(value)}")
+        return
+    answer = next(iter(sorted(answers(key, value)) or _words(renamed_elsewhere(key, value))), WHY.get(key, UNKNOWN))
+    settings = _overrides(answer)
+    if settings:
+        found.put(given, *settings)
+    elif value is not False:  # what is off there is off here
+        found.left.append((given, answer))
+
+
+def _overrides(answer: str) -> list[str]:
+    """`a.b=1 c.d=2 (why)` -> its overrides; none where it is prose, or a choice."""
+    settings = [part for part in OVERRIDE.split(re.sub(r"\s+\([^()]*\)$", "", answer)) if part]
+    is_choice = any(re.search(r" or$| \(", part) for part in settings)
+    return (
+        [] if is_choice or not all(re.fullmatch(r"[a-z]+(\.[a-z0-9_]+)+=.+", part) for part in settings) else settings
+    )
+
+
+def _words(hint: str) -> Iterable[str]:
+    return [hint.removeprefix("use ").rstrip("; ")] if hint else []
+
+
+def _quoted(text: str) -> str:
+    return yaml.safe_dump(text, default_style='"', width=1 << 20).strip()

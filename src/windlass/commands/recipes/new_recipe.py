@@ -1,0 +1,215 @@
+"""`windlass init` and `windlass import`: a recipe from a few answers, or from another tool's file. No file is overwritten."""
+
+import glob
+import json
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from windlass.commands.recipes.import_recipe import Imported, import_recipe
+from windlass.config import parse_recipe
+from windlass.data.files import write_durably
+from windlass.errors import UserError
+from windlass.recipe import parse_yaml, recipe_text
+
+Kind = Literal["pretrain", "sft", "dpo"]
+SMALL: Final = "small"
+"""The model of `init` that is trained from nothing: a million parameters, for a first run on any machine."""
+DATASETS: Final = "dataset_info.json"
+FROM_NOTHING: Final = (
+    ("model:", "a million parameters, from nothing; {from: NAME} goes on with the weights of another"),
+    ("  family: qwen3", ""),
+    ("  hidden_size: 128", ""),
+    ("  intermediate_size: 384", ""),
+    ("  num_hidden_layers: 4", ""),
+    ("  num_attention_heads: 4", ""),
+    ("  num_key_value_heads: 2", ""),
+    ("  head_dim: 32", ""),
+    ("  max_position_embeddings: 1024", ""),
+    ("  tie_word_embeddings: true", ""),
+    ("  initializer_range: 0.088", "1 / sqrt(hidden_size)"),
+)
+FORMATS: Final = {"sft": "chat", "dpo": "preference"}
+LINES: Final = (".jsonl", ".ndjson")
+HELD_OUT: Final = 8
+"""Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
+MANY: Final = 1000
+COMMENTS: Final = {
+    "pretrain": "every token of every text is learned",
+    "sft": "of conversations the assistant's answers are learned",
+    "dpo": "of two answers to a prompt the chosen one becomes more likely",
+}
+
+
+def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> tuple[str, Imported]:
+    """The recipe's text, which loads, and what became of each key; written to `out` where that is given. Raises UserError, and
+    then nothing is written."""
+    _check_new(out)
+    text, name = recipe_text(file)
+    given = parse_yaml(text, name)
+    folder = given.get("dataset_dir", "data") if isinstance(given, dict) else "data"
+    found = import_recipe(given, file.name, tool=tool, ranks=ranks, datasets=_datasets(Path(str(folder)) / DATASETS))
+    recipe = found.text(file.name)
+    try:
+        parse_recipe(recipe, f"the recipe from {name}")
+    except UserError as error:
+        raise UserError(
+            f"the recipe from {name} does not load: {error.given}", error.rule, f"in that file: {error.change}"
+        ) from None
+    if out is not None:
+        write_durably(out, recipe.encode())
+    return recipe, found
+
+
+def init(
+    out: Path,
+    data: str | None,
+    model: str | None,
+    steps: int | None,
+    kind: Kind | None,
+    ask: Callable[[str, str], str] | None,
+) -> str:
+    """The text of a recipe of some twenty lines, written to `out`. What is not given is asked for: `ask(question, default)`; None
+    where there is nobody to ask. Raises UserError."""
+    _check_new(out)
+    if kind is not None and kind not in get_args(Kind):
+        raise UserError(
+            f"--kind {kind}", f"a run is one of {', '.join(get_args(Kind))}", "leave it out to go by the data"
+        )
+    if data is None and ask is None:
+        raise UserError(
+            "no --data, and no terminal to ask on",
+            "a recipe begins from data: a file, a directory, a glob, a URL or a dataset of the hub",
+            "windlass init --data corpus.jsonl; more: --model, --steps, --kind, -o",
+        )
+    data = data or (ask("Data: a file, directory, glob, URL or hub dataset", "") if ask else "")
+    model = model or (
+        ask(f"Model: a hub name or directory to finetune, or {SMALL} for a new one", SMALL) if ask else SMALL
+    )
+    if steps is None:
+        steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
+    source = _source(data)
+    kind = kind or _kind_of(source)
+    text = _recipe(out, source, model, steps, kind)
+    parse_recipe(text, str(out))
+    write_durably(out, text.encode())
+    return text
+
+
+def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kind) -> str:
+    is_small, name = model == SMALL, out.stem
+    if is_small and kind != "pretrain":
+        raise UserError(
+            f"--model {SMALL} with {'pairs' if kind == 'dpo' else 'conversations'}",
+            "turns are marked by the chat template of a model's tokenizer, and a new model has none",
+            "name a model, such as --model Qwen/Qwen3-4B; or --kind pretrain for texts",
+        )
+    length, sequences = (256, 8) if is_small else (1024, 16)
+    rows = dict(source) if kind == "pretrain" else {**source, "format": FORMATS[kind], "too_long": "drop"}
+    rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
+    validation, held_out = _validation(rows)
+    every = max(1, steps // 5)
+    lines = [
+        (f"# {COMMENTS[kind]}. Every key: windlass keys", ""),
+        ("run:", ""),
+        (f"  directory: runs/{name}", "everything that the run writes; the same command resumes there"),
+        (f"  steps: {steps}", ""),
+        (f"  tokens_per_step: {length * sequences}", f"over all ranks: {sequences} sequences"),
+        (f"  micro_batch: {4 if is_small else 2}", "sequences per rank at once; lower it where memory runs out"),
+        *(FROM_NOTHING if is_small else [(f"model: {{from: {json.dumps(model)}}}", "")]),
+        ("data:", ""),
+        (f"  sources: [{_flow(rows)}]", ""),
+        ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
+        (f"  directory: runs/{name}-data", "prepared shards"),
+        (f"  sequence_length: {length}", ""),
+        (f"  validation: {validation}", held_out),
+        (f"objective: {{kind: {kind}}}", ""),
+        *(
+            []
+            if kind == "pretrain"
+            else [("adapter: {kind: lora, rank: 16}", "left out: all parameters; base: nf4 is QLoRA")]
+        ),
+        ("precision: {policy: auto}", "bf16 where the device has it"),
+        (f"optim: {{learning_rate: {rate}}}", ""),
+        (f"checkpoint: {{every_steps: {every}, keep_last: 2}}", ""),
+        (f"evaluate: {{every_steps: {every}}}", ""),
+    ]
+    return "".join(f"{line:40}  # {comment}".rstrip() + "\n" if comment else f"{line}\n" for line, comment in lines)
+
+
+def _validation(source: Mapping[str, str]) -> tuple[str, str]:
+    """A share that holds several documents; of few, of which none may be held out, they themselves. And a comment."""
+    number = _num_documents(source)
+    if number < 2 * HELD_OUT:
+        return _flow({**source}), "the same, as there are few: name texts that are held out"
+    return f"{max(0.05, HELD_OUT / number):.2g}", "share of the documents"
+
+
+def _num_documents(source: Mapping[str, str]) -> int:
+    """At most MANY; MANY where they are not here, or of a format that is not counted by lines."""
+    place = source.get("path", "")
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return sum(1 for _ in islice((file for file in path.rglob("*") if file.is_file()), MANY))
+    if "*" in place and "://" not in place:
+        return len(list(islice(glob.iglob(str(path), recursive=True), MANY)))
+    if path.is_file() and path.suffix in LINES:
+        with path.open("rb") as lines:
+            return sum(1 for _ in islice(lines, MANY))
+    return 1 if path.is_file() and path.suffix != ".parquet" else MANY
+
+
+def _flow(source: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in source.items()) + "}"
+
+
+def _check_new(out: Path | None) -> None:
+    if out is not None and out.exists():
+        raise UserError(f"{out} is there already", "a recipe is never overwritten", "give another name: -o FILE")
+
+
+def _datasets(file: Path) -> dict[str, object]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _source(data: str) -> dict[str, str]:
+    """Of what is here a path, of what looks like one of the hub's names a dataset. Raises UserError."""
+    if not data:
+        raise UserError(
+            "no data", "a recipe begins from data", "give a file, a directory, a glob, a URL or a hub dataset"
+        )
+    path = Path(data).expanduser()
+    if "://" in data or "*" in data or path.exists():
+        return {"path": data}
+    if data.count("/") == 1 and not data.startswith((".", "/", "~")) and not path.suffix:
+        return {"hub": data}
+    raise UserError(
+        f"no data at {data}", "data are files here, a URL, or a dataset of the hub (org/name)", "correct the path"
+    )
+
+
+def _kind_of(source: dict[str, str]) -> Kind:
+    """By the keys of the first row, where the data are one file of JSON lines here; else texts."""
+    file = Path(source.get("path", "")).expanduser()
+    if file.suffix not in LINES or not file.is_file():
+        return "pretrain"
+    with file.open("rb") as lines:
+        try:
+            row = json.loads(lines.readline(1 << 20))
+        except ValueError:
+            return "pretrain"
+    keys = set(row) if isinstance(row, dict) else set()
+    if {"chosen", "rejected"} <= keys:
+        return "dpo"
+    return "sft" if "messages" in keys or {"prompt", "completion"} <= keys else "pretrain"
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"{text!r} steps", "a number of steps is whole, and at least 1", "give a number such as 1000")
+    return int(text)

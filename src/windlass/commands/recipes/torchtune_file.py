@@ -1,0 +1,99 @@
+"""A recipe of torchtune's: sections that each name a component of Python, with its arguments. No torch."""
+
+from typing import Final
+
+from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of
+
+KINDS: Final = {"chat_dataset": "chat", "text_completion_dataset": "completion", "preference_dataset": "preference"}
+SILENT: Final = {
+    "_component_", "checkpoint_files", "recipe_checkpoint", "model_type", "output_dir", "path", "merges_file", "packed",
+}  # fmt: skip
+
+
+def read_torchtune(keys: Keys) -> Facts:
+    facts = Facts("torchtune", "checkpointer.checkpoint_dir", "dataset", schedule="constant", weight_decay=0.01)
+    checkpointer, tokenizer, model = keys.section("checkpointer"), keys.section("tokenizer"), keys.section("model")
+    data = keys.section("dataset")
+    facts.output = str(keys.take("output_dir", "runs/torchtune"))
+    base = checkpointer.take("checkpoint_dir")
+    facts.base = base.replace("${output_dir}", facts.output) if isinstance(base, str) else base
+    facts.micro_batch, facts.accumulation = keys.count("batch_size", 1), keys.count("gradient_accumulation_steps", 1)
+    facts.length = tokenizer.count("max_seq_len", 2048)
+    facts.epochs, per_epoch = keys.number("epochs", 1.0), keys.take("max_steps_per_epoch")
+    facts.steps = None if per_epoch is None else int(facts.epochs * per_epoch)
+    _optimizer(keys, facts)
+    _adapter(model, facts)
+    _switches(keys, facts)
+    _data(data, facts)
+    for section, rest in (
+        ("checkpointer", checkpointer),
+        ("tokenizer", tokenizer),
+        ("model", model),
+        ("dataset", data),
+    ):
+        facts.left += [
+            (f"{section}.{key}: {value}", "not read") for key, value in rest.left.items() if key not in SILENT
+        ]
+    return facts
+
+
+def _optimizer(keys: Keys, facts: Facts) -> None:
+    optimizer, schedule = keys.section("optimizer"), keys.section("lr_scheduler")
+    facts.learning_rate, facts.optimizer = (
+        optimizer.number("lr", 2e-5),
+        last_part(optimizer.take("_component_", "AdamW")),
+    )
+    facts.weight_decay = optimizer.number("weight_decay", 0.01)
+    name = last_part(schedule.take("_component_", "constant"))
+    facts.schedule = "cosine" if "cosine" in name else name
+    facts.warmup_steps = schedule.count("num_warmup_steps", 0)
+    if keys.left.get("clip_grad_norm") is None:
+        facts.left.append(("clip_grad_norm: null", "gradients are clipped here: optim.max_norm is 1.0"))
+
+
+def _switches(keys: Keys, facts: Facts) -> None:
+    """After the adapter: with one, what is stored in bf16 is the frozen base alone."""
+    loss, logger, dtype = keys.section("loss"), keys.section("metric_logger"), str(keys.take("dtype", "bf16"))
+    is_whole = not any(ours.startswith("adapter.kind=lora") for _, ours in facts.settings)
+    facts.settings.append(
+        (f"dtype: {dtype}", f"precision.policy={'bf16-pure' if dtype == 'bf16' and is_whole else dtype}")
+    )
+    if keys.take("enable_activation_checkpointing"):
+        facts.settings.append(("enable_activation_checkpointing: true", "parallel.recompute=full"))
+    if (name := last_part(loss.take("_component_", ""))).startswith("DPO"):
+        facts.settings.append((f"loss: {name}", f"objective.kind=dpo objective.beta={loss.number('beta', 0.1):g}"))
+    if "WandB" in last_part(logger.take("_component_", "")):
+        project = logger.take("project", "torchtune")
+        facts.settings.append(
+            (f"metric_logger: WandBLogger, {project}", f"report.sinks=[wandb] report.project={project}")
+        )
+
+
+def _data(data: Keys, facts: Facts) -> None:
+    component = last_part(data.take("_component_", "alpaca_dataset"))
+    file, source = data.take("data_files"), str(data.take("source", "tatsu-lab/alpaca"))
+    if data.take("packed"):
+        facts.settings.append(("dataset.packed: true", "data.packing=best-fit"))
+    found = source_of(str(file) if file else source)
+    if "hub" in found and data.left.get("split"):
+        found["split"] = data.take("split")
+    kind, column = KINDS.get(component, component.removesuffix("_dataset")), data.take("column")
+    facts.sources.append(Rows(found, str(file or source), kind, column, data.take("conversation_column")))
+
+
+def _adapter(model: Keys, facts: Facts) -> None:
+    name = last_part(model.take("_component_", ""))
+    if "lora" not in name:
+        return
+    names = {"output_proj": "o_proj"}
+    targets = [names.get(one, one) for one in listed_values(model.take("lora_attn_modules"))] or ["q_proj", "v_proj"]
+    if model.take("apply_lora_to_mlp"):
+        targets += ["gate_proj", "up_proj", "down_proj"]
+    if model.take("apply_lora_to_output"):
+        facts.left.append(("model.apply_lora_to_output: true", "the head carries no factors here"))
+    rank, alpha = model.count("lora_rank", 8), model.number("lora_alpha", 16)
+    base = " adapter.base=nf4" if "qlora" in name or model.take("quantize_base") else ""
+    facts.settings.append((f"model: {name}", f"adapter.kind=lora adapter.rank={rank} adapter.alpha={alpha:g}{base}"))
+    facts.settings.append(("lora_attn_modules", f"adapter.targets=[{', '.join(targets)}]"))
+    if dropout := model.number("lora_dropout", 0.0):
+        facts.settings.append((f"lora_dropout: {dropout:g}", f"adapter.dropout={dropout:g}"))

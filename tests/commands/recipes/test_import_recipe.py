@@ -1,0 +1,282 @@
+"""Recipes of axolotl, LLaMA-Factory and torchtune: each key that maps by its value, each that does not by its name."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from windlass.commands.recipes.import_recipe import import_recipe
+from windlass.config import parse_recipe
+from windlass.errors import UserError
+
+DPO = "saves/qwen3-4b/full/dpo"
+FILES = Path(__file__).parent / "foreign"
+TUNE = "/tmp/torchtune/llama3_2_1B/lora_single_device"
+# file -> the recipe, whole
+EXPECTED = {
+    "axolotl-qlora": {
+        "run": {"seed": 42, "tokens_per_step": 4 * 2 * 2048, "micro_batch": 4, "epochs": 3, "directory": "./outputs/qlora-out"},
+        "model": {"from": "NousResearch/Llama-3.2-1B"},
+        "data": {
+            "packing": "best-fit",
+            "sources": [
+                {"hub": "mhenrichsen/alpaca_2k_test", "format": "chat", "too_long": "drop"},
+                {"path": "chats/train.jsonl", "format": "chat", "too_long": "drop"},
+            ],
+            "tokenizer": {"from": "NousResearch/Llama-3.2-1B"},
+            "directory": "last_run_prepared",
+            "validation": 0.1,
+            "sequence_length": 2048,
+        },
+        "objective": {"kind": "sft"},
+        "adapter": {
+            "kind": "lora", "base": "nf4", "rank": 32, "alpha": 16, "dropout": 0.05,
+            "targets": ["gate_proj", "down_proj", "up_proj", "q_proj", "v_proj", "k_proj", "o_proj"],
+        },
+        "parallel": {"recompute": "full"},
+        "precision": {"policy": "bf16"},
+        "optim": {
+            "warmup_steps": 10, "learning_rate": 2e-4, "schedule": "cosine", "floor": 0.0, "weight_decay": 0, "beta2": 0.999,
+        },
+        "report": {"sinks": ["wandb"], "project": "notes", "every_steps": 1},
+    },
+    "axolotl-full-dpo": {
+        "run": {"seed": 7, "tokens_per_step": 2 * 4 * 1024 * 2, "micro_batch": 4, "steps": 500, "directory": "./outputs/dpo"},
+        "model": {"from": "Qwen/Qwen2.5-0.5B"},
+        "data": {
+            "sources": [{"hub": "Intel/orca_dpo_pairs", "split": "train", "format": "preference", "too_long": "drop"}],
+            "tokenizer": {"from": "Qwen/Qwen2.5-0.5B"},
+            "directory": "./outputs/dpo-data",
+            "sequence_length": 1024,
+        },
+        "objective": {"kind": "dpo", "beta": 0.2},
+        "parallel": {"zero": 3},
+        "precision": {"policy": "bf16"},
+        "optim": {
+            "warmup_steps": 50, "learning_rate": 5e-7, "schedule": "linear", "floor": 0.0, "weight_decay": 0, "beta2": 0.999,
+        },
+        "checkpoint": {"every_steps": 100, "keep_last": 3},
+        "report": {"every_steps": 5},
+    },
+    "llama-factory-lora": {
+        "run": {"seed": 42, "tokens_per_step": 8 * 2048, "micro_batch": 1, "epochs": 3, "directory": "saves/llama3-8b/lora/sft"},
+        "model": {"from": "meta-llama/Meta-Llama-3-8B-Instruct"},
+        "data": {
+            "sources": [
+                {"path": "data/identity.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"},
+                {"path": "data/alpaca_en_demo.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"},
+            ],
+            "tokenizer": {"from": "meta-llama/Meta-Llama-3-8B-Instruct"},
+            "directory": "saves/llama3-8b/lora/sft-data",
+            "validation": 0.1,
+            "sequence_length": 2048,
+        },
+        "objective": {"kind": "sft"},
+        "adapter": {"rank": 8, "alpha": 16, "kind": "lora", "targets": "all-linear"},
+        "precision": {"policy": "bf16"},
+        "optim": {"learning_rate": 1e-4, "schedule": "cosine", "floor": 0.0, "weight_decay": 0, "beta2": 0.999},
+        "checkpoint": {"every_steps": 500},
+        "evaluate": {"every_steps": 500},
+        "report": {"every_steps": 10},
+    },
+    "llama-factory-full-dpo": {
+        "run": {"seed": 42, "tokens_per_step": 2 * 1024 * 2, "micro_batch": 2, "steps": 100, "directory": DPO},
+        "model": {"from": "Qwen/Qwen3-4B"},
+        "data": {
+            "sources": [
+                {"path": "data/dpo_en_demo.json", "file_format": "jsonl", "format": "preference", "too_long": "drop"}
+            ],
+            "tokenizer": {"from": "Qwen/Qwen3-4B"},
+            "directory": f"{DPO}-data",
+            "sequence_length": 1024,
+        },
+        "objective": {"kind": "dpo", "beta": 0.1, "loss": "sigmoid"},
+        "adapter": {"kind": "none"},
+        "parallel": {"zero": 3, "recompute": "full"},
+        "precision": {"policy": "bf16"},
+        "optim": {"warmup_steps": 5, "learning_rate": 5e-6, "schedule": "constant", "weight_decay": 0, "beta2": 0.999},
+    },
+    "torchtune-lora": {
+        "run": {"tokens_per_step": 4 * 8 * 4096, "micro_batch": 4, "epochs": 1, "directory": TUNE},
+        "model": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
+        "data": {
+            "packing": "best-fit",
+            "sources": [{"path": "data/chats.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"}],
+            "tokenizer": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
+            "directory": f"{TUNE}-data",
+            "sequence_length": 4096,
+        },
+        "objective": {"kind": "sft"},
+        "adapter": {
+            "kind": "lora", "rank": 64, "alpha": 128,
+            "targets": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        },
+        "parallel": {"compile": False},
+        "precision": {"policy": "bf16"},
+        "optim": {
+            "warmup_steps": 100, "learning_rate": 3e-4, "schedule": "cosine", "floor": 0.0, "weight_decay": 0.01,
+            "beta2": 0.999,
+        },
+        "report": {"every_steps": 1},
+    },
+    "torchtune-full": {
+        "run": {
+            "tokens_per_step": 2 * 2048, "micro_batch": 2, "steps": 100, "directory": "/tmp/torchtune/qwen2_5_1_5B/full",
+        },
+        "model": {"from": "/tmp/Qwen2.5-1.5B"},
+        "data": {
+            "sources": [{"hub": "allenai/c4", "split": "train", "text": "body"}],
+            "tokenizer": {"from": "/tmp/Qwen2.5-1.5B"},
+            "directory": "/tmp/torchtune/qwen2_5_1_5B/full-data",
+            "sequence_length": 2048,
+        },
+        "parallel": {"recompute": "full", "compile": True},
+        "precision": {"policy": "bf16-pure"},
+        "optim": {"warmup_steps": 0, "learning_rate": 2e-5, "schedule": "constant", "weight_decay": 0.01, "beta2": 0.999},
+        "report": {"sinks": ["wandb"], "project": "tune"},
+    },
+}  # fmt: skip
+LEFT = {
+    "axolotl-qlora": {
+        "special_tokens": "no key of this version",
+        "rows of mhenrichsen/alpaca_2k_test (alpaca)": "convert them",
+        "chats/train.jsonl: messages in `conversations`": "rename it",
+        "optimizer paged_adamw_8bit": "never 8 bits",
+        "evals_per_epoch": "evaluate.every_steps",
+        "saves_per_epoch": "checkpoint.every_steps",
+    },
+    "axolotl-full-dpo": {"rows of Intel/orca_dpo_pairs (chatml.intel)": "rows are pairs here"},
+    "llama-factory-lora": {
+        "template": "chat template of data.tokenizer.from",
+        "rows of identity (alpaca)": "convert them",
+        "rows of alpaca_en_demo (alpaca)": "convert them",
+        "warmup_ratio": "follows from the data",
+        "max_samples": "documents: N",
+        "dataset: identity": "data/identity.json",
+        "dataset: alpaca_en_demo": "data/alpaca_en_demo.json",
+    },
+    "llama-factory-full-dpo": {
+        "template": "chat template of data.tokenizer.from",
+        "use_swanlab": "no key of this version",
+        "rows of dpo_en_demo (alpaca)": "rows are pairs here",
+        "dataset: dpo_en_demo": "no dataset_info.json describes it",
+    },
+    "torchtune-lora": {
+        "log_peak_memory_stats": "no key of this version",
+        "data/chats.json: messages in `conversations`": "rename it",
+        "clip_grad_norm": "optim.max_norm is 1.0",
+    },
+    "torchtune-full": {"optimizer PagedAdamW8bit": "never 8 bits", "clip_grad_norm": "optim.max_norm is 1.0"},
+}
+
+
+def of(given, tool=None, ranks=1, **more):
+    return import_recipe(given, "file.yaml", tool=tool, ranks=ranks, **more)
+
+
+def read(name):
+    return yaml.safe_load((FILES / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_whole_file_becomes_a_recipe_that_loads(name):
+    given = read(name)
+    found = of(given)
+    text = found.text(f"{name}.yaml")
+    recipe = yaml.safe_load(text)
+    assert {section: recipe[section] for section in recipe} == EXPECTED[name]
+    parse_recipe(text, name)
+    assert len(found.left) == len(LEFT[name])
+    for (key, reason), (expected, words) in zip(found.left, LEFT[name].items(), strict=True):
+        assert key.startswith(expected) and words in reason
+        assert f"# {key}: {reason}" in text
+
+
+AXOLOTL = {"base_model": "a/b", "datasets": [{"path": "x.jsonl", "type": "completion", "field": "body"}]}
+FACTORY = {"model_name_or_path": "a/b", "dataset": "mine", "stage": "sft", "lora_rank": 4}
+
+
+def test_the_batch_is_of_all_ranks():
+    given = {**AXOLOTL, "micro_batch_size": 3, "gradient_accumulation_steps": 5, "sequence_len": 64}
+    assert of(given, ranks=8).tree["run"]["tokens_per_step"] == 3 * 5 * 8 * 64
+
+
+def test_texts_with_a_column_are_texts():
+    tree = of({**AXOLOTL, "datasets": [*AXOLOTL["datasets"], "org/texts"]}).tree
+    assert (
+        tree["data"]["sources"] == [{"path": "x.jsonl", "text": "body"}, {"hub": "org/texts"}]
+        and "objective" not in tree
+    )
+
+
+def test_a_described_dataset_is_where_and_what_it_is():
+    info = {"mine": {"file_name": "m.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}}}
+    found = of(FACTORY, datasets=info)
+    assert (
+        found.tree["data"]["sources"] == [{"path": "data/m.jsonl", "format": "chat", "too_long": "drop"}]
+        and not found.left
+    )
+    found = of({**FACTORY, "dataset_dir": "sets"}, datasets={"mine": {"hf_hub_url": "org/m", "formatting": "sharegpt"}})
+    assert found.tree["data"]["sources"][0]["hub"] == "org/m"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"adapter": "lora"}, {"kind": "lora", "targets": ["q_proj", "v_proj"]}),
+        (
+            {"adapter": "lora", "load_in_4bit": True, "lora_target_linear": True},
+            {"base": "nf4", "targets": "all-linear"},
+        ),
+        ({"adapter": "lora", "lora_modules_to_save": ["embed_tokens"]}, {"also_train": ["*embed_tokens*"]}),
+        ({"adapter": "lora", "peft_use_rslora": True}, {"rank_stabilized": True}),
+    ],
+)
+def test_adapters(more, expected):
+    adapter = of({**AXOLOTL, **more}).tree["adapter"]
+    assert {key: adapter[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"rl": "kto"}, "KTO is not in this version"),
+        ({"adapter": "lora", "peft_use_dora": True}, "DoRA is not in this version"),
+        ({"load_in_8bit": True}, "in four bits"),
+        ({"optimizer": "lion"}, "the recipe has adamw"),
+        ({"lr_scheduler": "polynomial"}, "the recipe has cosine"),
+        ({"val_set_size": 0}, "a share above 0"),
+        ({"deepspeed": "my.json"}, "parallel.zero"),
+        ({"chat_template": "llama3"}, "chat template of data.tokenizer.from"),
+        ({"plugins": ["liger"]}, "no key of this version"),
+    ],
+)
+def test_what_this_version_has_not_is_named(more, reason):
+    assert [why for _, why in of({**AXOLOTL, **more}).left if reason in why]
+
+
+@pytest.mark.parametrize(("stage", "objective"), [("pt", "pretrain"), ("sft", "sft"), ("dpo", "dpo")])
+def test_stages_of_llama_factory(stage, objective):
+    info = {"mine": {"file_name": "m.jsonl", "formatting": "sharegpt", "ranking": stage == "dpo"}}
+    tree = of({**FACTORY, "stage": stage}, datasets=info).tree
+    assert tree["objective"] == {"kind": objective}
+    kinds = {"pt": None, "sft": "chat", "dpo": "preference"}
+    assert tree["data"]["sources"][0].get("format") == kinds[stage]
+
+
+@pytest.mark.parametrize(
+    ("given", "tool", "words"),
+    [
+        ([], None, "holds list"),
+        ({"run": {}, "model": {}}, None, "has the keys run, model"),
+        (AXOLOTL, "axolotle", "--tool axolotle"),
+        ({"datasets": [{"path": "x"}], "base_model": None}, "axolotl", "names no model (base_model)"),
+        ({"base_model": "a/b"}, "axolotl", "names no data"),
+        ({**AXOLOTL, "micro_batch_size": "two"}, None, "micro_batch_size: 'two'"),
+        ({**AXOLOTL, "micro_batch_size": 1.5}, None, "micro_batch_size: 1.5"),
+    ],
+)
+def test_a_file_that_cannot_be_one_is_refused(given, tool, words):
+    with pytest.raises(UserError) as caught:
+        of(given, tool)
+    assert words in caught.value.given

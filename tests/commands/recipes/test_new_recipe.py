@@ -1,0 +1,145 @@
+"""`windlass init` and `windlass import`: recipes that load and run, and no file half-written or overwritten."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.commands.command_line import run_command
+from windlass.commands.recipes.new_recipe import import_file, init
+from windlass.config import load_recipe
+from windlass.errors import UserError
+
+FILES = Path(__file__).parent / "foreign"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_texts(folder, number):
+    draw, words = random.Random(3), ["wind", "rope", "anchor", "turn", "pull", "ship", "slow", "heavy", "deck", "sail"]
+    folder.mkdir(exist_ok=True)
+    for one in range(number):
+        (folder / f"{one}.txt").write_text(" ".join(draw.choices(words, k=2500)))
+
+
+@pytest.mark.parametrize("number", [30, 1], ids=["texts", "one text"])
+def test_a_recipe_of_init_trains(here, number, monkeypatch, capsys):
+    write_texts(here / "texts", number)
+    data = "texts" if number > 1 else "texts/0.txt"
+    code, done = run_command(["init", "--data", data, "--steps", "2"], monkeypatch, capsys)
+    assert code == 0 and done.out.strip() == "recipe.yaml is written. Next: windlass train recipe.yaml"
+    assert 18 <= len((here / "recipe.yaml").read_text().splitlines()) <= 30
+    code, done = run_command(["train", "recipe.yaml"], monkeypatch, capsys)
+    assert code == 0, done.err
+    assert "finished at step 2 of 2" in done.out
+
+
+ROWS = {
+    "sft": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    "dpo": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "pretrain": {"text": "a"},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_first_row_says_what_is_learned(here, kind):
+    (here / "rows.jsonl").write_text(json.dumps(ROWS[kind]))
+    init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
+    config = load_recipe(here / "r.yaml")
+    assert config.objective.kind == kind and config.model.from_ == "Qwen/Qwen3-4B" and config.run.steps == 50
+    assert config.adapter.kind == ("none" if kind == "pretrain" else "lora")
+    assert config.data.sources[0].format == {"sft": "chat", "dpo": "preference", "pretrain": "text"}[kind]
+    init(here / "other.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, "sft", None)
+    assert load_recipe(here / "other.yaml").objective.kind == "sft"
+
+
+def test_what_is_not_given_is_asked(here):
+    write_texts(here / "texts", 2)
+    asked, given = [], iter(["texts", "small", "7"])
+
+    def ask(question, default):
+        asked.append((question.partition(":")[0], default))
+        return next(given)
+
+    init(here / "r.yaml", None, None, None, None, ask)
+    assert asked == [("Data", ""), ("Model", "small"), ("Optimizer steps", "1000")]
+    assert load_recipe(here / "r.yaml").run.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"data": None}, "no --data, and no terminal to ask on"),
+        ({"data": "nowhere.jsonl"}, "no data at nowhere.jsonl"),
+        ({"data": "./org/name"}, "no data at ./org/name"),
+        ({"kind": "rl"}, "--kind rl"),
+        ({"kind": "sft"}, "--model small with conversations"),
+        ({"kind": "dpo"}, "--model small with pairs"),
+        ({"steps": None, "ask": "ten"}, "'ten' steps"),
+        ({"data": None, "ask": ""}, "no data"),
+        ({"out": "texts"}, "texts is there already"),
+    ],
+)
+def test_refusals_of_init_write_nothing(here, given, words):
+    write_texts(here / "texts", 2)
+    before = sorted(here.rglob("*"))
+    given = {"out": "r.yaml", "data": "texts", "model": "small", "steps": 5, "kind": None, "ask": None} | given
+    ask = None if given["ask"] is None else lambda _question, _default: given["ask"]
+    with pytest.raises(UserError) as caught:
+        init(Path(given["out"]), *(given[key] for key in ("data", "model", "steps", "kind")), ask)
+    assert caught.value.given == words and sorted(here.rglob("*")) == before
+
+
+def test_the_command_line_imports(here, monkeypatch, capsys):
+    code, done = run_command(
+        ["import", str(FILES / "axolotl-qlora.yaml"), "-o", "recipe.yaml", "--ranks", "2"], monkeypatch, capsys
+    )
+    assert code == 0, done.err
+    assert load_recipe(here / "recipe.yaml").run.tokens_per_step == 2 * 4 * 2 * 2048
+    assert "lora_r: 32 -> adapter.kind=lora adapter.rank=32" in done.err
+    assert "not mapped: optimizer paged_adamw_8bit: states are fp32 or bf16" in done.err
+    assert "recipe.yaml is written: " in done.out and ", 6 not mapped. Next: look at data.sources" in done.out
+    code, done = run_command(["import", str(FILES / "torchtune-full.yaml")], monkeypatch, capsys)
+    assert yaml.safe_load(done.out)["run"]["steps"] == 100, "to standard output"
+
+
+def test_a_description_of_datasets_is_read_where_it_is(here):
+    (here / "data").mkdir()
+    (here / "data/dataset_info.json").write_text(json.dumps({"dpo_en_demo": {"file_name": "p.jsonl", "ranking": True}}))
+    _, found = import_file(FILES / "llama-factory-full-dpo.yaml", None, None, 1)
+    assert found.tree["data"]["sources"][0]["path"] == "data/p.jsonl"
+    (here / "data/dataset_info.json").write_text("{")
+    _, found = import_file(FILES / "llama-factory-full-dpo.yaml", None, None, 1)
+    assert found.tree["data"]["sources"][0]["path"] == "data/dpo_en_demo.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "is not YAML"),
+        (
+            "base_model: a/b\nsequence_len: 1\ndatasets: [{path: x.jsonl, type: completion}]\n",
+            "does not load: data.sequence_length",
+        ),
+        (None, "no recipe at "),
+    ],
+)
+def test_a_file_that_gives_no_recipe_writes_none(here, text, words):
+    if text is not None:
+        (here / "given.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        import_file(Path("given.yaml"), here / "out.yaml", None, 1)
+    assert words in caught.value.given and not (here / "out.yaml").exists()
+
+
+def test_an_import_overwrites_nothing(here):
+    (here / "out.yaml").write_text("mine")
+    with pytest.raises(UserError, match=r"out\.yaml is there already"):
+        import_file(FILES / "torchtune-full.yaml", here / "out.yaml", None, 1)
+    assert (here / "out.yaml").read_text() == "mine"
