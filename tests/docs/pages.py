@@ -21,8 +21,9 @@ def commands_in(page: str) -> list[str]:
 
 
 def run_commands(commands, tree, directory, monkeypatch, capsys) -> None:
-    """Each in `directory`, in order, beside `tree` as recipe.yaml; all of them end with 0."""
-    (directory / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    """Each in `directory`, in order, beside `tree`, where it is one, as recipe.yaml; all of them end with 0."""
+    if tree is not None:
+        (directory / "recipe.yaml").write_text(yaml.safe_dump(tree))
     monkeypatch.chdir(directory)
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["windlass", *shlex.split(command)])
