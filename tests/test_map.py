@@ -207,7 +207,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "proof": ("verify",),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
-    "report.sinks": ("sync", "start", "follow"),
+    "report.sinks": ("sync", "start", "follow", "sink"),
     "training": (
         "config",
         "loop",

@@ -42,12 +42,13 @@ class EventLog:
 
     A disk that is full, or a directory that was deleted, does not end a run: lines wait in memory, at most KEPT_LINES of them,
     and are written before the next one that can be. `say` gets a sentence when that begins and when it ends. `disk_filled`: the
-    disk has filled; whoever acts on it sets it back."""
+    disk has filled; whoever acts on it sets it back. `on_event` is called with a copy of every line; where it raises, the run
+    goes on without it."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say):
+    def __init__(self, path: Path, say: Callable[[str], None] = say, on_event: Callable[[Event], None] | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_last_line(path)
-        self._path, self._say = path, say
+        self._path, self._say, self._on_event = path, say, on_event
         self._waiting: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._is_failing = self.disk_filled = False
 
@@ -61,7 +62,9 @@ class EventLog:
         line = {name: _finite(value, name, non_finite) for name, value in line.items()}
         if non_finite:
             line["non_finite"] = non_finite
-        self._waiting.append(escaped_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
+        text = escaped_json(json.dumps(line, ensure_ascii=False, allow_nan=False))
+        self._waiting.append(text.encode() + b"\n")
+        self._show(text)
         try:
             self._write_waiting()
         except OSError as error:
@@ -75,6 +78,15 @@ class EventLog:
         if self._is_failing:
             self._is_failing = False
             self._say(f"{self._path} is written again")
+
+    def _show(self, line: str) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(json.loads(line))
+        except Exception as error:
+            self._on_event = None
+            self._say(f"on_event raised {type(error).__name__}: {error}; the run goes on, and it is not called again")
 
     def _write_waiting(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted under the run

@@ -1,8 +1,9 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from windlass.config import RunConfig, to_yaml
@@ -25,10 +26,17 @@ from windlass.training.run import Run, model_header
 from windlass.units import format_count
 
 
-def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drift: Sequence[str] = ()) -> None:
+def announce(
+    run: Run,
+    source: str,
+    rules: Rules,
+    recompute: RecomputePlan,
+    drift: Sequence[str] = (),
+    own: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Prints what was derived from the recipe; writes recipe.yaml (as given, without secrets), resolved.yaml and the first event.
     `drift`: sentences on what changed since the checkpoint, and was accepted; without them nobody could explain a cliff in a
-    curve."""
+    curve. `own`: names of the parts that a script brought, by what they are."""
     if run.runtime.rank != 0:
         return
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
@@ -42,7 +50,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
-        "learning rate": describe_rate(config.optim, run.total_steps),
+        "learning rate": own.get("schedule") or describe_rate(config.optim, run.total_steps),
         "attention": _describe_attention(run),
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
@@ -52,6 +60,7 @@ def announce(run: Run, source: str, rules: Rules, recompute: RecomputePlan, drif
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
         **({"left out": nulls} if (nulls := describe_nulls(config.model, architecture.family)) else {}),
+        **({"of the script": ", ".join(f"{kind} {name}" for kind, name in own.items())} if own else {}),
         "starts": source,
     }
     width = max(map(len, derived))

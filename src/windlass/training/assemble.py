@@ -4,27 +4,34 @@ What can be refused is refused before anything slow starts: the layout and the b
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.
 """
 
+import math
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import open_prepared
-from windlass.errors import exit_code_of
+from windlass.data.stream.batch_source import BatchSource
+from windlass.errors import UserError, exit_code_of
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.flops import flops_per_token
 from windlass.model.lora.adapter import adapter_of
 from windlass.objectives.kept_scores import SCORES
-from windlass.objectives.objective import objective_of
+from windlass.objectives.objective import Objective, objective_of
 from windlass.optim.rules import Rules, frozen_names
+from windlass.optim.schedule import learning_rate
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.report.console import Console
 from windlass.report.events import EventLog, first_validations
 from windlass.report.metrics import Recorder
+from windlass.report.sinks.sink import Sink
 from windlass.runtime import Runtime
 from windlass.status import note_failure
 from windlass.training.announce import announce
@@ -42,16 +49,54 @@ from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints, open_mirror
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a script brings of its own; see `train`."""
+
+    objective: Objective | None = None
+    source: Callable[[BatchSource], BatchSource] | None = None
+    schedule: Callable[[int, int], float] | None = None
+    sinks: Sequence[Sink] = ()
+    on_event: Callable[[dict[str, Any]], None] | None = None
+
+    def names(self) -> dict[str, str]:
+        """Of the parts that are not windlass's, by what they are."""
+        parts = {
+            "objective": self.objective,
+            "source": self.source,
+            "schedule": self.schedule,
+            "on_event": self.on_event,
+        }
+        names = {kind: _name(part) for kind, part in parts.items() if part is not None}
+        return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})
+
+    def rate(self, step: int, total_steps: int) -> float:
+        """The learning rate of an own schedule. Raises UserError for what is none."""
+        assert self.schedule is not None
+        rate = float(self.schedule(step, total_steps))
+        if not 0 <= rate < math.inf:
+            raise UserError(
+                f"the schedule {_name(self.schedule)} gives {rate} after {step} of {total_steps} steps",
+                "a learning rate is a number from 0",
+                "correct the function that train(schedule=...) is called with",
+            )
+        return rate
+
+
+def _name(part: object) -> str:
+    return getattr(part, "__name__", type(part).__name__)
+
+
 def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
 
-def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED) -> Run:
+def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED, own: Own = Own()) -> Run:
     """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
     go of what it had opened."""
     try:
         with explained(partial(no_room, config, runtime)), ExitStack() as opened:
-            run = _assemble(config, runtime, is_prepared, probe, opened)
+            run = _assemble(config, runtime, is_prepared, probe, own, opened)
             run.opened = opened.pop_all()
             return run
     except Exception as error:
@@ -60,7 +105,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
         raise
 
 
-def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, opened: ExitStack) -> Run:
+def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, own: Own, opened: ExitStack) -> Run:
     config.parallel.layout(runtime.world)  # refused before anything slow
     check_ranks(config, runtime)
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
@@ -87,7 +132,8 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     reference = reference_scores(config, architecture, program, prepared, runtime, start, files, log)
     source = open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference)
     opened.callback(source.close)
-    recorder = open_recorder(config, runtime, architecture, start.step, rules, console)
+    source = source if own.source is None else own.source(source)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules, console, own.on_event)
     run = Run(
         config=config,
         architecture=architecture,
@@ -96,7 +142,9 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         program=checked(program, config.parallel),
         optimizer=optimizer,
         replicas=Replicas(compared_tensors(program, optimizer), program.mesh.dense.device_type),
-        objective=objective_of(config.objective),
+        objective=own.objective or objective_of(config.objective),
+        schedule=own.rate if own.schedule else partial(learning_rate, config=config.optim),
+        sinks=own.sinks,
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared, reference),
         checkpoints=checkpoints,
@@ -108,7 +156,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         start_step=start.step,
         health=open_health(config, recorder, start.step),
     )
-    announce(run, start.source, rules, recompute, start.drift)
+    announce(run, start.source, rules, recompute, start.drift, own.names())
     return run
 
 
@@ -120,9 +168,15 @@ def open_console(config: RunConfig, runtime: Runtime) -> Console:
 
 
 def open_recorder(
-    config: RunConfig, runtime: Runtime, architecture: Architecture, start_step: int, rules: Rules, console: Console
+    config: RunConfig,
+    runtime: Runtime,
+    architecture: Architecture,
+    start_step: int,
+    rules: Rules,
+    console: Console,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
 ) -> Recorder:
-    log = EventLog(config.run.directory / "events.jsonl", console.say) if runtime.rank == 0 else None
+    log = EventLog(config.run.directory / "events.jsonl", console.say, on_event) if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(

@@ -1,17 +1,21 @@
 """The loop. It knows no technique: layouts live behind `program`, data behind `source`, objectives behind `objective`."""
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from windlass.config import RunConfig
+from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import Stopped
+from windlass.objectives.objective import Objective
 from windlass.optim.clip import clip_gradients
-from windlass.optim.schedule import learning_rate
+from windlass.report.sinks.sink import Sink
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
-from windlass.training.assemble import assemble
+from windlass.training.assemble import Own, assemble
 from windlass.training.out_of_memory import explained, out_of_memory
 from windlass.training.run import Run
 from windlass.training.run_directory import interruptible, open_heartbeat
@@ -30,19 +34,36 @@ class Result:
     """This very rank received it."""
 
 
-def train(config: RunConfig, is_prepared: bool = False, *, signals: bool = True, raise_on_stop: bool = False) -> Result:
+def train(
+    config: RunConfig,
+    is_prepared: bool = False,
+    *,
+    objective: Objective | None = None,
+    source: Callable[[BatchSource], BatchSource] | None = None,
+    schedule: Callable[[int, int], float] | None = None,
+    sinks: Sequence[Sink] = (),
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    signals: bool = True,
+    raise_on_stop: bool = False,
+) -> Result:
     """Trains as `config` says, on every rank alike, from the last checkpoint of the run directory. Raises WindlassError;
     whatever it raises, it has let go of the run directory, stdout, its signal handlers and, on one process, the process group.
 
     `is_prepared`: the launcher has just prepared the data, so sources are not looked at again. `signals`: SIGTERM, SIGINT,
     SIGUSR1 and SIGHUP save and stop; off the main thread, or in a process group of the caller's, they are not caught.
     `raise_on_stop`: a run that a signal ended raises Stopped, for callers that retry by exceptions.
+
+    Parts of the caller's own, on every rank alike (docs/howto/own-parts.md has all): `objective` in place of the recipe's;
+    `source`, called with the stream of batches, returns the one that is read; `schedule(completed steps, all steps)` is the
+    learning rate of the next update; `sinks` are sent the logged numbers, off the step; `on_event` is called on rank 0 with each
+    line of events.jsonl. The last two cannot change the run: where they raise, it goes on without them.
     """
+    own = Own(objective, source, schedule, sinks, on_event)
     with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
             runtime = opened.enter_context(start_runtime())
-            run = opened.enter_context(assemble(config, runtime, is_prepared))
+            run = opened.enter_context(assemble(config, runtime, is_prepared, own=own))
             run.heartbeat = heartbeat
         with explained(partial(out_of_memory, run)):
             result = loop(run, Stop(runtime, caught))
@@ -62,7 +83,7 @@ def loop(run: Run, stop: Stop) -> Result:
         run.validate(step)
         run.save_if_due(step)
     while step < run.total_steps:
-        rate = learning_rate(step, run.total_steps, config.optim)
+        rate = run.schedule(step, run.total_steps)
         run.optimizer.set_learning_rate(rate)
         batches = run.next_batches(step)  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,7 +26,8 @@ from windlass.parallel.program import Batch, Program
 from windlass.parallel.runtime_checks import Replicas
 from windlass.report.metrics import Recorder
 from windlass.report.page.child import write_in_child
-from windlass.report.sinks.start import following
+from windlass.report.sinks.sink import Sink
+from windlass.report.sinks.start import following, sending
 from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.status import State, write_status
@@ -66,6 +67,10 @@ class Run:
     """Files of a checkpoint on the model that this run began from (see training/base_model)."""
     start_step: int
     health: Health
+    schedule: Callable[[int, int], float]
+    """(completed steps, all steps) -> the learning rate of the next update."""
+    sinks: Sequence[Sink] = ()
+    """Of a script that calls `train`, besides those that the recipe names."""
     opened: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
     """What is let go of at the end, however the run ends: the lock on the directory, the log beside the terminal, the batches."""
     heartbeat: Heartbeat = dataclasses.field(default_factory=Heartbeat)
@@ -80,6 +85,7 @@ class Run:
         self.report_status("running", self.start_step)
         if self.runtime.rank == 0:
             self.opened.enter_context(following(self.config.run.directory, self.config.report.sinks, say))
+            self.opened.enter_context(sending(self.config.run.directory, self.sinks, say))
         if self.mirror is not None and self.start_step:
             self.mirror.offer(self.start_step)  # where the process before was killed in its copy
         return self

@@ -14,6 +14,8 @@ from typing import Final
 
 from windlass.contract import environment_of_child
 from windlass.report.config import SinkName
+from windlass.report.sinks.follow import Follower, follow, sent_run
+from windlass.report.sinks.sink import Sink
 
 LONGEST_S: Final = 60.0  # that the end of a run waits for a sink
 
@@ -43,6 +45,39 @@ def following(
                 say(
                     f"{name} is still sent what the run logged; {_again(run_directory, name)} goes on if it does not end"
                 )
+
+
+@contextlib.contextmanager
+def sending(
+    run_directory: Path, sinks: Sequence[Sink], say: Callable[[str], None], longest_s: float = LONGEST_S
+) -> Iterator[None]:
+    """The same for sinks that are objects of this process: each by a thread of its own, off the step, and no step twice over all
+    resumes. `sinks/CLASS.json` keeps how far each is."""
+    is_over = threading.Event()
+
+    def work(sink: Sink, name: str) -> None:
+        try:
+            follow(Follower(name, sent_run(run_directory), lambda _run: sink), is_over.wait)
+        except Exception as error:
+            say(f"{name} is not sent what the run logs: {type(error).__name__}: {error}")
+
+    (run_directory / "sinks").mkdir(parents=True, exist_ok=True)
+    threads = [threading.Thread(target=work, args=(sink, _name_of(sinks, sink)), daemon=True) for sink in sinks]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(longest_s)
+
+
+def _name_of(sinks: Sequence[Sink], sink: Sink) -> str:
+    """Its class, numbered where there are several of one."""
+    name = type(sink).__name__
+    alike = [one for one in sinks if type(one).__name__ == name]
+    return name if len(alike) == 1 else f"{name}-{alike.index(sink)}"
 
 
 def _start(run_directory: Path, name: SinkName) -> "subprocess.Popen[bytes]":
