@@ -232,8 +232,8 @@ def measure(config: RunConfig) -> dict[str, Any]:
     meters: list[Meter] = []
     original = train.assemble
 
-    def assemble(*args: Any) -> Run:
-        run = original(*args)
+    def assemble(*args: Any, **more: Any) -> Run:
+        run = original(*args, **more)
         meters.append(Meter(run))
         return run
 

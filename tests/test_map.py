@@ -291,6 +291,8 @@ INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first name
 BROAD_EXCEPT = {
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "object_store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
+    "report/events.py": "a listener of a script may raise anything: logged, and it is not called again",
+    "report/sinks/start.py": "a sink of a script may raise anything: logged, and the run goes on without it",
     "data/stream/loader.py": "whatever the loader's thread raises is raised by next()",
     "data/tokenize/tokenizer.py": "tokenizers raises a bare Exception for a file that it cannot read: named with the file",
     "proof/pool.py": "a pool's rank sends whatever it raised to the caller, who raises it",

@@ -100,8 +100,8 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
     rank = torch.distributed.get_rank()
     assemble = page.assemble
 
-    def spy(*args):
-        run = assemble(*args)
+    def spy(*args, **more):
+        run = assemble(*args, **more)
         take = run.source.next
 
         def next_batches():

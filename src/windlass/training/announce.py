@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from windlass.config import RunConfig, to_yaml
@@ -27,12 +26,7 @@ from windlass.units import format_count
 
 
 def announce(
-    run: Run,
-    source: str,
-    rules: Rules,
-    recompute: RecomputePlan,
-    drift: Sequence[str] = (),
-    own: Mapping[str, str] = MappingProxyType({}),
+    run: Run, source: str, rules: Rules, recompute: RecomputePlan, drift: Sequence[str], own: Mapping[str, str]
 ) -> None:
     """Prints what was derived from the recipe; writes recipe.yaml (as given, without secrets), resolved.yaml and the first event.
     `drift`: sentences on what changed since the checkpoint, and was accepted; without them nobody could explain a cliff in a

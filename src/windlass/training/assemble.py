@@ -70,8 +70,11 @@ class Own:
         names = {kind: _name(part) for kind, part in parts.items() if part is not None}
         return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})
 
+    def stream(self, source: BatchSource) -> BatchSource:
+        return source if self.source is None else self.source(source)
+
     def rate(self, step: int, total_steps: int) -> float:
-        """The learning rate of an own schedule. Raises UserError for what is none."""
+        """The learning rate by `schedule`. Raises UserError for a number that cannot be one."""
         assert self.schedule is not None
         rate = float(self.schedule(step, total_steps))
         if not 0 <= rate < math.inf:
@@ -87,6 +90,11 @@ def _name(part: object) -> str:
     return getattr(part, "__name__", type(part).__name__)
 
 
+def _log_all(log: Callable[[str], None], *sentences: str) -> None:
+    for sentence in sentences:
+        log(sentence)
+
+
 def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
@@ -97,6 +105,7 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     try:
         with explained(partial(no_room, config, runtime)), ExitStack() as opened:
             run = _assemble(config, runtime, is_prepared, probe, own, opened)
+            run.sinks = own.sinks
             run.opened = opened.pop_all()
             return run
     except Exception as error:
@@ -126,13 +135,11 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
-    for sentence in (*on_hosts, *choices, *notes):
-        log(sentence)
+    _log_all(log, *on_hosts, *choices, *notes)
     files = base_files(config, is_new=trainer_state is None)
     reference = reference_scores(config, architecture, program, prepared, runtime, start, files, log)
-    source = open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference)
+    source = own.stream(open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference))
     opened.callback(source.close)
-    source = source if own.source is None else own.source(source)
     recorder = open_recorder(config, runtime, architecture, start.step, rules, console, own.on_event)
     run = Run(
         config=config,
@@ -144,7 +151,6 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         replicas=Replicas(compared_tensors(program, optimizer), program.mesh.dense.device_type),
         objective=own.objective or objective_of(config.objective),
         schedule=own.rate if own.schedule else partial(learning_rate, config=config.optim),
-        sinks=own.sinks,
         source=source,
         evaluation_sets=evaluation_sets(config, program.mesh, runtime.device, prepared, reference),
         checkpoints=checkpoints,
