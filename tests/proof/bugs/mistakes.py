@@ -62,7 +62,7 @@ MISTAKES = {
         (("training/drift.py", "    for directory in candidates(path):\n", "    for directory in []:\n"),), mistake="resume_from_nothing",
     ),
     "a rate read as text": Bug(
-        "`3e-4` is a string in YAML 1.1", (("recipe.py", "return yaml.load(text, _Loader)", "return yaml.safe_load(text)"),),
+        "`3e-4` is a string in YAML 1.1", (("recipe.py", "return loader.get_single_data()", "return yaml.safe_load(text)"),),
         mistake="rate_read_as_text",
     ),
     "a batch rounded up": Bug(
