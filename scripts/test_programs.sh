@@ -13,7 +13,8 @@ done
 if [ -n "$missing" ]; then
     echo "== apt-get install$missing"
     # shellcheck disable=SC2086  # names of packages
-    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >/dev/null ||
+        echo "== not installed; install by hand, or the tests that need one are red:$missing"
 fi
 .venv/bin/python -c "import lm_eval, wandb" 2>/dev/null || {
     echo "== the extras eval and wandb, into .venv"

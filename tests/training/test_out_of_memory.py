@@ -66,6 +66,7 @@ def test_each_change_with_what_it_frees(given, words):
         ({"micro_batch": 2, "least": 2}, "run.micro_batch"),
         ({"recompute": "full"}, "parallel.recompute"),
         ({"tp": 2}, "parallel.recompute"),
+        ({"recompute": "selective", "activation_gib": 0.5}, "parallel.recompute"),
         ({}, "adapter"),
         ({}, "parallel.offload"),
         ({"can_offload": True, "offload": True}, "parallel.offload"),
@@ -88,10 +89,12 @@ def test_bytes_are_of_the_device_that_is_full():
     bias = torch.nn.Parameter(torch.zeros(10))
     bias.grad = torch.zeros(10)
     elsewhere = torch.nn.Parameter(torch.zeros(1000, device="meta"))
-    records = [Record(str(p.dim()), p, p.shape) for p in (weight, bias, elsewhere)]
+    head = torch.nn.Parameter(torch.zeros(4, 64), requires_grad=False)
+    named = {"model.layers.0.mlp.up_proj.weight": weight, "bias": bias, "elsewhere": elsewhere, "lm_head.weight": head}
+    records = [Record(name, p, p.shape) for name, p in named.items()]
     states = [torch.zeros(20), torch.zeros(7, device="meta")]
     held = held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=True)
-    assert held == DeviceBytes(parameters=1024 + 40, gradients=40, states=80, peak=5000, by_nf4=1024 - 272)
+    assert held == DeviceBytes(parameters=1024 + 40 + 1024, gradients=40, states=80, peak=5000, by_nf4=1024 - 272)
     assert held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=False).by_nf4 == 0
 
 

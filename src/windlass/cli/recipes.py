@@ -52,6 +52,8 @@ def import_file(
         say(f"{given} -> {ours}", sys.stderr)
     for given, reason in found.left:
         say(f"not mapped: {given}: {reason}", sys.stderr)
+    if found.silent:
+        say(f"nothing to set here for: {', '.join(found.silent)}", sys.stderr)
     if out is not None:
         say(f"{out} is written: {len(found.mapped)} settings, {len(found.left)} not mapped. Next: look at data.sources")
 

@@ -3,6 +3,7 @@ expression over whole names, which is not supported here. No torch.
 """
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,9 +34,11 @@ def listed_targets(value: Any) -> str:
 def named_by(expression: str, modules: Sequence[str]) -> list[str]:
     """The last parts of the `modules` that PEFT finds by `expression`. Empty where it is no regular expression, finds nothing, or
     finds a part in some layers only, which a list of last parts cannot say."""
-    try:
-        found = [name for name in modules if re.fullmatch(expression, name)]
-    except re.error:
-        return []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `[[` may mean something else in a later Python
+        try:
+            found = [name for name in modules if re.fullmatch(expression, name)]
+        except re.error:
+            return []
     parts = dict.fromkeys(name.rpartition(".")[2] for name in found)
     return list(parts) if len(found) == sum(name.rpartition(".")[2] in parts for name in modules) else []

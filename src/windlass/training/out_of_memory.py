@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from windlass.config import RunConfig
 from windlass.errors import UserError
-from windlass.model.lora.adapter import BLOCK, adapter_of
+from windlass.model.lora.adapter import BLOCK, adapter_of, frozen_base
 from windlass.parallel.activations import Kept, count_kept
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.records import Record
@@ -62,8 +62,10 @@ def held_by(
     records: Sequence[Record], states: Iterable[torch.Tensor], peak: float, device: torch.device, can_quantize: bool
 ) -> DeviceBytes:
     """What `device` holds of them. `can_quantize`: whether frozen matrices may be stored in four bits, and are not yet."""
-    parameters = [record.tensor for record in records if record.tensor.device.type == device.type]
-    matrices = [p for p in parameters if can_quantize and not p.requires_grad and p.dim() == 2]
+    here = [record for record in records if record.tensor.device.type == device.type]
+    parameters = [record.tensor for record in here]
+    frozen = [record for record in here if can_quantize and not record.tensor.requires_grad]
+    matrices = [r.tensor for r in frozen if ".layers." in r.name and r.name.endswith("_proj.weight")]
     return DeviceBytes(
         parameters=sum(map(_local_bytes, parameters)),
         gradients=sum(_local_bytes(p.grad) for p in parameters if p.grad is not None),
@@ -112,7 +114,8 @@ def remedies(
     half = micro_batch // 2 if micro_batch % 2 == 0 and (micro_batch // 2) % least == 0 else least
     if half < micro_batch:
         found[f"run.micro_batch={half} frees up to"] = held.rest * (1 - half / micro_batch)
-    if config.recompute != "full" and layout.pp == layout.tp == layout.context == 1:
+    is_counted = layout.pp == layout.tp == layout.context == 1 and config.activation_gib is None
+    if config.recompute != "full" and is_counted:
         now = sum(block.selective if config.recompute == "selective" else block.none for block in kept)
         found["parallel.recompute=full frees about"] = now - sum(block.full for block in kept)
     found |= _by_cutting(held, config, layout)
@@ -166,12 +169,12 @@ def _freeing(run: Run, held: DeviceBytes) -> list[str]:
     config, device = run.config, run.runtime.device
     adapter = adapter_of(config.adapter, run.architecture)
     shape_BT = (config.run.micro_batch, config.data.sequence_length)
-    precision = precision_of(config.precision)
+    precision, frozen = precision_of(config.precision), frozen_base(run.architecture, adapter)
     return remedies(
         held,
         config.parallel,
         config.parallel.layout(run.runtime.world),
-        count_kept(run.architecture, config.parallel, precision, device.type, shape_BT, (), adapter),
+        count_kept(run.architecture, config.parallel, precision, device.type, shape_BT, frozen, adapter),
         micro_batch=config.run.micro_batch,
         least=config.data.sequences_per_sample,
         can_adapt=config.adapter.kind == "none" and config.model.from_ is not None,

@@ -140,7 +140,7 @@ LEFT = {
     "axolotl-qlora": {
         "special_tokens": "no key of this version",
         "rows of mhenrichsen/alpaca_2k_test (alpaca)": "convert them",
-        "chats/train.jsonl: messages in `conversations`": "rename it",
+        "chats/train.jsonl: turns in `conversations`": "rename their keys",
         "optimizer paged_adamw_8bit": "never 8 bits",
         "evals_per_epoch": "evaluate.every_steps",
         "saves_per_epoch": "checkpoint.every_steps",
@@ -163,7 +163,7 @@ LEFT = {
     },
     "torchtune-lora": {
         "log_peak_memory_stats": "no key of this version",
-        "data/chats.json: messages in `conversations`": "rename it",
+        "data/chats.json: turns in `conversations`": "rename their keys",
         "clip_grad_norm": "optim.max_norm is 1.0",
     },
     "torchtune-full": {"optimizer PagedAdamW8bit": "never 8 bits", "clip_grad_norm": "optim.max_norm is 1.0"},
@@ -210,14 +210,73 @@ def test_texts_with_a_column_are_texts():
 
 
 def test_a_described_dataset_is_where_and_what_it_is():
-    info = {"mine": {"file_name": "m.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}}}
+    tags = {"role_tag": "role", "content_tag": "content"}
+    info = {
+        "mine": {"file_name": "m.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}
+    }
     found = of(FACTORY, datasets=info)
     assert (
         found.tree["data"]["sources"] == [{"path": "data/m.jsonl", "format": "chat", "too_long": "drop"}]
         and not found.left
     )
-    found = of({**FACTORY, "dataset_dir": "sets"}, datasets={"mine": {"hf_hub_url": "org/m", "formatting": "sharegpt"}})
-    assert found.tree["data"]["sources"][0]["hub"] == "org/m"
+    hub = {"hf_hub_url": "org/m", "formatting": "sharegpt", "subset": "en", "split": "train"}
+    found = of({**FACTORY, "dataset_dir": "sets"}, datasets={"mine": hub})
+    assert found.tree["data"]["sources"][0] == {
+        "hub": "org/m", "subset": "en", "split": "train", "format": "chat", "too_long": "drop",
+    }  # fmt: skip
+    assert [given for given, _ in found.left] == ["mine: turns in `conversations`, of `from` and `value`"]
+
+
+@pytest.mark.parametrize(("columns", "number"), [({"prompt": "prompt"}, 0), ({}, 1)])
+def test_pairs_of_llama_factory_are_ours_where_their_keys_are(columns, number):
+    info = {"mine": {"file_name": "m.jsonl", "ranking": True, "columns": columns}}
+    assert len(of({**FACTORY, "stage": "dpo"}, datasets=info).left) == number
+
+
+@pytest.mark.parametrize(
+    ("more", "warmup"),
+    [
+        ({"max_steps": 1000}, 30),
+        ({"max_steps": 9000}, 100),
+        ({"max_steps": 1000, "warmup_ratio": 0.2}, 200),
+        ({}, None),
+    ],
+)
+def test_axolotls_warm_up_is_3_percent_where_none_is_given(more, warmup):
+    found = of({**AXOLOTL, **more})
+    assert found.tree["optim"].get("warmup_steps") == warmup
+    assert [given for given, _ in found.left] == ([] if more else ["warmup_ratio: 0.03"])
+
+
+def test_an_entry_of_several_files_is_several_sources():
+    entry = {"path": "json", "data_files": ["a.jsonl", "b.jsonl"], "type": "chat_template"}
+    sources = of({**AXOLOTL, "datasets": [entry]}).tree["data"]["sources"]
+    assert [source["path"] for source in sources] == ["a.jsonl", "b.jsonl"]
+
+
+def test_keys_with_nothing_to_set_are_named_too():
+    found = of({**AXOLOTL, "trust_remote_code": True, "relora": False})
+    assert found.silent == ["trust_remote_code: true", "relora: false"] and len(found.left) == 1  # and the warm-up
+    assert "# Nothing to set here for: trust_remote_code: true, relora: false\n" in found.text("file.yaml")
+
+
+ODD = (float("inf"), float("nan"), -1, 1 << 80, True, "text", [], [[]], {}, {1: None}, "${output_dir}", "a: [")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_any_value_of_any_key_imports_or_is_refused(name):
+    """No value of a foreign file ends in a traceback."""
+    whole = read(name)
+    outcomes = {"imported": 0, "refused": 0}
+    for key in whole:
+        for value in ODD:
+            try:
+                found = of({**whole, key: value, 7: value}, datasets={"mine": value})
+                assert yaml.safe_load(found.text(name))["model"]["from"]
+                outcomes["imported"] += 1
+            except UserError:
+                outcomes["refused"] += 1
+    assert outcomes["imported"] > len(whole) and outcomes["refused"] > len(ODD)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +333,10 @@ def test_stages_of_llama_factory(stage, objective):
         ({"base_model": "a/b"}, "axolotl", "names no data"),
         ({**AXOLOTL, "micro_batch_size": "two"}, None, "micro_batch_size: 'two'"),
         ({**AXOLOTL, "micro_batch_size": 1.5}, None, "micro_batch_size: 1.5"),
+        ({**AXOLOTL, "num_epochs": float("inf")}, None, "num_epochs: inf"),
+        ({**AXOLOTL, "num_epochs": True}, None, "num_epochs: True"),
+        ({**AXOLOTL, "base_model": ["a/b"]}, None, "base_model: ['a/b']"),
+        ({**AXOLOTL, "datasets": [{"type": "alpaca"}]}, None, "datasets: {'type': 'alpaca'}"),
     ],
 )
 def test_a_file_that_cannot_be_one_is_refused(given, tool, words):

@@ -12,7 +12,7 @@ import pytest
 
 from windlass.report.events import EventLog
 from windlass.report.sinks import start as room
-from windlass.report.sinks.start import following
+from windlass.report.sinks.start import following, sending
 
 ID = "0123456789abcdef"
 CHILD = """
@@ -107,6 +107,29 @@ def test_one_that_hangs_is_left_behind(run, monkeypatch):
 
 def test_no_sink_starts_nothing(run, monkeypatch):
     monkeypatch.setattr(room.subprocess, "Popen", lambda *args, **given: pytest.fail("started"))
-    with following(run, [], print):
+    with following(run, [], print), sending(run, [], print):
         pass
-    assert not (run / "logs").exists()
+    assert not (run / "logs").exists() and not (run / "sinks").exists()
+
+
+class Hangs:
+    def __init__(self):
+        self.goes_on = threading.Event()
+
+    def numbers(self, step, time_s, values):
+        pass
+
+    def flush(self):
+        self.goes_on.wait()
+
+    def close(self):
+        pass
+
+
+def test_an_object_that_hangs_is_left_behind_and_named(run):
+    (run / "run.json").write_text(json.dumps({"run_id": ID}))
+    said, sink = [], Hangs()
+    with sending(run, [sink], said.append, longest_s=0.0):
+        pass
+    sink.goes_on.set()
+    assert said == ["Hangs is still sent what the run logged; a resume goes on from there"]

@@ -1,5 +1,6 @@
-"""What a recipe of another tool says, in words that all of them share; and its keys, taken one by one. No torch."""
+"""What a recipe of another tool says, in terms common to all of them; and its keys, taken one by one. No torch."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from windlass.errors import UserError
 @dataclass
 class Facts:
     """`settings`: their key and value, with settings of ours as overrides. `rest`: keys that rows may answer. `left`: what this
-    version has not, with reasons. `warmup_ratio`: of all steps. `validation`: a share."""
+    version has not, with reasons. `silent`: keys with nothing to set here. `warmup_ratio`: of all steps, at most `warmup_limit`
+    steps. `validation`: a share."""
 
     tool: str
     base_key: str
@@ -29,6 +31,7 @@ class Facts:
     schedule: str = "cosine"
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
+    warmup_limit: int | None = None
     weight_decay: float = 0.0
     beta2: float = 0.999
     optimizer: str | None = None
@@ -37,24 +40,28 @@ class Facts:
     settings: list[tuple[str, str]] = field(default_factory=list)
     rest: dict[str, Any] = field(default_factory=dict)
     left: list[tuple[str, str]] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A source. `kind`: of its rows, in the tool's words. `column`: of a text; `messages`: the key of a conversation's."""
+    """A source. `kind`: of its rows, in the tool's words. `column`: of a text; `messages`: the key of a conversation's turns;
+    `role`, `content`: the keys of a turn."""
 
     source: dict[str, Any]
     name: str
     kind: str
     column: str | None = None
-    messages: str | None = None
+    messages: str = "messages"
+    role: str = "role"
+    content: str = "content"
 
 
 class Keys:
     """The keys of a file that nothing has taken yet."""
 
     def __init__(self, given: Mapping[str, Any]):
-        self.left = {key: value for key, value in given.items() if value is not None and value != ""}
+        self.left = {str(key): value for key, value in given.items() if value is not None and value != ""}
 
     def take(self, key: str, default: Any = None) -> Any:
         return self.left.pop(key, default)
@@ -62,9 +69,18 @@ class Keys:
     def number(self, key: str, default: float) -> float:
         value = self.take(key, default)
         try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise UserError(f"{key}: {value!r}", f"{key} is a number", "correct it in the file") from None
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(f"{key}: {value!r}", f"{key} is a number", "correct it in the file")
+        return number
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        value = self.take(key, default)
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{key}: {value!r}", f"{key} is a name or a path", "correct it in the file")
+        return value
 
     def count(self, key: str, default: int) -> int:
         value = self.number(key, default)

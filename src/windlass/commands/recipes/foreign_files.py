@@ -1,6 +1,6 @@
 """Recipes of axolotl, LLaMA-Factory and torchtune, read into facts: what each of them says by several keys together. No torch.
 
-Defaults are theirs, of the versions whose documentation was read: axolotl 0.13, LLaMA-Factory 0.9, torchtune 0.6.
+Defaults are theirs: of axolotl's configuration schemas, and of LLaMA-Factory's and transformers' argument classes.
 """
 
 import re
@@ -10,6 +10,7 @@ from typing import Any, Final
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, listed_values, source_of
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
+from windlass.other_names.answers import as_yaml
 from windlass.other_names.table import absent, adapter_of, objective_of
 
 TOOLS: Final = {
@@ -62,22 +63,26 @@ def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, A
             facts = read_torchtune(keys)
     facts.tokenizer = facts.tokenizer or facts.base
     for key, value in keys.left.items():
-        if key not in SILENT:
+        if key in SILENT:
+            facts.silent.append(f"{key}: {as_yaml(value)}")
+        else:
             facts.rest[key] = value
     return facts
 
 
 def _axolotl(keys: Keys) -> Facts:
-    facts = Facts("axolotl", "base_model", "datasets", base=keys.take("base_model"), schedule="cosine")
-    facts.tokenizer = keys.take("tokenizer_config")
+    facts = Facts("axolotl", "base_model", "datasets", base=keys.text("base_model"), schedule="cosine")
+    facts.tokenizer = keys.text("tokenizer_config")
     facts.micro_batch = keys.count("micro_batch_size", 1)
     facts.accumulation = keys.count("gradient_accumulation_steps", 1)
     facts.length = keys.count("sequence_len", 512)
     facts.epochs = keys.number("num_epochs", 1.0)
     facts.output = str(keys.take("output_dir", "model-out"))
-    facts.prepared = keys.take("dataset_prepared_path")
-    facts.optimizer = keys.take("optimizer", "adamw_torch_fused")
+    facts.prepared = keys.text("dataset_prepared_path")
+    facts.optimizer = str(keys.take("optimizer", "adamw_torch_fused"))
     facts.schedule = str(keys.take("lr_scheduler", "cosine"))
+    if not {"warmup_steps", "warmup_ratio"} & set(keys.left):
+        keys.left["warmup_ratio"], facts.warmup_limit = 0.03, 100  # where neither is given
     _shared(keys, facts)
     adapter = keys.take("adapter")
     if adapter is not None and (ours := adapter_of(adapter)):
@@ -89,29 +94,44 @@ def _axolotl(keys: Keys) -> Facts:
     _eight_bits(keys, facts)
     _validation(facts, keys.take("val_set_size"))
     for entry in [*listed_values(keys.take("datasets")), *listed_values(keys.take("pretraining_dataset"))]:
-        given = entry if isinstance(entry, Mapping) else {"path": entry}
-        kind = given.get("type", "completion" if isinstance(entry, str) else "alpaca")
-        kind = "custom" if isinstance(kind, Mapping) else str(kind)
-        source = source_of(str(given.get("data_files") or given.get("path")))
-        if "hub" in source:
-            source |= {ours: given[key] for ours, key in (("subset", "name"), ("split", "split")) if given.get(key)}
-        facts.sources.append(
-            Rows(source, str(given.get("path")), kind, given.get("field"), given.get("field_messages"))
-        )
+        facts.sources += _entry(entry)
     _every(keys, facts, "evals_per_epoch", "saves_per_epoch")
     return facts
 
 
+def _entry(entry: Any) -> list[Rows]:
+    """The rows of one entry of axolotl's `datasets`: one source for each of its files."""
+    given = Keys(entry if isinstance(entry, Mapping) else {"path": entry})
+    kind = given.take("type", "completion" if isinstance(entry, str) else "alpaca")
+    kind = "custom" if isinstance(kind, Mapping) else str(kind)
+    place = given.text("path")
+    places = listed_values(given.take("data_files")) or [place]
+    if not all(isinstance(one, str) for one in places):
+        raise UserError(f"datasets: {entry!r}", "an entry has a path", "add its path")
+    names = given.section("message_property_mappings")
+    turns = (
+        given.text("field_messages", "messages") or "",
+        names.text("role", "role") or "",
+        names.text("content", "content") or "",
+    )
+    hub = {ours: given.left[key] for ours, key in (("subset", "name"), ("split", "split")) if key in given.left}
+    sources = [source_of(one) for one in places]
+    return [
+        Rows(source | hub if "hub" in source else source, place or one, kind, given.left.get("field"), *turns)
+        for one, source in zip(places, sources, strict=True)
+    ]
+
+
 def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     facts = Facts(
-        "LLaMA-Factory", "model_name_or_path", "dataset", base=keys.take("model_name_or_path"), schedule="linear"
+        "LLaMA-Factory", "model_name_or_path", "dataset", base=keys.text("model_name_or_path"), schedule="linear"
     )
     facts.micro_batch = keys.count("per_device_train_batch_size", 8)
     facts.accumulation = keys.count("gradient_accumulation_steps", 1)
     facts.length = keys.count("cutoff_len", 2048)
     facts.epochs = keys.number("num_train_epochs", 3.0)
     facts.output = str(keys.take("output_dir", "saves/model"))
-    facts.optimizer = keys.take("optim", "adamw_torch")
+    facts.optimizer = str(keys.take("optim", "adamw_torch"))
     facts.schedule = str(keys.take("lr_scheduler_type", "linear"))
     _shared(keys, facts)
     kind = str(keys.left.get("finetuning_type", "lora"))  # theirs is LoRA where none is named
@@ -132,20 +152,34 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
         facts.settings.append((f"stage: {stage}", objective_of(stage)))
     if isinstance(samples := keys.take("max_samples"), int):
         facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
-    for name in listed_values(keys.take("dataset")):
-        info = datasets.get(name) or {}
-        source = source_of(str(info.get("hf_hub_url") or f"{folder}/{info.get('file_name') or f'{name}.json'}"))
+    for name in map(str, listed_values(keys.take("dataset"))):
+        info = datasets.get(name)
+        rows = _described(name, Keys(info if isinstance(info, Mapping) else {}), folder, stage == "pt")
         if not info:
-            facts.left.append(
-                (f"dataset: {name}", f"no dataset_info.json describes it; its rows are looked for in {source['path']}")
-            )
-        rows = "pretrain" if stage == "pt" else info.get("formatting", "alpaca")
-        columns = info.get("columns") or {}
-        column = columns.get("prompt") if stage == "pt" else None
-        facts.sources.append(
-            Rows(source, name, "preference" if info.get("ranking") else rows, column, columns.get("messages"))
-        )
+            reason = f"no dataset_info.json describes it; its rows are looked for in {rows.source.get('path', name)}"
+            facts.left.append((f"dataset: {name}", reason))
+        facts.sources.append(rows)
     return facts
+
+
+def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
+    """A dataset as LLaMA-Factory's dataset_info.json describes it."""
+    source = source_of(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
+    if "hub" in source:
+        source |= {key: str(info.left[key]) for key in ("subset", "split") if key in info.left}
+    columns, tags = info.section("columns"), info.section("tags")
+    prompt = columns.text("prompt", "instruction") or ""
+    if is_text:
+        return Rows(source, name, "pretrain", prompt)
+    kind = str(info.take("formatting", "alpaca"))
+    if info.take("ranking"):
+        kind = "preference" if (kind, prompt) == ("alpaca", "prompt") else f"{kind} pairs"
+    turns = (
+        columns.text("messages", "conversations") or "",
+        tags.text("role_tag", "from") or "",
+        tags.text("content_tag", "value") or "",
+    )
+    return Rows(source, name, kind, None, *turns)
 
 
 def _shared(keys: Keys, facts: Facts) -> None:
@@ -179,7 +213,7 @@ def _eight_bits(keys: Keys, facts: Facts) -> None:
 
 
 def _validation(facts: Facts, value: Any) -> None:
-    if isinstance(value, int | float) and 0 < value < 1:
+    if isinstance(value, float) and 0 < value < 1:
         facts.validation = float(value)
     elif value is not None:
         facts.left.append(

@@ -37,12 +37,14 @@ PAIR: Final = '{"prompt": ..., "chosen": ..., "rejected": ...}'
 
 @dataclass
 class Imported:
-    """`tree`: the recipe. `mapped`: their key and value -> what the recipe has for it; `left`: what it has not, and why."""
+    """`tree`: the recipe. `mapped`: their key and value -> what the recipe has for it; `left`: what it has not, and why;
+    `silent`: keys with nothing to set here."""
 
     tool: str
     tree: dict[str, Any] = field(default_factory=dict)
     mapped: list[tuple[str, str]] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
 
     def put(self, given: str, *overrides: str) -> None:
         for override in overrides:
@@ -55,7 +57,8 @@ class Imported:
         body = yaml.safe_dump(sections, sort_keys=False, width=120, default_flow_style=None)
         lines = [f"# {given}: {reason}" for given, reason in self.left]
         head = f"# From {name}, a file of {self.tool}'s. Look at data.sources, and at the lines at the end.\n"
-        return head + body + ("# Not in this recipe:\n" + "\n".join(lines) + "\n" if lines else "")
+        text = head + body + ("# Not in this recipe:\n" + "\n".join(lines) + "\n" if lines else "")
+        return text + (f"# Nothing to set here for: {', '.join(self.silent)}\n" if self.silent else "")
 
 
 def import_recipe(
@@ -64,7 +67,7 @@ def import_recipe(
     """`given`: what the file `name` holds. `tool`: whose it is, where its keys do not say it. `ranks`: processes that it was
     meant for. `datasets`: LLaMA-Factory's dataset_info.json. Raises UserError for a file of no such tool."""
     facts = read_facts(given, name, tool, datasets or {})
-    found = Imported(facts.tool)
+    found = Imported(facts.tool, silent=facts.silent)
     if facts.base is None:
         raise UserError(
             f"the file names no model ({facts.base_key})",
@@ -109,12 +112,12 @@ def _length(found: Imported, facts: Facts) -> None:
         found.put(f"{facts.epochs:g} epochs", f"run.epochs={facts.epochs:g}")
     found.put(f"output {facts.output}", f"run.directory={_quoted(facts.output)}")
     if facts.warmup_ratio and not facts.warmup_steps:
-        if facts.steps is not None:
-            facts.warmup_steps = round(facts.warmup_ratio * facts.steps)
-        else:
+        if facts.steps is None:
             reason = "the number of steps follows from the data; optim.warmup_steps=auto is 2 % of them"
             found.left.append((f"warmup_ratio: {facts.warmup_ratio:g}", reason))
             return
+        steps = int(facts.warmup_ratio * facts.steps)
+        facts.warmup_steps = steps if facts.warmup_limit is None else min(steps, facts.warmup_limit)
     found.put(f"warm-up over {facts.warmup_steps} steps", f"optim.warmup_steps={facts.warmup_steps}")
 
 
@@ -146,10 +149,9 @@ def _source(found: Imported, rows: Rows, is_pairs: bool) -> dict[str, Any]:
         return {**rows.source, **({"text": rows.column} if rows.column else {})}
     if not rows.kind.startswith(CHATS):
         found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are conversations here: {CHAT}; convert them"))
-    elif rows.messages not in (None, "messages"):
-        found.left.append(
-            (f"{rows.name}: messages in `{rows.messages}`", "they are in the key `messages` here; rename it")
-        )
+    elif (turns := (rows.messages, rows.role, rows.content)) != ("messages", "role", "content"):
+        given = "{}: turns in `{}`, of `{}` and `{}`".format(rows.name, *turns)
+        found.left.append((given, f"rows are conversations here: {CHAT}; rename their keys"))
     return {**rows.source, "format": "chat", "too_long": "drop"}
 
 
@@ -185,7 +187,9 @@ def _by_rows(found: Imported, key: str, value: Any) -> None:
     settings = _overrides(answer)
     if settings:
         found.put(given, *settings)
-    elif value is not False:  # what is off there is off here
+    elif value is False:  # what is off there is off here
+        found.silent.append(given)
+    else:
         found.left.append((given, answer))
 
 

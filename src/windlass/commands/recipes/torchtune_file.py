@@ -3,6 +3,7 @@
 from typing import Final
 
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of
+from windlass.other_names.answers import as_yaml
 
 KINDS: Final = {"chat_dataset": "chat", "text_completion_dataset": "completion", "preference_dataset": "preference"}
 SILENT: Final = {
@@ -15,12 +16,12 @@ def read_torchtune(keys: Keys) -> Facts:
     checkpointer, tokenizer, model = keys.section("checkpointer"), keys.section("tokenizer"), keys.section("model")
     data = keys.section("dataset")
     facts.output = str(keys.take("output_dir", "runs/torchtune"))
-    base = checkpointer.take("checkpoint_dir")
-    facts.base = base.replace("${output_dir}", facts.output) if isinstance(base, str) else base
+    base = checkpointer.text("checkpoint_dir")
+    facts.base = base and base.replace("${output_dir}", facts.output)
     facts.micro_batch, facts.accumulation = keys.count("batch_size", 1), keys.count("gradient_accumulation_steps", 1)
     facts.length = tokenizer.count("max_seq_len", 2048)
-    facts.epochs, per_epoch = keys.number("epochs", 1.0), keys.take("max_steps_per_epoch")
-    facts.steps = None if per_epoch is None else int(facts.epochs * per_epoch)
+    facts.epochs, per_epoch = keys.number("epochs", 1.0), keys.count("max_steps_per_epoch", 0)
+    facts.steps = int(facts.epochs * per_epoch) or None
     _optimizer(keys, facts)
     _adapter(model, facts)
     _switches(keys, facts)
@@ -31,9 +32,12 @@ def read_torchtune(keys: Keys) -> Facts:
         ("model", model),
         ("dataset", data),
     ):
-        facts.left += [
-            (f"{section}.{key}: {value}", "not read") for key, value in rest.left.items() if key not in SILENT
-        ]
+        for key, value in rest.left.items():
+            given = f"{section}.{key}: {as_yaml(value)}"
+            if key in SILENT:
+                facts.silent.append(given)
+            else:
+                facts.left.append((given, "not read"))
     return facts
 
 
@@ -78,7 +82,9 @@ def _data(data: Keys, facts: Facts) -> None:
     if "hub" in found and data.left.get("split"):
         found["split"] = data.take("split")
     kind, column = KINDS.get(component, component.removesuffix("_dataset")), data.take("column")
-    facts.sources.append(Rows(found, str(file or source), kind, column, data.take("conversation_column")))
+    turns = ("from", "value") if data.take("conversation_style", "openai") == "sharegpt" else ("role", "content")
+    messages = data.text("conversation_column", "messages") or ""
+    facts.sources.append(Rows(found, str(file or source), kind, column, messages, *turns))
 
 
 def _adapter(model: Keys, facts: Facts) -> None:

@@ -61,16 +61,20 @@ def sending(
         except Exception as error:
             say(f"{name} is not sent what the run logs: {type(error).__name__}: {error}")
 
-    (run_directory / "sinks").mkdir(parents=True, exist_ok=True)
-    threads = [threading.Thread(target=work, args=(sink, _name_of(sinks, sink)), daemon=True) for sink in sinks]
+    if sinks:
+        (run_directory / "sinks").mkdir(parents=True, exist_ok=True)
+    names = [_name_of(sinks, sink) for sink in sinks]
+    threads = [threading.Thread(target=work, args=of, daemon=True) for of in zip(sinks, names, strict=True)]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         is_over.set()
-        for thread in threads:
+        for thread, name in zip(threads, names, strict=True):
             thread.join(longest_s)
+            if thread.is_alive():
+                say(f"{name} is still sent what the run logged; a resume goes on from there")
 
 
 def _name_of(sinks: Sequence[Sink], sink: Sink) -> str:
