@@ -4,7 +4,8 @@
 # make rough  the quick set, paused at random and with AVX2 only
 # make check  ruff, types, the map            make bench      what the trainer costs, counted
 # make bench-gpu  what one GPU does: rates, ladder, headline rows (MINUTES=9 each)
-# make docs   what docs/ takes from the source  make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
+# make docs   what docs/ takes from the source, and its site in build/site
+# make lock       requirements.lock from .venv; make lock-check: do its wheels exist?
 
 PY := .venv/bin/python
 WINDLASS := .venv/bin/windlass
@@ -18,6 +19,9 @@ environment: .venv/stamp
 
 .venv-sky/stamp: .venv/stamp scripts/sky_environment.sh
 	@sh scripts/sky_environment.sh
+
+.venv-site/stamp: .venv/stamp scripts/site_environment.sh
+	@sh scripts/site_environment.sh
 
 .venv-mosaic/stamp: .venv/stamp scripts/mosaic_environment.sh
 	@sh scripts/mosaic_environment.sh
@@ -47,7 +51,7 @@ SEED := 0
 test-sample: .venv/stamp
 	$(PY) -m pytest --long-sample $(SAMPLE_S) --seed $(SEED) -n 2 --dist worksteal
 
-test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp .venv-mosaic/stamp
+test-all: .venv/stamp .venv-flyte/stamp .venv-sky/stamp .venv-site/stamp .venv-mosaic/stamp
 	@sh scripts/test_programs.sh
 	$(PY) scripts/test_all.py
 
@@ -73,8 +77,9 @@ bench-gpu: .venv/stamp  # a cell that fails in one script does not keep the othe
 		PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True $(PY) benchmarks/gpu/$$script.py --minutes $(MINUTES) || code=1; \
 	done; exit $$code
 
-docs: .venv/stamp
+docs: .venv/stamp .venv-site/stamp
 	$(PY) docs/build.py
+	.venv-site/bin/sphinx-build --quiet --nitpicky --fail-on-warning --keep-going -c docs/site docs build/site
 
 lock: .venv/stamp
 	$(PY) scripts/lock.py write
