@@ -25,7 +25,7 @@ def test_the_script_trains_with_its_parts_and_resumes(tmp_path):
     (tmp_path / "recipe.yaml").write_text(to_yaml(config))
     printed = run_script(tmp_path)
     assert "saved 4" in printed and re.search(r"learning rate +staircase", printed)
-    parts = "objective LaterTokens, source Lowered, schedule staircase, on_event listen, sinks Table"
+    parts = "objective LaterTokens, source Lowered, schedule staircase, sinks Table"
     (start, *_) = tiny.lines(config.run.directory)
     assert start["derived"]["of the script"] == parts
     longer = config.changed(run=config.run.changed(steps=8, accept_drift=["run.steps"]))

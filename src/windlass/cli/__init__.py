@@ -10,5 +10,6 @@ data        `windlass data ...`
 launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
 recipes     `windlass init`, `import`, `keys`
+run_lines   `windlass train --quiet` and `--json`
 runs        `windlass status`, `stacks`, `runs`, `report`, `sync`
 """

@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ from windlass.cli.arguments import (
     rehashing,
     restarts_of,
 )
+from windlass.cli.run_lines import Event, printing
 from windlass.errors import (
     EXIT_BUG,
     EXIT_NOT_EQUAL,
@@ -110,26 +112,31 @@ def train(
         bool, typer.Option("--smoke", help="Rehearse at full size in 5 steps, in a scratch directory.")
     ] = False,
     rehash: Rehash = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print incidents and errors alone.")] = False,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print the lines of events.jsonl; all else goes to stderr.")
+    ] = False,
 ) -> None:
     """Train, or resume the run in its directory. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save, then exit with code 75."""
     from windlass.config import load_recipe
 
     config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
     try:
-        if local.is_worker():
-            raise typer.Exit(_train_as_worker(config, smoke))
-        if smoke:
+        if smoke and not local.is_worker():
             raise typer.Exit(_rehearse(config, recipe, overrides or [], nproc))
-        code = _train_here(config, local.choose_ranks(nproc))
-        if code == EXIT_STOPPED:
-            say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
-        raise typer.Exit(code)
+        with printing(quiet, json_lines) as on_event:
+            if local.is_worker():
+                raise typer.Exit(_train_as_worker(config, smoke, on_event))
+            code = _train_here(config, local.choose_ranks(nproc), on_event)
+            if code == EXIT_STOPPED:
+                say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
+            raise typer.Exit(code)
     except Interrupted as error:  # typer would make 130 of any
         print(f"windlass: {error}", file=sys.stderr)
         raise typer.Exit(error.code) from None
 
 
-def _train_as_worker(config: "RunConfig", smoke: bool) -> int:
+def _train_as_worker(config: "RunConfig", smoke: bool, on_event: Callable[[Event], None] | None) -> int:
     """One rank of a launcher's -> its exit code."""
     if smoke:
         raise UserError(
@@ -141,7 +148,7 @@ def _train_as_worker(config: "RunConfig", smoke: bool) -> int:
     from windlass.runtime import recorded
     from windlass.training.loop import train as run
 
-    result = recorded(run)(config, is_prepared=contract.is_prepared())
+    result = recorded(run)(config, is_prepared=contract.is_prepared(), on_event=on_event)
     return contract.exit_code_of_stop(result.signalled) if result.stopped else 0
 
 
@@ -154,7 +161,7 @@ def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str
     return rehearse(recipe, overrides, nproc, config.run.directory)
 
 
-def _train_here(config: "RunConfig", num_ranks: int) -> int:
+def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event], None] | None) -> int:
     """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
     from windlass.training.pins import pins
     from windlass.training.run_directory import interruptible
@@ -162,7 +169,7 @@ def _train_here(config: "RunConfig", num_ranks: int) -> int:
     if num_ranks == 1:
         from windlass.training.loop import train as run
 
-        return EXIT_STOPPED if run(config).stopped else 0
+        return EXIT_STOPPED if run(config, on_event=on_event).stopped else 0
     from windlass.training.preflight import make_ready
 
     try:

@@ -60,13 +60,8 @@ class Own:
     on_event: Callable[[dict[str, Any]], None] | None = None
 
     def names(self) -> dict[str, str]:
-        """Of the parts that are not windlass's, by what they are."""
-        parts = {
-            "objective": self.objective,
-            "source": self.source,
-            "schedule": self.schedule,
-            "on_event": self.on_event,
-        }
+        """Of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
+        parts = {"objective": self.objective, "source": self.source, "schedule": self.schedule}
         names = {kind: _name(part) for kind, part in parts.items() if part is not None}
         return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})
 

@@ -1,0 +1,34 @@
+"""`train --quiet` and `--json`: what a run prints in place of its lines. `logs/` of the run directory keeps them all the same."""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from windlass.errors import UserError
+from windlass.safe_text import say
+
+Event = dict[str, Any]
+
+
+@contextlib.contextmanager
+def printing(is_quiet: bool, is_json: bool) -> Iterator[Callable[[Event], None] | None]:
+    """Inside, stdout is silent (`is_quiet`), or what would be printed goes to stderr (`is_json`). Yields what is called with every
+    line of events.jsonl: it prints incidents to stderr, or the line to stdout. Raises UserError for both at once."""
+    if is_quiet and is_json:
+        raise UserError("--quiet and --json", "a run prints nothing, or its events", "give one of them")
+    if not (is_quiet or is_json):
+        yield None
+        return
+    stdout = sys.stdout
+    with contextlib.ExitStack() as opened:
+        elsewhere: TextIO = opened.enter_context(open(os.devnull, "w")) if is_quiet else sys.stderr
+        opened.enter_context(contextlib.redirect_stdout(elsewhere))
+        yield _print_incident if is_quiet else lambda event: say(json.dumps(event), stdout)
+
+
+def _print_incident(event: Event) -> None:
+    if event["kind"] == "incident":
+        say(f"step {event['step']}: incident: {event.get('what', '')}", sys.stderr)
