@@ -16,9 +16,18 @@ for program in ceph-mon ceph-osd ceph radosgw radosgw-admin monmaptool; do
 done
 mkdir -p "$1/mon" "$1/osd" "$1/rgw" "$1/log"
 place=$(cd "$1" && pwd)
-free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-port=${2:-$(free_port)}
-monitor_port=$(free_port)
+# by the number of this shell: two that start at once must not find the same port free
+free_port() { python3 - "$1" <<'P'
+import socket, sys
+for port in range(int(sys.argv[1]), 65536, 5000):
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)):
+            print(port)
+            break
+P
+}
+port=${2:-$(free_port $((20000 + $$ % 5000)))}
+monitor_port=$(free_port $((25000 + $$ % 5000)))
 cluster=$(python3 -c 'import uuid; print(uuid.uuid4())')
 key=windlass-test
 secret=$(python3 -c 'import secrets; print(secrets.token_hex(16))')
