@@ -71,17 +71,30 @@ rgw_thread_pool_size=32
 C
 conf="$place/ceph.conf"
 touch "$place/keyring"
-{
-    monmaptool --create --clobber --fsid "$cluster" --addv a "[v1:127.0.0.1:$monitor_port]" "$place/monmap"
-    ceph-mon -c "$conf" -i a --mkfs --monmap "$place/monmap" --mon-data "$place/mon"
-    ceph-mon -c "$conf" -i a --mon-data "$place/mon"
-    timeout 60 ceph -c "$conf" osd create
-    ceph-osd -c "$conf" -i 0 --mkfs
-    ceph-osd -c "$conf" -i 0
-    timeout 60 ceph -c "$conf" osd crush add osd.0 1.0 root=default host=localhost
-    radosgw -c "$conf" -n client.rgw
-    timeout 100 radosgw-admin -c "$conf" user create --uid=windlass --display-name=windlass --access-key="$key" --secret-key="$secret"
+# On a busy machine it may ask the monitor before it knows the cluster ("wrong fsid"), and end: then it is started again.
+start_store() {
+    for _ in 1 2 3 4 5; do
+        ceph-osd -c "$conf" -i 0
+        for _ in 1 2 3 4 5 6 7 8 9 10; do
+            timeout 60 ceph -c "$conf" osd stat | grep -q "1 up" && return 0
+            sleep 1
+        done
+    done
+    return 1
+}
+{ # each step needs the one before; `set -e` is off before ||, and -x lets the last lines of the log name the step that failed
+    set -x
+    monmaptool --create --clobber --fsid "$cluster" --addv a "[v1:127.0.0.1:$monitor_port]" "$place/monmap" &&
+        ceph-mon -c "$conf" -i a --mkfs --monmap "$place/monmap" --mon-data "$place/mon" &&
+        ceph-mon -c "$conf" -i a --mon-data "$place/mon" &&
+        timeout 200 ceph -c "$conf" osd create &&
+        ceph-osd -c "$conf" -i 0 --mkfs &&
+        start_store &&
+        timeout 200 ceph -c "$conf" osd crush add osd.0 1.0 root=default host=localhost &&
+        radosgw -c "$conf" -n client.rgw &&
+        timeout 300 radosgw-admin -c "$conf" user create --uid=windlass --display-name=windlass --access-key="$key" --secret-key="$secret"
 } >"$place/log/start.log" 2>&1 || { tail -n 5 "$place/log/start.log" >&2; exit 1; }
+{ set +x; } 2>/dev/null
 tries=0
 until python3 -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$port/', timeout=2)" 2>/dev/null; do
     tries=$((tries + 1))

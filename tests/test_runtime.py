@@ -19,7 +19,7 @@ from windlass import runtime as page
 from windlass.errors import Unavailable, UserError
 from windlass.optim.clip import clip_gradients
 from windlass.proof.pool import RankFailed
-from windlass.runtime import Runtime, Stop, last_collectives, start_runtime
+from windlass.runtime import FailedElsewhere, Runtime, Stop, last_collectives, recorded, start_runtime
 from windlass.signals import SIGNALS, catch_signals
 
 CPU = torch.device("cpu")
@@ -168,12 +168,26 @@ def first_fails(path):
     try:
         runtime_over(path).first(work)
     except (Unavailable, SystemExit) as error:
-        return type(error).__name__, error.code
+        return type(error).__name__, error.code, str(error)
     return "went on", None
 
 
 def test_where_the_first_fails_the_others_leave_silently_with_its_code(ranks, tmp_path):
-    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [("Unavailable", 74), ("SystemExit", 74)]
+    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [
+        ("Unavailable", 74, str(Unavailable("a", "b", "c"))),
+        ("FailedElsewhere", 74, str(Unavailable("a", "b", "c"))),
+    ]
+
+
+def test_an_agent_reads_why_from_whichever_rank_it_sees_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+
+    def work():
+        raise FailedElsewhere(2, "what was given\n  change: this")
+
+    with pytest.raises(SystemExit):
+        recorded(work)()
+    assert "change: this" in (tmp_path / "error.json").read_text()
 
 
 class TwoHosts(Runtime):
@@ -214,7 +228,7 @@ def test_one_rank_per_host_works_while_all_wait(ranks, tmp_path):
 
 def test_where_one_host_fails_all_leave_and_one_says_why(ranks, tmp_path):
     found = ranks.run(4, once_per_host, str(tmp_path / "store"), 1)
-    assert found == [([0], "SystemExit"), ([1], "UserError"), ([], "SystemExit"), ([], "SystemExit")]
+    assert found == [([0], "FailedElsewhere"), ([1], "UserError"), ([], "FailedElsewhere"), ([], "FailedElsewhere")]
 
 
 # ---- devices

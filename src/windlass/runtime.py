@@ -12,6 +12,7 @@ the next.
 """
 
 import datetime
+import functools
 import json
 import logging
 import os
@@ -36,10 +37,27 @@ FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
 
 _DONE: Final = "done"
-"""What a rank writes for those that wait for it; where its work failed, the exit code."""
+"""What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
+
+
+class FailedElsewhere(SystemExit):
+    """What this rank waited for has failed on another, which says why; so does this one's error file: an agent may read it."""
+
+    def __init__(self, code: int, said: str):
+        super().__init__(code)
+        self.said = said
+
+    def __str__(self) -> str:
+        return self.said
+
+
+def _check_done(found: str) -> None:
+    if found != _DONE:  # what a failure wrote
+        code, _, said = found.partition(" ")
+        raise FailedElsewhere(int(code), said)
 
 
 @dataclass(frozen=True)
@@ -67,13 +85,12 @@ class Runtime:
             try:
                 result = work()
             except BaseException as error:
-                self.store.set("first", str(exit_code_of(error)))
+                self.store.set("first", f"{exit_code_of(error)} {error}")
                 raise
             self.store.set("first", _DONE)
             return result
         self.store.wait(["first"], FIRST_TIMEOUT)
-        if (said := self.store.get("first").decode()) != _DONE:
-            raise SystemExit(int(said))  # rank 0 says why
+        _check_done(self.store.get("first").decode())
         return None
 
     def first_on_host(self, work: Callable[[], object]) -> None:
@@ -92,13 +109,12 @@ class Runtime:
             try:
                 work()
             except BaseException as error:
-                self.store.set(key, str(exit_code_of(error)))
+                self.store.set(key, f"{exit_code_of(error)} {error}")
                 raise
             self.store.set(key, _DONE)
         self.store.wait(keys, FIRST_TIMEOUT)
         for key in keys:
-            if (said := self.store.get(key).decode()) != _DONE:
-                raise SystemExit(int(said))  # the rank that failed says why
+            _check_done(self.store.get(key).decode())
 
     def shared(self, value: Result) -> Result:
         """Rank 0's value, on every rank. Collective, on the host."""
@@ -194,9 +210,17 @@ def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """`work`, whose exception is left in the file where torchrun, or Flyte, looks for what a rank failed with."""
     if "TORCHELASTIC_ERROR_FILE" not in os.environ:
         return work
-    from torch.distributed.elastic.multiprocessing.errors import record
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
-    return cast(Callable[Arguments, Result], record(work))
+    @functools.wraps(work)
+    def run(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
+        try:
+            return work(*args, **given)
+        except FailedElsewhere as error:  # no Exception: torch would leave it out
+            get_error_handler().record_exception(error)
+            raise
+
+    return cast(Callable[Arguments, Result], record(run))
 
 
 def last_collectives() -> str:
