@@ -16,6 +16,12 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends $missing >/dev/null ||
         echo "== not installed; install by hand, or the tests that need one are red:$missing"
 fi
+[ -f build/axe/package/axe.min.js ] || {
+    echo "== axe-core, which reads the report as a screen reader would, into build/axe"
+    mkdir -p build/axe
+    (cd build/axe && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-4.*.tgz package/axe.min.js) ||
+        echo "== not there: npm; or the test of accessibility is red"
+}
 .venv/bin/python -c "import lm_eval, wandb" 2>/dev/null || {
     echo "== the extras eval and wandb, into .venv"
     .venv/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements.lock "lm-eval>=0.4.13" wandb

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,28 @@ def browse(tmp_path):
         return done.stdout, done.stderr
 
     return browse
+
+
+AXE = Path(__file__).parents[3] / "build" / "axe" / "package" / "axe.min.js"
+AUDIT = """<script>%s</script><script>
+addEventListener("load", () => setTimeout(() => axe.run(document).then((found) => {
+  const faults = found.violations.map((fault) => [fault.id, fault.nodes.map((node) => node.html.slice(0, 120))]);
+  const result = { faults, undecided: found.incomplete.map((one) => one.id), passed: found.passes.length };
+  document.body.append(Object.assign(document.createElement("pre"), { id: "audit", textContent: JSON.stringify(result) }));
+}), 500));
+</script>"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", [[], ["--blink-settings=preferredColorScheme=0"]], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1300])
+def test_axe_finds_no_fault(browse, run, scheme, width):
+    if not AXE.exists():
+        pytest.skip("needs axe-core: sh scripts/test_programs.sh")
+    page = POLICY.sub("", page_text(run)).replace("</body>", AUDIT % AXE.read_text() + "</body>")
+    dom, _ = browse(page, f"--window-size={width},1000", *scheme)
+    found = json.loads(html.unescape(re.search(r'<pre id="audit">(.*?)</pre>', dom, re.S)[1]))
+    assert found["faults"] == [] and found["undecided"] == [] and found["passed"] > 30
 
 
 @pytest.fixture

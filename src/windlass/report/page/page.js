@@ -284,8 +284,8 @@ function parts(chart) { return drawn.get(chart.key).seen || { curves: curvesOf(c
 
 function build(chart, isFirst) {
   const canvas = element("canvas", { tabIndex: 0, id: "plot-" + chart.key, aria: { role: "img" } });
-  const button = (text, title, act) => element("button", { type: "button", textContent: text, title, onclick: act, aria: { label: title + ": " + chart.title } });
-  const log = button("log", "Logarithmic axis", () => {
+  const button = (text, title, act) => element("button", { type: "button", textContent: text, title, onclick: act, aria: { label: `${text}: ${title} of ${chart.title}` } });
+  const log = button("log", "logarithmic axis", () => {
     state.logs.set(chart.key, !(state.logs.has(chart.key) ? state.logs.get(chart.key) : chart.log)); update(chart);
   });
   const keys = element("div", { className: "keys", aria: { role: "group", label: "Curves of " + chart.title } });
@@ -294,7 +294,7 @@ function build(chart, isFirst) {
   const tip = element("div", { className: "tip", hidden: true });
   const figure = element("figure", { className: "card chart" + (isFirst ? " first" : "") },
     element("div", { className: "top" }, element("h3", { textContent: chart.title }), element("small", { textContent: chart.unit }),
-      log, button("PNG", "Save as a picture", () => savePng(chart)), button("CSV", "Save the numbers", () => saveCsv(chart))),
+      log, button("PNG", "save a picture", () => savePng(chart)), button("CSV", "save the numbers", () => saveCsv(chart))),
     canvas, tip, keys, table);
   drawn.set(chart.key, { figure, canvas, keys, rows, table, tip, log, hover: null, at: null });
   canvas.addEventListener("pointermove", (event) => point(chart, event.offsetX));
