@@ -21,6 +21,7 @@ from windlass.launch.config import LaunchConfig
 from windlass.mistakes import gather, in_order
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
+from windlass.model.families.family_table import Family, add_family
 from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
 from windlass.other_names.answers import other_names
@@ -237,21 +238,20 @@ class RunConfig(Settings):
         raise_all(self.layout_violations(architecture, world))
 
 
-def load_recipe(path: str | Path, *overrides: str) -> RunConfig:
+def load_recipe(path: str | Path, *overrides: str, family: type[Family] | None = None) -> RunConfig:
     """The checked recipe at `path` (a file, or the name of one that ships with windlass), with `a.b=value` overrides. `${NAME}`
-    in a value is that environment variable.
+    in a value is that environment variable. `family`: a model family of the caller's own, which the recipe may name.
 
     Raises UserError for a missing file, bad YAML, unset variables, unknown or mistyped keys, and settings that contradict each
     other.
     """
-    return parse_recipe(*recipe_text(path), *overrides)
+    return parse_recipe(*recipe_text(path), *overrides, family=family)
 
 
-def parse_recipe(text: str, name: str = "the recipe", *overrides: str) -> RunConfig:
-    """The checked recipe that `text` holds as YAML, with `a.b=value` overrides. `name`: what errors call it. No file is read.
-
-    Raises UserError as `load_recipe` does.
-    """
+def parse_recipe(text: str, name: str = "the recipe", *overrides: str, family: type[Family] | None = None) -> RunConfig:
+    """The checked recipe that `text` holds as YAML. `name`: what errors call it. No file is read. All else as `load_recipe`."""
+    if family is not None:
+        add_family(family)
     tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
         raise UserError(

@@ -1,16 +1,21 @@
 """The script of docs/howto/own-parts.md, whole, on one process; and resumed."""
 
 import csv
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tests import tiny
+from windlass import UserError, load_recipe
 from windlass.config import to_yaml
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "own-parts.md").read_text()
-SCRIPT = re.search(r"```python\n(.*?)```", PAGE, re.S)[1]
+SCRIPT, FAMILY = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def run_script(folder):
@@ -38,3 +43,15 @@ def test_the_script_trains_with_its_parts_and_resumes(tmp_path):
     rows = csv.reader((tmp_path / "numbers.csv").read_text().splitlines())
     losses = [(int(step), float(value)) for step, name, value in rows if name == "train/loss"]
     assert losses == [(line["step"], line["loss"]) for line in steps], "each step once, over both processes"
+
+
+def test_a_family_of_the_scripts_own_is_trained_scored_and_exported(tmp_path):
+    (tmp_path / "script.py").write_text(FAMILY)
+    tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path, run={"steps": 2})))
+    tree["model"] = {"family": "house", "width": 32, "depth": 2}
+    (tmp_path / "house.yaml").write_text(yaml.safe_dump(tree))
+    printed = run_script(tmp_path)
+    assert "of the script  family HouseFields" in printed and "nats per token" in printed
+    assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == "llama"
+    with pytest.raises(UserError, match="house"):
+        load_recipe(tmp_path / "house.yaml")

@@ -19,6 +19,7 @@ from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import UserError, exit_code_of
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
+from windlass.model.families.family import Family
 from windlass.model.flops import flops_per_token
 from windlass.model.lora.adapter import adapter_of
 from windlass.objectives.kept_scores import SCORES
@@ -56,12 +57,13 @@ class Own:
     objective: Objective | None = None
     source: Callable[[BatchSource], BatchSource] | None = None
     schedule: Callable[[int, int], float] | None = None
+    family: type[Family] | None = None
     sinks: Sequence[Sink] = ()
     on_event: Callable[[dict[str, Any]], None] | None = None
 
     def names(self) -> dict[str, str]:
         """Of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
-        parts = {"objective": self.objective, "source": self.source, "schedule": self.schedule}
+        parts = {"objective": self.objective, "source": self.source, "schedule": self.schedule, "family": self.family}
         names = {kind: _name(part) for kind, part in parts.items() if part is not None}
         return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})
 

@@ -10,6 +10,7 @@ from typing import Any
 from windlass.config import RunConfig
 from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import Stopped
+from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective
 from windlass.optim.clip import clip_gradients
 from windlass.report.sinks.sink import Sink
@@ -41,6 +42,7 @@ def train(
     objective: Objective | None = None,
     source: Callable[[BatchSource], BatchSource] | None = None,
     schedule: Callable[[int, int], float] | None = None,
+    family: type[Family] | None = None,
     sinks: Sequence[Sink] = (),
     on_event: Callable[[dict[str, Any]], None] | None = None,
     signals: bool = True,
@@ -55,10 +57,11 @@ def train(
 
     Parts of the caller's own, on every rank alike (docs/howto/own-parts.md has all): `objective` in place of the recipe's;
     `source`, called with the stream of batches, returns the one that is read; `schedule(completed steps, all steps)` is the
-    learning rate of the next update; `sinks` are sent the logged numbers, off the step; `on_event` is called on rank 0 with each
-    line of events.jsonl. The last two cannot change the run: where they raise, it goes on without them.
+    learning rate of the next update; `family` is the class of the model family that the recipe names; `sinks` are sent the
+    logged numbers, off the step; `on_event` is called on rank 0 with each line of events.jsonl. The last two cannot change
+    the run: where they raise, it goes on without them.
     """
-    own = Own(objective, source, schedule, sinks, on_event)
+    own = Own(objective, source, schedule, family, sinks, on_event)
     with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))

@@ -8,7 +8,7 @@ from transformers import SmolLM3Config
 from tests.model.tiny import FAMILIES as TINY
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig, architecture_from_hf
-from windlass.model.families.family_table import FAMILIES, NEAREST, to_hf
+from windlass.model.families.family_table import FAMILIES, NEAREST, add_family, to_hf
 
 CONFIGS = {family: config for family, (config, _) in TINY.items()}
 SIZES = {
@@ -151,3 +151,23 @@ def test_the_nearest_of_every_stranger_is_a_family_and_no_family_is_a_stranger()
 def test_an_architecture_survives_its_own_config_json(family, fields):
     arch = architecture(family, **({} if family == "phi3" else fields))  # which knows no yarn
     assert architecture_from_hf(json.loads(json.dumps(to_hf(arch)))) == arch
+
+
+class House(FAMILIES["llama"]):
+    family = "house"
+
+
+def test_a_family_of_ones_own_is_added_once_and_takes_no_other_name():
+    add_family(House)
+    add_family(House)
+    try:
+        assert FAMILIES["house"] is House
+        with pytest.raises(UserError, match="house is a family already"):
+            add_family(type("Other", (House,), {}))
+        with pytest.raises(UserError, match="llama is a family already"):
+            add_family(type("Mine", (House,), {"family": "llama"}))
+        for no_family in (dict, "house", House(**SIZES)):
+            with pytest.raises(UserError, match="a family is a class"):
+                add_family(no_family)
+    finally:
+        del FAMILIES["house"]

@@ -233,6 +233,20 @@ NEAREST: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+def add_family(fields: type[Family]) -> None:
+    """A family of the caller's own, in this process, by the name `fields.family`. Raises UserError for what is no family, and for
+    a name that another one has."""
+    name = getattr(fields, "family", None)
+    if not (isinstance(fields, type) and issubclass(fields, Family) and isinstance(name, str)):
+        raise UserError(
+            f"family={fields!r}",
+            "a family is a class of windlass.model.families, with its name in `family`",
+            "derive it from one that is near, such as LlamaFields: docs/howto/own-parts.md",
+        )
+    if FAMILIES.setdefault(name, fields) is not fields:
+        raise UserError(f"a family {name!r} of your own", f"{name} is a family already", "give it another name")
+
+
 def to_hf(arch: Architecture) -> dict[str, object]:
     """The config.json from which transformers builds the same model."""
     return FAMILIES[arch.family].from_architecture(arch)
