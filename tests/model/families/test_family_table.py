@@ -171,3 +171,20 @@ def test_a_family_of_ones_own_is_added_once_and_takes_no_other_name():
                 add_family(no_family)
     finally:
         del FAMILIES["house"]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+@pytest.mark.parametrize("layers", ["full_attention", "sliding_attention"])
+def test_an_unrounded_yarn_of_one_kind_of_layers_is_refused(family, layers):
+    """transformers builds it rounded all the same: it would be another model here."""
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert architecture(family, rope_parameters={layers: {**yarn, "truncate": True}})
+    words = "truncate is False in the rope of one kind of layers"
+    assert words in refusal(family, rope_parameters={layers: {**yarn, "truncate": False}})
+    if layers == "full_attention":
+        assert words in refusal(family, rope_scaling={**yarn, "truncate": False})
+
+
+@pytest.mark.parametrize("given", [{}, {"eos_token_id": None}, {"eos_token_id": [7, 8]}])
+def test_glm4_stops_where_transformers_has_it_stop(given):
+    assert architecture("glm4", **given).eos_token_id == tuple(CONFIGS["glm4"](**given).eos_token_id)

@@ -1,12 +1,16 @@
 """glm4's fields: norms around attention and MLP, half of a head's channels rotated in neighbouring pairs. No torch."""
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import Size
 from windlass.model.families.llama_like import PartialRotaryFields
+
+ENDS: Final = (151329, 151336, 151338)
+"""Where generation stops if config.json names no eos_token_id, or null: as transformers has it."""
 
 
 class Glm4Fields(PartialRotaryFields):
@@ -30,6 +34,10 @@ class Glm4Fields(PartialRotaryFields):
     """Biases in query, key and value."""
     pad_token_id: int | None = 151329
     """Token id, written to the export. As in transformers, its embedding gets no gradient where it is read."""
+
+    def to_architecture(self, vocab_size: int) -> Architecture:
+        architecture = super().to_architecture(vocab_size)
+        return architecture if self.eos_token_id is not None else replace(architecture, eos_token_id=ENDS)
 
     def extras(self) -> dict[str, Any]:
         own = {"norm_outputs": True, "rope_interleaved": True, "qkv_bias": self.attention_bias}

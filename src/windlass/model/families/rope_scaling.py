@@ -150,6 +150,12 @@ def read_layer_ropes(
         )
     full, windowed = ({**(given.get(name) or {})} for name in ("full_attention", "sliding_attention"))
     full = {**full, **(rope_scaling or {})}
+    if False in (full.get("truncate"), windowed.get("truncate")):
+        raise UserError(
+            "model: truncate is False in the rope of one kind of layers",
+            "transformers reads it where all layers have one rope, and passes over it here",
+            "remove it: the model that transformers builds rounds yarn's range to whole channels",
+        )
     return read_rope(None, full, full_theta, max_positions), read_rope(None, windowed, window_theta, max_positions)
 
 
