@@ -12,7 +12,6 @@ the next.
 """
 
 import datetime
-import functools
 import json
 import logging
 import os
@@ -44,7 +43,8 @@ Arguments = ParamSpec("Arguments")
 
 
 class FailedElsewhere(SystemExit):
-    """What this rank waited for has failed on another, which says why; so does this one's error file: an agent may read it."""
+    """The work that this rank waited for has failed on another one. That rank prints why; this one leaves it in its own error
+    file, since an agent may read that one first."""
 
     def __init__(self, code: int, said: str):
         super().__init__(code)
@@ -212,7 +212,6 @@ def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         return work
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler, record
 
-    @functools.wraps(work)
     def run(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
         try:
             return work(*args, **given)

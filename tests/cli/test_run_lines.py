@@ -57,6 +57,12 @@ def test_a_refusal_is_printed_all_the_same(base):
     assert done.returncode == EXIT_USER_ERROR and "run.tokens_per_step=100" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--quiet", "--json"])
+def test_a_rehearsal_takes_neither(base, option):
+    done, directory = windlass(base, f"smoke {option}", "--smoke", option)
+    assert done.returncode == EXIT_USER_ERROR and f"--smoke with {option}" in done.stderr and not directory.exists()
+
+
 def test_both_at_once_are_refused():
     with pytest.raises(UserError, match="--quiet and --json"), printing(True, True):
         pass

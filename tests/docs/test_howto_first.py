@@ -9,7 +9,7 @@ import yaml
 from tests import tiny
 from tests.docs.pages import commands_in, recipe_in, run_commands
 from windlass import errors, prepare, train
-from windlass.config import load_recipe, parse_recipe, to_yaml
+from windlass.config import RunConfig, load_recipe, parse_recipe, to_yaml
 from windlass.model.flops import flops_per_token
 from windlass.other_names.answers import answers
 from windlass.other_names.near_names import renamed, renamed_elsewhere
@@ -27,6 +27,7 @@ def test_their_recipes_are_taken(name):
     assert parse_recipe(recipe_in(PAGES[name])).data.sources
 
 
+@pytest.mark.long
 def test_the_first_runs_commands(tmp_path, monkeypatch, capsys):
     commands = commands_in(PAGES["howto/install"])
     assert commands == [
@@ -41,7 +42,7 @@ def test_the_first_runs_commands(tmp_path, monkeypatch, capsys):
     tree["run"] |= {"steps": 2, "tokens_per_step": 256, "micro_batch": 2}
     tree["model"], tree["parallel"] = tiny.MODEL, {}
     tree["data"] |= SMALL
-    run_commands(commands[3:], tree, tmp_path, monkeypatch, capsys)
+    run_commands(commands[2:], tree, tmp_path, monkeypatch, capsys)
     assert (tmp_path / "runs/first/report.html").is_file()
 
 
@@ -72,6 +73,15 @@ def test_a_run_is_resumed_changed_and_branched_from(tmp_path, monkeypatch, capsy
     assert [line["step"] for line in tiny.lines(tmp_path / "runs/branch") if line["kind"] == "step"] == list(
         range(1, 41)
     )
+
+
+def test_settings_that_a_layout_is_chosen_by_are_keys():
+    page = PAGES["howto/choose-a-layout"]
+    named = re.findall(r"`(parallel|adapter|precision)(?:\.(\w+))?: ([^`]+)`", page)
+    assert len(named) >= 9
+    for section, key, text in named:
+        given = {key} if key else yaml.safe_load(text).keys()
+        assert given <= RunConfig.model_fields[section].annotation.model_fields.keys(), (section, given)
 
 
 def test_costs_are_those_of_the_formula():

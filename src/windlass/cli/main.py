@@ -122,6 +122,12 @@ def train(
 
     config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
     try:
+        if smoke and (quiet or json_lines):
+            raise UserError(
+                f"--smoke with {'--quiet' if quiet else '--json'}",
+                "a rehearsal is there for what it prints, and ends with its own figures",
+                "leave one of them out",
+            )
         if smoke and not local.is_worker():
             raise typer.Exit(_rehearse(config, recipe, overrides or [], nproc))
         with printing(quiet, json_lines) as on_event:
