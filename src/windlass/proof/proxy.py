@@ -204,7 +204,7 @@ def shrink(architecture: Architecture, cell: Cell, layers: list[int], whole: Par
         router_loss_scale=ROUTER_LOSS if arch.router_loss and arch.router_loss_scale else arch.router_loss_scale,
         dense_layers=tuple(at for at, layer in enumerate(layers) if layer in arch.dense_layers),
         bos_token_id=None,
-        eos_token_id=None,
+        eos_token_id=None if arch.eos_token_id is None else 0,
         pad_token_id=None if arch.pad_token_id is None else 101,
     )
 
