@@ -21,7 +21,7 @@ ROOMS = (
     "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
     "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte", "supervise",
-    "doctor", "hub", "other_names",
+    "doctor", "hub", "other_names", "profiling",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -55,12 +55,14 @@ BELOW_TRAINING = (
     "report.sinks",
     "supervise",
     "hub",
+    "profiling",
 )
 
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub", "other_names"), ()),
     "doctor": ("supervise",),
+    "profiling": ("",),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -69,7 +71,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data.prepare": ("data", "data.shards", "data.sources", "data.tokenize"),
     "data.stream": ("data", "data.shards", "data.prepare"),
     "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
-    "report.page": ("report",),
+    "report.page": ("report", "profiling"),
     "report.sinks": ("report",),
     **dict.fromkeys(
         ("model", "model.attention", "model.families", "model.lora"),
@@ -124,6 +126,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "reshard",
         "report",
         "stacks",
+        "profile",
         "status",
         "doctor",
         "data_inspect",
@@ -190,6 +193,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "objectives": ("config", "objective", "kept_scores"),
     "adapters": ("config", "peft_config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
+    "profiling": ("recorder", "summary"),
     "parallel": (
         "config",
         "mesh",
@@ -614,7 +618,7 @@ def test_config_files_and_the_hall_import_no_heavy_library():
         [
             f"{place(path)}:{node.lineno} imports {name}"
             for path in hall
-            if path.name not in ("runtime.py", "host_speeds.py")  # they speak with other ranks
+            if path.name not in ("runtime.py", "host_speeds.py", "flight_recorder.py")  # they speak with other ranks
             for node in tree_of(path).body
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])

@@ -1,6 +1,5 @@
 """The process a rank runs in: its world, its output, and the agreement of all ranks on the step they stop after."""
 
-import json
 import logging
 import os
 import random
@@ -19,7 +18,7 @@ from windlass import runtime as page
 from windlass.errors import Unavailable, UserError
 from windlass.optim.clip import clip_gradients
 from windlass.proof.pool import RankFailed
-from windlass.runtime import FailedElsewhere, Runtime, Stop, last_collectives, recorded, start_runtime
+from windlass.runtime import FailedElsewhere, Runtime, Stop, recorded, start_runtime
 from windlass.signals import SIGNALS, catch_signals
 
 CPU = torch.device("cpu")
@@ -244,26 +243,6 @@ def test_more_ranks_than_gpus_are_refused_with_both_numbers(monkeypatch, count, 
     assert f"local rank {count} on {socket.gethostname()}, which has {word}" == caught.value.given
     assert f"--nproc {count})" in caught.value.change
     assert page._device(count - 1) == torch.device("cuda", count - 1)
-
-
-def collectives_of_a_rank():
-    """Rank 1 leaves the last one out."""
-    group = dist.new_group(backend="gloo")
-    for _ in range(3):
-        dist.all_reduce(torch.ones(2), group=group)
-    if dist.get_rank() == 0:
-        work = dist.broadcast(torch.ones(2), 1, group=group, async_op=True)
-    last = json.loads(last_collectives())
-    if dist.get_rank() == 1:
-        dist.broadcast(torch.ones(2), 1, group=group)
-    else:
-        work.wait()
-    return next(one for one in last if one[0] == group.group_name)
-
-
-def test_the_last_collective_of_every_group_is_known_by_number(ranks):
-    first, second = ranks.run(2, collectives_of_a_rank)
-    assert first[1:] == [4, "gloo:broadcast", False] and second[1:3] == [3, "gloo:all_reduce"]
 
 
 def die(path):

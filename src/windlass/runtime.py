@@ -12,7 +12,6 @@ the next.
 """
 
 import datetime
-import json
 import logging
 import os
 import secrets
@@ -190,6 +189,7 @@ def start_runtime() -> Runtime:
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     adopt()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes lines to stderr otherwise
     device = _device(local_rank())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))
@@ -220,20 +220,6 @@ def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             raise
 
     return cast(Callable[Arguments, Result], record(run))
-
-
-def last_collectives() -> str:
-    """Of each process group the last collective that this rank has begun, the newest first: JSON, as windlass.supervise.places
-    reads it. By torch's flight recorder, which has no public name; where this torch has none, there are none."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return "[]"
-    last: dict[str, tuple[str, int, str, bool]] = {}
-    for entry in json.loads(dump())["entries"]:
-        number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
-        last.pop(name := entry["process_group"][0], None)
-        last[name] = (name, number, entry["profiling_name"], bool(entry["retired"]))
-    return json.dumps(list(reversed(last.values())))
 
 
 def is_embedded() -> bool:

@@ -1,7 +1,8 @@
-"""What is asked of run directories: `windlass status`, `stacks`, `runs`, `report`, `sync`."""
+"""What is asked of run directories: `windlass status`, `stacks`, `profile`, `runs`, `report`, `sync`."""
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,20 @@ def stacks(
     from windlass.commands.stacks import stacks as look
 
     print_lines(look(run, as_json))
+
+
+def profile(
+    run: RunDirectory,
+    steps: Annotated[int, typer.Option(metavar="N", help="How many steps.")] = 5,
+    rank: Annotated[
+        int | None, typer.Option(metavar="RANK", help="Of which rank. Default: the lowest on this host.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Where the time of a step goes: a trace of the next steps of a run that goes on, summed up. The run is not stopped."""
+    from windlass.commands.profile import profile as record
+
+    print_lines(record(run, steps, rank, as_json, partial(typer.echo, err=True)))
 
 
 def runs(

@@ -12,6 +12,7 @@ checkpoints    `windlass checkpoint list, verify, diff, prune`
 reshard        a checkpoint rewritten in the files of another layout
 report         `windlass report`: the page of a run
 stacks         `windlass stacks`: where every rank on this host is
+profile        `windlass profile`: where the time of a step goes, of a run that goes on
 status         `windlass status`: running, finished, stopped, failed or dead
 doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
 data_inspect   `windlass data inspect`

@@ -61,6 +61,19 @@ class Mesh:
         """This rank's position along the batch axes: which part of each global batch it reads."""
         return self.coordinate["replicate"] * self.layout.shard + self.coordinate["shard"]
 
+    def axes_of_groups(self) -> dict[str, str]:
+        """Name of each of this rank's process groups -> the axes it runs over: "fsdp", or "fsdp, loss" where both are one."""
+        meshes = [self.dense, *([self.expert] if self.expert is not None else [])]
+        groups = [(axis, mesh.get_group(axis)) for mesh in meshes for axis in mesh.mesh_dim_names or ()]
+        groups += [("context", self.context.get_group())] if self.context is not None else []
+        groups += [("loss", self.loss_group), ("batch", self.batch_group)]
+        found: dict[str, list[str]] = {}
+        for axis, group in groups:
+            axes = found.setdefault(group.group_name, [])
+            if group.size() > 1 and axis not in axes and not (axis == "batch" and "loss" in axes):
+                axes.append(axis)
+        return {name: ", ".join(axes) for name, axes in found.items() if axes}
+
     def sum_over_loss(self, value: torch.Tensor) -> torch.Tensor:
         """`value` (0-dim, of this rank's tokens) summed over the loss axes; sent: 8 bytes. Nothing is sent on one rank."""
         return _sum(value, self.loss_group)

@@ -2,7 +2,7 @@
 
 Every line has `kind`, `time` (Unix seconds) and `step` (completed optimizer steps). Console, page and every other
 view are made from these lines. Kinds: start, step, validation, checkpoint, resume, incident, sample, data (shards
-that came while the run read them), end.
+that came while the run read them), profile, end.
 
 No line holds the secret of a URL or a control character: a log is shown on terminals.
 
@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Final, Literal, get_args
 from windlass.errors import UserError
 from windlass.safe_text import escaped_json, say, without_secrets
 
-Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "end"]
+Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "profile", "end"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 CHUNK: Final = 4 << 20  # bytes read at a time
 KEPT_LINES: Final = 10_000

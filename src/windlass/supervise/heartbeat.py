@@ -28,7 +28,10 @@ POLL_S: Final = 0.5
 """How often a rank looks whether its last collective is asked for."""
 _BEAT: Final = struct.Struct("<qqqqdq")  # pid, rank, step, place, time, index of the phase
 _REQUESTS: Final = struct.Struct("<q")  # how often the last collective was asked for; behind the beat
-_PAGE_BYTES: Final = _BEAT.size + _REQUESTS.size
+# how often a profile was asked for, of how many steps; how many of these were answered; behind both
+_PROFILES: Final = struct.Struct("<qqq")
+_PROFILES_AT: Final = _BEAT.size + _REQUESTS.size
+_PAGE_BYTES: Final = _PROFILES_AT + _PROFILES.size
 
 
 class LastBeat(NamedTuple):
@@ -165,6 +168,16 @@ class Heartbeat:
         facts = os.getpid(), self._rank, self._step, self._place, time.monotonic(), PHASES.index(phase)
         _BEAT.pack_into(self._page, 0, *facts)
 
+    def profile_asked(self) -> int:
+        """How many steps somebody wants a profile of; 0 where nobody does. Read between two steps."""
+        asked, steps, answered = _PROFILES.unpack_from(self._page, _PROFILES_AT)
+        return steps if asked != answered else 0
+
+    def profile_answered(self) -> None:
+        """Whoever asked finds the profile in the run directory, or none."""
+        asked, steps, _ = _PROFILES.unpack_from(self._page, _PROFILES_AT)
+        _PROFILES.pack_into(self._page, _PROFILES_AT, asked, steps, asked)
+
     def _answer(self) -> None:
         seen = 0
         while not self._done.wait(POLL_S):
@@ -212,3 +225,26 @@ def ask_for_collective(run_directory: Path, rank: int) -> None:
         with file.open("r+b") as page, mmap.mmap(page.fileno(), _PAGE_BYTES) as memory:
             (asked,) = _REQUESTS.unpack_from(memory, _BEAT.size)
             _REQUESTS.pack_into(memory, _BEAT.size, asked + 1)
+
+
+def ask_for_profile(run_directory: Path, rank: int, steps: int) -> int | None:
+    """Lets the rank record its next `steps` steps -> the number of this request, for `is_profile_answered`; None where another
+    one is being answered, 0 where the rank has no page."""
+    with contextlib.suppress(OSError, ValueError):
+        file = _page_file(folder_of(run_directory), rank)
+        with file.open("r+b") as page, mmap.mmap(page.fileno(), _PAGE_BYTES) as memory:
+            asked, _, answered = _PROFILES.unpack_from(memory, _PROFILES_AT)
+            if asked != answered:
+                return None
+            _PROFILES.pack_into(memory, _PROFILES_AT, asked + 1, steps, answered)
+            return int(asked) + 1
+    return 0
+
+
+def is_profile_answered(run_directory: Path, rank: int, request: int) -> bool:
+    """Whether the rank has written, or could not; True where it has no page any more."""
+    try:
+        page = _page_file(folder_of(run_directory), rank).read_bytes()
+        return bool(_PROFILES.unpack_from(page, _PROFILES_AT)[2] >= request)
+    except (OSError, struct.error):
+        return True

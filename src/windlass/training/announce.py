@@ -21,7 +21,8 @@ from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
 from windlass.training.parameter_rules import describe_trainable
-from windlass.training.run import Run, model_header
+from windlass.training.run import Run
+from windlass.training.run_directory import model_header
 from windlass.units import format_count
 
 

@@ -67,7 +67,7 @@ def train(
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
             runtime = opened.enter_context(start_runtime())
             run = opened.enter_context(assemble(config, runtime, is_prepared, own=own))
-            run.heartbeat = heartbeat
+            run.attach(heartbeat)
         with explained(partial(out_of_memory, run)):
             result = loop(run, Stop(runtime, caught))
     if result.stopped and raise_on_stop:

@@ -24,6 +24,7 @@ from windlass.objectives.objective import Objective
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.program import Batch, Program
 from windlass.parallel.runtime_checks import Replicas
+from windlass.profiling.recorder import StepRecorder
 from windlass.report.metrics import Recorder
 from windlass.report.page.child import write_in_child
 from windlass.report.sinks.sink import Sink
@@ -34,12 +35,7 @@ from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
 from windlass.training.restore import compared_tensors, state_tensors
-
-
-def model_header(architecture: Architecture) -> str:
-    """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
-    fields = {key: value for key, value in to_hf(architecture).items() if value is not None}
-    return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
+from windlass.training.run_directory import model_header
 
 
 @dataclasses.dataclass
@@ -75,6 +71,7 @@ class Run:
     """What is let go of at the end, however the run ends: the lock on the directory, the log beside the terminal, the batches."""
     heartbeat: Heartbeat = dataclasses.field(default_factory=Heartbeat)
     """Of a run that nobody watches: memory of its own."""
+    profiler: StepRecorder | None = None
     metric: float | None = None
     """The last loss on the first validation set: by it the best checkpoints are kept."""
     metric_step: int = -1
@@ -106,6 +103,13 @@ class Run:
                     self.mirror.close()
         self.opened.__exit__(kind, error, trace)
 
+    def attach(self, heartbeat: Heartbeat) -> None:
+        """From here on this rank says where it is, and may be asked for a profile."""
+        self.heartbeat = heartbeat
+        axes = self.program.mesh.axes_of_groups() | {self.runtime.control.group_name: "control"}
+        where = self.config.run.directory, self.runtime.rank, self.runtime.device
+        self.profiler = StepRecorder(*where, axes, heartbeat, self.recorder)
+
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
         self.step = step
         if self.runtime.rank == 0:
@@ -118,6 +122,8 @@ class Run:
 
     def next_batches(self, step: int) -> list[Batch]:
         """This rank's micro-batches of the global batch that follows on update `step`."""
+        if self.profiler is not None:
+            self.profiler.between_steps(step)
         self.heartbeat.beat("data", step, self.source.consumed + self.config.samples_per_step)
         batches = self.source.next()
         self.heartbeat.beat("step", place=self.source.consumed)
@@ -284,6 +290,8 @@ class Run:
     def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
         """After the last step: the last checkpoint committed, the summary printed, the report written."""
         self.heartbeat.beat("end", step)
+        if self.profiler is not None:
+            self.profiler.finish(step)
         self.recorder.end(step, reason, self.baselines())
         if self.runtime.rank == 0:
             self._write_report()

@@ -20,7 +20,10 @@ from windlass.checkpoint.store import committed_steps, named_errors
 from windlass.config import RunConfig
 from windlass.contract import has_agent, num_ranks, rank
 from windlass.errors import Interrupted, UserError
-from windlass.runtime import Runtime, is_embedded, last_collectives
+from windlass.flight_recorder import last_collectives
+from windlass.model.architecture import Architecture
+from windlass.model.families.family_table import to_hf
+from windlass.runtime import Runtime, is_embedded
 from windlass.safe_text import say
 from windlass.signals import signals_of_process
 from windlass.status import LOCK
@@ -120,6 +123,12 @@ def hold(directory: Path) -> BinaryIO:
         run_lock.close()
         raise
     return run_lock
+
+
+def model_header(architecture: Architecture) -> str:
+    """All fields of the model as a comment of resolved.yaml, whose `model` has those alone that the recipe gives."""
+    fields = {key: value for key, value in to_hf(architecture).items() if value is not None}
+    return "".join(f"# model {key}: {json.dumps(value)}\n" for key, value in fields.items())
 
 
 def fetch_run(config: RunConfig) -> None:

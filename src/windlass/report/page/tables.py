@@ -2,11 +2,13 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import yaml
 
+from windlass.profiling.summary import newest
 from windlass.report.events import Event
 from windlass.report.page.buckets import COUNT, HIGH, SUM
 from windlass.report.page.history import History
@@ -155,6 +157,30 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
 def is_row(table: Mapping[str, Any]) -> bool:
     """Whether a nested table is small enough for one line of its parent's."""
     return len(table) <= 3 and all(isinstance(value, int | float) for value in table.values())
+
+
+def profile_table(run_directory: Path) -> dict[str, Any] | None:
+    """The newest profile of a run: its caption, and (what, colour, share of a step, milliseconds, remark) by part of a step, by
+    kind of operator and by axis. None where nobody asked for one."""
+    summary = newest(run_directory)
+    if summary is None:
+        return None
+    parts = (
+        ("computing", 0, summary.computing_s),
+        ("communication, not hidden", 3, summary.communicating_s - summary.hidden_s),
+        ("idle: host, data, reads", OTHER, summary.idle_s),
+    )
+    step_s = summary.step_s
+    return {
+        "caption": f"rank {summary.rank}, steps {summary.first_step} to {summary.last_step}, {1e3 * step_s:.4g} ms each",
+        "parts": [(name, colour, max(0.0, seconds) / step_s, 1e3 * seconds) for name, colour, seconds in parts],
+        "kinds": [(row.name, row.seconds / step_s, 1e3 * row.seconds, row.calls) for row in summary.kinds],
+        "traffic": [
+            (f"{row.kind} over {row.axis}", row.seconds / step_s, 1e3 * row.seconds, row.calls, format_bytes(row.bytes))
+            for row in summary.traffic
+        ],
+        "operators": [(row.name, row.seconds / step_s, 1e3 * row.seconds, row.calls) for row in summary.operators],
+    }
 
 
 def remark(note: Event) -> str:

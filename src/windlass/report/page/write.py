@@ -22,7 +22,17 @@ from windlass.report.page.buckets import MAX_BUCKETS
 from windlass.report.page.charts import Baselines, bits_rows, make_charts
 from windlass.report.page.drawn_data import drawn_data
 from windlass.report.page.history import History, read_history, spread
-from windlass.report.page.tables import clock, differing, facts, ledger_rows, remark, run_rows, status, tiles
+from windlass.report.page.tables import (
+    clock,
+    differing,
+    facts,
+    ledger_rows,
+    profile_table,
+    remark,
+    run_rows,
+    status,
+    tiles,
+)
 
 HERE: Final = Path(__file__).parent
 MAX_PROMPTS: Final = 8
@@ -171,6 +181,7 @@ def contents(runs: Sequence[Shown], detail: Detail) -> dict[str, Any]:
     """What the templates show beside the charts: of one run all of it, of several where they differ."""
     names = names_of(runs)
     nothing: dict[str, Any] = {
+        "profile": None,
         "status": None, "tiles": [], "bits": [], "ledger": [], "samples": {}, "facts": [], "settings": "", "notes": [],
         "rows": [], "differing": [], "left_out": [],
     }  # fmt: skip
@@ -190,6 +201,7 @@ def _contents_of_one(run: Shown, detail: Detail) -> dict[str, Any]:
         "tiles": tiles(history),
         "bits": bits_rows(history, run.levels),
         "ledger": ledger_rows(history.ledger),
+        "profile": profile_table(run.directory),
         "samples": {prompt: spread(texts, MAX_SAMPLES) for prompt, texts in samples},
         "facts": [table for table in facts(history.opening) if detail.packages or table[0] != "packages"],
         "settings": run.settings if detail.settings else "",

@@ -1,0 +1,127 @@
+"""Steps that a rank records where somebody asks: which, into which files, and what was sent over which axis."""
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from windlass.parallel.config import MeshLayout
+from windlass.parallel.mesh import make_mesh
+from windlass.profiling.recorder import StepRecorder, directory_of
+from windlass.profiling.summary import summarize
+
+CPU = torch.device("cpu")
+
+
+class Desk:
+    """Asked for `steps` steps, once `after` questions were answered with no."""
+
+    def __init__(self, steps, after=0):
+        self.steps, self.after, self.answers = steps, after, 0
+
+    def profile_asked(self):
+        self.after -= 1
+        return self.steps if self.after < 0 and not self.answers else 0
+
+    def profile_answered(self):
+        self.answers += 1
+
+
+class Log:
+    def __init__(self):
+        self.paused, self.events = [], []
+
+    def pause(self, cause):
+        self.paused.append(cause)
+        return contextlib.nullcontext()
+
+    def event(self, kind, step, **fields):
+        self.events.append((kind, step, fields))
+
+
+def test_the_steps_asked_for_are_recorded_whole_and_no_others(tmp_path):
+    desk, log = Desk(2, after=3), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    for step in range(5, 12):
+        recorder.between_steps(step)
+        for _ in range(step):
+            torch.ones(4, 4).sigmoid()
+    directory = directory_of(tmp_path, 8, 0)
+    assert directory == tmp_path / "profiles" / "step-00000008-rank-0"
+    assert sorted(file.name for file in directory.iterdir()) == ["collectives.json", "facts.json", "trace.json.gz"]
+    assert log.events == [("profile", 10, {"steps": [9, 10], "directory": str(directory)})]
+    assert (desk.answers, log.paused) == (1, ["profile", "profile"])
+    found = summarize(directory)
+    assert (found.first_step, found.last_step, found.device) == (9, 10, "CPU")
+    assert {row.name: row.calls for row in found.operators}["aten::sigmoid"] == (8 + 9) / 2
+    assert not any(path.name.startswith(".") for path in (tmp_path / "profiles").iterdir()), "no draft is left"
+
+
+def test_a_run_that_ends_writes_the_steps_that_it_had(tmp_path):
+    desk, log = Desk(50), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    for step in range(3):
+        recorder.between_steps(step)
+        torch.ones(2, 2).exp()
+    recorder.finish(3)
+    recorder.finish(3)
+    found = summarize(directory_of(tmp_path, 0, 0))
+    assert (found.first_step, found.last_step, desk.answers, len(log.events)) == (1, 3, 1, 1)
+    assert {row.name: row.calls for row in found.operators}["aten::exp"] == 1
+
+
+def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+    (tmp_path / "profiles").write_text("a file where the folder should be")
+    desk, log = Desk(1), Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, desk, log)
+    recorder.between_steps(0)
+    recorder.between_steps(1)
+    assert (desk.answers, log.events) == (1, []), "whoever waits is answered"
+    assert "the profile of steps 1 to 1 is not written" in capsys.readouterr().out
+
+
+def sent_by_axis(base):
+    """On two ranks: two steps with collectives of known sizes -> (axis, kind, calls, bytes) and seconds of each."""
+    mesh = make_mesh(MeshLayout(1, 1, 2, 1, 1, 1), "cpu")
+    rank, loss, fsdp = dist.get_rank(), mesh.loss_group, mesh.dense["fsdp"].get_group()
+    desk = Desk(2)
+    recorder = StepRecorder(Path(base), rank, CPU, mesh.axes_of_groups(), desk, Log())
+    dist.all_reduce(torch.ones(99), group=loss)  # before: not of the profile
+    for step in range(4):
+        recorder.between_steps(step)
+        dist.all_gather_into_tensor(torch.empty(20), torch.ones(10), group=fsdp)
+        for _ in range(3):
+            dist.all_reduce(torch.ones(7, dtype=torch.bfloat16), group=loss)
+        dist.all_reduce(torch.tensor(1, dtype=torch.int64), group=loss)
+    found = summarize(directory_of(Path(base), 0, rank))
+    assert json.loads((directory_of(Path(base), 0, rank) / "facts.json").read_text())["rank"] == rank
+    return [(row.axis, row.kind, row.calls, row.bytes) for row in found.traffic], [row.seconds for row in found.traffic]
+
+
+def test_what_was_sent_is_counted_by_axis_in_calls_and_bytes_per_step(ranks, tmp_path):
+    for rows, seconds in ranks.run(2, sent_by_axis, str(tmp_path)):
+        assert sorted(rows) == [("fsdp", "all-gather", 1.0, 80.0), ("loss", "all-reduce", 4.0, 3 * 14 + 8)]
+        assert all(took > 0 for took in seconds), "each was found in the trace"
+
+
+@pytest.mark.parametrize(
+    ("layout", "axes"),
+    [
+        (MeshLayout(1, 1, 1, 1, 1, 1), []),
+        (MeshLayout(1, 1, 2, 1, 1, 1), ["fsdp", "loss"]),
+        (MeshLayout(1, 2, 1, 1, 1, 1), ["loss", "replicate"]),
+        (MeshLayout(1, 1, 1, 2, 1, 1), ["context", "fsdp", "loss"]),
+        (MeshLayout(2, 1, 1, 1, 1, 1), ["pp"]),
+        (MeshLayout(1, 1, 1, 1, 2, 1), ["tp"]),
+    ],
+)
+def test_every_group_that_sends_is_named_by_its_axis(ranks, layout, axes):
+    for found in ranks.run(layout.world, names_of_groups, layout):
+        assert sorted(axis for name in found for axis in name.split(", ")) == axes
+
+
+def names_of_groups(layout):
+    return list(make_mesh(layout, "cpu").axes_of_groups().values())
