@@ -3,7 +3,9 @@
 In fp32 a gradient may be off by 1e-6 of its tensor's largest, or by ROUNDINGS times what transformers' own fp32 gradient is off
 from its fp64 one, on the machine that runs the test: with some CPUs' instructions that alone is 1e-6 to 7e-6 in two thirds of
 these models, and two computations in fp32 are no nearer to each other than to the truth. The largest quotient seen is 2.6, in 132
-models on three instruction sets; a mistake is 1e-4 and more. In fp64 the same models are held to 1e-12.
+models on three instruction sets; a mistake is 1e-4 and more. In fp64 the same models are held to 1e-12. transformers rounds less
+in its eager attention than in sdpa, whose kernel ours is: 1.4e-6 and 4.9e-6 of StarCoder 2's third layer, ours 9.4e-6. Where
+eager attention is compared, the larger of both counts.
 """
 
 import contextlib
@@ -49,8 +51,9 @@ def check_parity(model, logit_tolerance=1e-5, gradient_tolerance=1e-6, floor=0.0
     return decoder
 
 
-def check_gradients(decoder, model, loss_of, tolerance=1e-6, floor=0.0):
-    """Every gradient that backward has left in the decoder, against those of `loss_of(model)`."""
+def check_gradients(decoder, model, loss_of, tolerance=1e-6, floor=0.0, kernels=()):
+    """Every gradient that backward has left in the decoder, against those of `loss_of(model)`. `kernels`: further ones of
+    transformers' attention whose rounding counts."""
     gradients = gradients_of(model, loss_of, decoder.arch)
     largest = {name: max(most, floor) for name, most in tensor_maxima(gradients, decoder.arch.family).items()}
     assert gradients.keys() == dict(decoder.named_parameters()).keys()
@@ -59,7 +62,11 @@ def check_gradients(decoder, model, loss_of, tolerance=1e-6, floor=0.0):
     wrong = [name for name, worst in off.items() if not worst <= tolerance]
     if wrong and model.dtype == torch.float32:
         exact = exact_gradients(model, loss_of, decoder.arch)
-        roundings = {name: apart(gradients[name], exact[name], largest[name]) for name in wrong}
+        rounded = [gradients]
+        for kernel in kernels:
+            model.set_attn_implementation(kernel)
+            rounded.append(gradients_of(model, loss_of, decoder.arch))
+        roundings = {name: max(apart(one[name], exact[name], largest[name]) for one in rounded) for name in wrong}
         wrong = [name for name in wrong if not off[name] <= ROUNDINGS * roundings[name]]
     assert not wrong, {name: off[name] for name in wrong}
 

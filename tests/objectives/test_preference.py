@@ -9,9 +9,9 @@ import torch
 from tests import cases
 from tests.parallel.tiny import make_program
 from windlass.model.config import ModelConfig
+from windlass.model.head.loss import as_bits
 from windlass.model.hf import load_weights
 from windlass.model.lora.adapter import B
-from windlass.model.loss import as_bits
 from windlass.model.open_config import architecture_of
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.preference import REFERENCE, Preference, pair_losses
@@ -248,5 +248,5 @@ def test_loss_and_gradients_are_trls(ranks, name, tmp_path, monkeypatch):
     theirs = trainer.compute_loss(trainer.model, trainer.data_collator(list(trainer.train_dataset)))
     theirs.backward()
     ((loss, gradients),) = ranks.run(1, ours, str(policy), str(base), ids, targets, given)
-    assert loss == pytest.approx(theirs.item(), abs=1e-6)
+    assert loss == pytest.approx(theirs.item(), rel=1e-6, abs=1e-6)  # IPO's is 25 in fp32: its last digit is 2e-6
     cases.assert_same_tensors(gradients, {n: p.grad for n, p in trainer.model.named_parameters()}, policy, 1e-5)
