@@ -293,7 +293,8 @@ def train_layout(directory: str, case: Layout) -> dict:
         recompute=kinds,
         adapter=adapter,
     )
-    storage = Storage(precision.states if chosen.is_rounded else None, precision.is_stochastic, seed=3)
+    states = precision.states if chosen.is_rounded else None
+    storage = Storage(states, precision.is_stochastic, seed=3, gradients=precision.gradients)
     optimizer = make_optimizer(program.records(), case.optim, rules, precision.compute, storage)
     losses, norms, evaluations, figures, gradients = [], [], [], [], {}
     per_rank = SEQUENCES // mesh.layout.batch_ranks

@@ -19,9 +19,9 @@ SOURCE = ROOT / "src" / "windlass"
 ROOMS = (
     "cli", "commands", "commands.launch", "commands.recipes", "proof", "training", "objectives", "adapters",
     "data", "data.sources", "data.tokenize", "data.prepare",
-    "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.lora", "precision",
-    "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte", "supervise",
-    "doctor", "hub", "other_names", "profiling",
+    "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
+    "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
+    "supervise", "doctor", "hub", "other_names", "profiling",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -39,8 +39,9 @@ HALL = (
     "safe_text",
     "object_store",
 )
+MODEL = tuple(room for room in ROOMS if room.startswith("model"))
 DATA = tuple(room for room in ROOMS if room.startswith("data"))
-PARALLEL = ("parallel", "parallel.rules", "precision", "model", "model.attention", "model.families", "model.lora")
+PARALLEL = ("parallel", "parallel.rules", "precision", *MODEL)
 
 BELOW_TRAINING = (
     "",
@@ -74,11 +75,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report.page": ("report", "profiling"),
     "report.sinks": ("report",),
     **dict.fromkeys(
-        ("model", "model.attention", "model.families", "model.lora"),
-        ("model", "model.attention", "model.families", "model.lora", "adapters", "hub"),
+        MODEL,
+        (*MODEL, "adapters", "hub"),
     ),
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
-    "objectives": ("model", "parallel"),
+    "objectives": ("model", "model.head", "parallel"),
     "adapters": ("model", "model.lora"),
     "training": BELOW_TRAINING,
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
@@ -181,7 +182,6 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "dropout",
         "chunks",
         "cache",
-        "loss",
         "slices",
         "init",
         "weight_files",
@@ -189,6 +189,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "model.attention": ("attend", "layout", "documents", "context"),
     "model.families": ("family_table", "family", "rope_scaling", "presets"),
+    "model.head": ("loss",),
     "model.lora": ("adapter", "linear", "nf4"),
     "objectives": ("config", "objective", "kept_scores"),
     "adapters": ("config", "peft_config", "peft_format"),
@@ -207,7 +208,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
-    "precision": ("config", "policy", "loss_scale"),
+    "precision": ("config", "policy", "masters", "loss_scale"),
     "proof": ("verify",),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
@@ -738,7 +739,7 @@ def test_the_import_rule_knows_each_floor():
     assert forbidden_imports("windlass.parallel.x", ast.parse("from windlass.optim.adamw import f"))
     pool = ast.parse("from windlass.data.tokenize.pool import encode")
     assert forbidden_imports("windlass.data.sources.x", pool) and not forbidden_imports("windlass.data.prepare.x", pool)
-    assert not forbidden_imports("windlass.parallel.x", ast.parse("from windlass.model.loss import Head"))
+    assert not forbidden_imports("windlass.parallel.x", ast.parse("from windlass.model.head.loss import Head"))
 
 
 def test_the_other_rules_see_their_case():

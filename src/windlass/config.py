@@ -221,14 +221,14 @@ class RunConfig(Settings):
         return self.sequences_per_step // (self.run.micro_batch * batch_ranks)
 
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
-        """What the layout cannot have: beside the other sections, for the model and on `world` ranks, where they are known. In a
-        recipe with wrong values, settings that are missing are not known."""
+        """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
         beside = Beside(
             policy=getattr(self.precision, "assumed", None),
             optimizer=getattr(self.optim, "kind", None),
             sequence_length=getattr(self.data, "sequence_length", None),
             tokens_per_step=getattr(self.run, "tokens_per_step", None),
             micro_batch=getattr(self.run, "micro_batch", 1),
+            adds_in_bf16=getattr(self.precision, "gradients", None) == "bf16",
             is_nf4=getattr(self.adapter, "base", "plain") == "nf4",
         )
         return layout_errors(self.parallel, architecture, world, beside)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.model.test_loss import build, finish, make_batches
+from tests.model.head.test_loss import build, finish, make_batches
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder

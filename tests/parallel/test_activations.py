@@ -95,7 +95,7 @@ def kept_really(layout, model, policy, plans, frozen=()):
 
 def _kept_really(program):
     ids = torch.randint(0, 150, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
-    local = [getattr(record.tensor, "_local_tensor", record.tensor) for record in program.records()]
+    local = [getattr(parameter, "_local_tensor", parameter) for parameter in program.model.parameters()]
 
     def pack(tensor):
         saved.setdefault(key_of(tensor), tensor.untyped_storage().nbytes())

@@ -269,10 +269,10 @@ def test_nothing_stays_gathered_between_steps_and_no_weight_is_stale(ranks, layo
         assert abs(losses[1] - losses[0]) > 1e-4, "the weights were changed in between"
 
 
-def units_of(policy):
-    return len(fsdp_units(make_program(1, 3, 1, 1, policy).model))
+def units_of(policy, precision=None):
+    return len(fsdp_units(make_program(1, 3, 1, 1, policy, precision=precision).model))
 
 
-def test_one_process_is_wrapped_only_where_it_computes_in_another_dtype(ranks):
-    assert ranks.run(1, units_of, "fp32") == [0]
-    assert ranks.run(1, units_of, "bf16") == [UNITS]
+def test_one_process_is_wrapped_only_where_it_multiplies_in_a_wider_dtype_than_it_stores(ranks):
+    assert [ranks.run(1, units_of, policy) for policy in ("fp32", "bf16", "bf16-pure")] == [[0]] * 3
+    assert ranks.run(1, units_of, "bf16-pure", {"parameters": "fp32"}) == [UNITS]

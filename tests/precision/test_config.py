@@ -97,3 +97,19 @@ def test_another_optimizer_does_not_store_in_bf16(settings):
     error = refused({"optimizer": "muon"}, **settings)
     assert "optim.kind=muon" in error.given and "moments in bf16" in error.given and "optim.kind=adamw" in error.change
     assert list(PrecisionConfig(policy="bf16").errors_beside(**BEST | {"optimizer": "muon"})) == []
+
+
+def test_gradients_have_a_dtype_of_their_own_beside_fp32_weights_that_are_multiplied_in_bf16():
+    assert [PrecisionConfig(policy="bf16", gradients=one).added for one in (None, "fp32", "bf16")] == [
+        "fp32",
+        "fp32",
+        "bf16",
+    ]
+    assert PrecisionConfig(policy="bf16-pure").added == "bf16"
+    for policy in ("fp32", "fp16", "bf16-pure", "auto"):
+        error = refused(policy=policy, gradients="bf16")
+        assert (
+            f"precision.gradients=bf16 with precision.policy={policy}" in error.given and "policy=bf16" in error.change
+        )
+    assert "optim.kind=adamw" in refused({"optimizer": "muon"}, policy="bf16", gradients="bf16").change
+    assert "autocast" in refused({"zero": 0}, policy="bf16", gradients="bf16").rule

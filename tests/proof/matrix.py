@@ -55,6 +55,7 @@ PRECISION_WORDS = {
     "nearest": ("rounding", "nearest"),
     "products-fp32": ("parameters", "fp32"),
     "reduce-bf16": ("reduce", "bf16"),
+    "gradients-bf16": ("gradients", "bf16"),
     "output-bf16": ("output", "bf16"),
 }
 NUMBERS = {"units": "blocks_per_unit", "bucket": "bucket_mib"}

@@ -271,6 +271,11 @@ MASKS = [
 ]
 NARROW = split("bf16, fp16, bf16-pure")
 NEAR = [
+    *pairs(
+        "qwen3 tied, gpt2",
+        split("one bf16, one fp16, one bf16 gradients-bf16, one compile bf16, one full compile fp16"),
+    ),
+    *pairs("qwen3 tied, gemma2", split("zero0 replicate2 compile bf16, shard2 compile bf16")),
     *pairs("qwen3 tied", ["zero0 replicate2 packed bf16", "shard2 packed bf16"]),
     *(
         pair

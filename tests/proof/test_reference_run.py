@@ -5,7 +5,7 @@ import torch
 from tests import tiny
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
-from windlass.model.loss import IGNORED
+from windlass.model.head.loss import IGNORED
 from windlass.proof import reference_run as one_process
 from windlass.proof import watch as proof
 

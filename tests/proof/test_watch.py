@@ -6,7 +6,7 @@ import torch
 
 import windlass
 from windlass.model.config import ModelConfig
-from windlass.model.loss import IGNORED
+from windlass.model.head.loss import IGNORED
 from windlass.proof import watch as proof
 
 

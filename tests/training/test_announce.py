@@ -1,8 +1,18 @@
-"""What is told and written before step 1."""
+"""What is logged and written before step 1."""
+
+from functools import partial
+
+import torch
 
 from tests import tiny
+from tests.parallel.tiny import each, make_program
 from windlass.model.config import ModelConfig
-from windlass.training.announce import describe_layout, describe_nulls
+from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import make_optimizer
+from windlass.training.announce import describe_layout, describe_memory, describe_nulls
+
+MEMORY = "142.3 KiB on rank 0 = 16 bytes per trained parameter: weights 4, gradients 4, optimizer states 8.01"
 
 
 def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(run):
@@ -20,8 +30,27 @@ def test_the_run_directory_holds_recipe_resolved_settings_and_the_first_event(ru
     assert (first["kind"], first["step"]) == ("start", 0)
     assert first["derived"]["parameters"].endswith("(16,184)")
     assert first["derived"]["attention"] == "flash for CPU"
+    assert first["derived"]["memory"] == MEMORY
     assert first["baselines"] == {}, "6 sequences are not the set that they are fitted for"
     assert first["provenance"]["hosts"]
+
+
+def held(precision, adapter=None, world=1):
+    program = make_program(world, shard=world, policy="bf16", precision=precision, adapter=adapter)
+    optimizer = make_optimizer(program.records(), OptimConfig(), storage=Storage(states=torch.bfloat16))
+    return describe_memory(program.records(), optimizer.state_tensors().values())
+
+
+def test_what_a_parameter_keeps_is_listed_by_kind(ranks):
+    calls = [partial(held, {}), partial(held, {"gradients": "bf16"}), partial(held, {}, {"rank": 2})]
+    (plain, narrow, adapted) = ranks.run(1, each, *calls)[0]
+    assert plain.endswith(
+        "bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.01"
+    )
+    assert narrow.endswith("weights 4, copies for products 2, gradients 2, optimizer states 4.01")
+    assert "copies for products 2, gradients 4" in adapted and "weights 4," not in adapted, "the base is in it"
+    whole, half = (float(one.split(" ")[0]) for one in (plain, ranks.run(2, held, {}, None, 2)[0]))
+    assert half < 0.6 * whole
 
 
 def test_a_null_that_no_field_of_the_family_knows_is_left_out_and_announced():

@@ -91,10 +91,11 @@ def test_bytes_are_of_the_device_that_is_full():
     elsewhere = torch.nn.Parameter(torch.zeros(1000, device="meta"))
     head = torch.nn.Parameter(torch.zeros(4, 64), requires_grad=False)
     named = {"model.layers.0.mlp.up_proj.weight": weight, "bias": bias, "elsewhere": elsewhere, "lm_head.weight": head}
-    records = [Record(name, p, p.shape) for name, p in named.items()]
+    copy = torch.nn.Parameter(torch.zeros(10, dtype=torch.bfloat16))
+    records = [Record(name, p, p.shape, copy=copy if p is bias else None) for name, p in named.items()]
     states = [torch.zeros(20), torch.zeros(7, device="meta")]
     held = held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=True)
-    assert held == DeviceBytes(parameters=1024 + 40 + 1024, gradients=40, states=80, peak=5000, by_nf4=1024 - 272)
+    assert held == DeviceBytes(parameters=1024 + 40 + 20 + 1024, gradients=40, states=80, peak=5000, by_nf4=1024 - 272)
     assert held_by(records, states, 5000.0, torch.device("cpu"), can_quantize=False).by_nf4 == 0
 
 

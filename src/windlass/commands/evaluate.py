@@ -15,6 +15,7 @@ from windlass.objectives.objective import objective_of
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
+from windlass.precision.masters import write_copies
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.training.base_model import kept_files, kept_scores
@@ -79,6 +80,7 @@ def evaluate(
         if saved.step is not None:
             reader = open_reader(saved.directory, runtime.rank, runtime.world, runtime.saving)
             reader.restore_from(saved.directory, weight_tensors(program), what="weights")
+            write_copies(program.records())
         objective, scores = objective_of(config.objective), []
         reference = _reference(config, saved)
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():

@@ -1,6 +1,7 @@
 """One decoder for every family, with Hugging Face parameter names.
 
 attention/    `attend(q, k, v, layout)`: every kernel behind one function
+head/         the head, and the loss of targets in chunks of tokens
 lora/         the linear layer, with low-rank factors and a base in four bits
 families/     the fields of each family's config.json; a file per family
 
@@ -16,7 +17,6 @@ kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)
 chunks        how many logits and attention weights exist at a time (no torch)
 cache         keys and values kept for generation
-loss          head and cross-entropy in chunks of tokens
 slices        which part of a logical tensor this rank holds
 init          initial weights as a function of (seed, name, element)
 weight_files  the safetensors files of a directory (no torch)

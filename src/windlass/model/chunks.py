@@ -13,7 +13,11 @@ class Chunks:
     """Elements at a time."""
 
     head_logits: int = 1 << 27
-    """Logits of the head on this rank: 512 MiB in fp32, 2,668 tokens at GPT-2's vocabulary, 883 at Qwen3's."""
+    """Logits of the head on this rank: 512 MiB in fp32, 2,560 tokens at GPT-2's vocabulary, 768 at Qwen3's."""
+    compiled_head_logits_gpu: int = 1 << 30
+    """The same on a GPU where the loss is compiled: 2 GiB in bf16."""
+    compiled_head_tokens: int = 8192
+    """No more tokens than these at a time where the loss is compiled: larger products are not faster."""
     attention_weights: int = 1 << 21
     """Weights of one piece of unfused attention on a CPU, 8 MiB in fp32: fastest of 2^17 to 2^24 on cores with 1 MiB of L2."""
     attention_weights_gpu: int = 1 << 24
@@ -21,3 +25,10 @@ class Chunks:
 
 
 USUAL: Final = Chunks()
+TILE: Final = 128  # rows that a kernel of products takes at a time
+
+
+def head_tokens(logits: int, vocabulary: int) -> int:
+    """Tokens whose logits are at most `logits` elements: whole tiles, where one fits."""
+    tokens = max(1, logits // vocabulary)
+    return tokens // TILE * TILE or tokens

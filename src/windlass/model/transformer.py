@@ -37,10 +37,10 @@ from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
+from windlass.model.head.loss import IGNORED, Head
 from windlass.model.layers import activate, make_head_norm, make_norm
 from windlass.model.lora.adapter import Adapter
 from windlass.model.lora.linear import Linear, adapt
-from windlass.model.loss import IGNORED, Head
 from windlass.model.moe import MoE, Routed
 from windlass.model.rope import Rope, make_ropes, rotate
 from windlass.model.routing import Routing
@@ -214,12 +214,12 @@ class Decoder(nn.Module):
         keys: Tensor | None = None,
         per_row: Tensor | None = None,
         by_row: bool = False,
+        factor: Tensor | None = None,
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
         positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py);
-        with a cache the new positions are of each row's last one. `keys` [B]: one per sample; training with dropout needs them.
-        `per_row` [B, 2], `by_row`: see loss.head_loss."""
+        with a cache the new positions are of each row's last one. `keys` [B]: of samples, for dropout. Others: loss.head_loss."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
@@ -251,7 +251,7 @@ class Decoder(nn.Module):
         hidden_BTD = self.routing.join(hidden_BTD, self.training)
         if cache is not None:
             cache.advance(num_positions)
-        return self._end(hidden_BTD, targets, per_row, by_row) if self.last else hidden_BTD
+        return self._end(hidden_BTD, targets, per_row, by_row, factor) if self.last else hidden_BTD
 
     def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
         is_tied = self.arch.tied and self.first

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from windlass.model.loss import IGNORED, as_bits
+from windlass.model.head.loss import IGNORED, as_bits
 from windlass.objectives.config import ObjectiveConfig
 from windlass.parallel.program import Batch, Program
 

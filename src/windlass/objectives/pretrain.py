@@ -2,7 +2,7 @@
 
 import torch
 
-from windlass.model.loss import IGNORED
+from windlass.model.head.loss import IGNORED
 from windlass.parallel.program import Batch, Program
 
 

@@ -5,8 +5,10 @@
 A non-finite gradient norm must not touch weights, moments or counters, on any rank. The norm is the same number everywhere, so
 every rank decides alike, and no host reads it: both engines take the decision as a tensor (`found_inf`).
 
-torch's fused kernel is the engine where weights and moments are of one dtype and rounded to the nearest; elsewhere, and with
-`optim.kernel: foreach`, it is optim/elementwise.
+torch's fused kernel is the engine where weights, gradients and moments are of one dtype and rounded to the nearest; elsewhere,
+and with `optim.kernel: foreach`, it is optim/elementwise. That writes copies of the weights in the dtype of products
+(precision/masters.py) in its own pass, and is the engine where it is compiled; after torch's kernel they take a pass of their
+own, 6 bytes per parameter.
 
 Source: Loshchilov & Hutter, arXiv 1711.05101. Kept per parameter: m and v, cut as the parameter is, and one counter.
 """
@@ -18,7 +20,7 @@ import torch
 
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import ElementwiseAdamW, Storage
-from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, trainable
+from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, trainable, write_copies
 from windlass.optim.rules import NO_RULES, Rules
 
 
@@ -33,6 +35,7 @@ class AdamW:
         storage: Storage = Storage(),  # noqa: B008  frozen
     ):
         self._records = trainable(records)
+        self._found_inf = torch.zeros((), device=self._records[0].tensor.device)
         self._watch_every, self._num_steps = storage.watch_every, 0
         self._lost_P: torch.Tensor | None = None
         groups = parameter_groups(records, config, rules)
@@ -42,10 +45,19 @@ class AdamW:
             "eps": config.epsilon,
         }
         self._elementwise: ElementwiseAdamW | None = None
-        if config.kernel == "foreach" or storage.is_rounded(self._records[0].tensor.dtype):
+        copies: dict[torch.Tensor, torch.Tensor] = {
+            record.tensor: record.copy for record in self._records if record.copy is not None
+        }
+        if config.kernel == "foreach" or not self._is_fused(storage, bool(copies)):
             names: dict[torch.Tensor, str] = {record.tensor: record.name for record in self._records}
-            self._elementwise = ElementwiseAdamW(groups, names, storage, **settings)
+            self._elementwise = ElementwiseAdamW(groups, names, storage, copies, **settings)
         self.torch_optimizer: Any = self._elementwise or torch.optim.AdamW(groups, fused=True, **settings)
+
+    def _is_fused(self, storage: Storage, has_copies: bool) -> bool:
+        """Whether torch's kernel can step the parameters, and is the fastest: a compiled update writes copies in its own pass."""
+        tensor = self._records[0].tensor
+        is_one_dtype = not storage.is_rounded(tensor.dtype) and storage.gradients in (None, tensor.dtype)
+        return is_one_dtype and not (has_copies and storage.compiled)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -59,13 +71,15 @@ class AdamW:
     def step(self, norm: torch.Tensor) -> None:
         """One update, or none where `norm` (0-dim, equal on all ranks) is not finite. Then zeroes the gradients."""
         # 1.0 where norm is nan or infinite, else 0.0. Two operations, where isfinite and a cast are six
-        self.torch_optimizer.found_inf = (norm - norm).ne_(0).float()
+        self.torch_optimizer.found_inf = torch.ne(norm - norm, 0, out=self._found_inf)
         self._num_steps += 1
         if self._elementwise is not None and self._watch_every and self._num_steps % self._watch_every == 0:
             self._lost_P = torch.zeros(len(self._records), dtype=torch.float64, device=norm.device)
             self._elementwise.step(lost_P=self._lost_P)
         else:
             self.torch_optimizer.step()
+        if self._elementwise is None:
+            write_copies(self._records)
         self.torch_optimizer.zero_grad()
 
     def lost_shares(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ found_inf.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -27,20 +28,22 @@ from windlass.optim.rounding import place_of, step_keys, stored_as, stream_keys,
 
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
+NO_COPIES: Final[Mapping[Tensor, Tensor]] = MappingProxyType({})
 Constants = tuple[Tensor, Tensor, Tensor, Tensor, float, float, float]
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How the optimizer stores. `states`: dtype of both moments; None: the weights'. `stochastic`: how bf16 is rounded.
-    `seed`: of the rounding's noise. `compiled`: the update is one compiled kernel per tensor. `watch_every`: steps between two
-    counts of the updates that round to nothing; 0: never."""
+    """How the optimizer stores. `states`: dtype of both moments; `gradients`: that of gradients; None: the weights'.
+    `stochastic`: how bf16 is rounded. `seed`: of the rounding's noise. `compiled`: the update is one compiled kernel per tensor.
+    `watch_every`: steps between two counts of the updates that round to nothing; 0: never."""
 
     states: torch.dtype | None = None
     stochastic: bool = False
     seed: int = 0
     compiled: bool = False
     watch_every: int = 0
+    gradients: torch.dtype | None = None
 
     def is_rounded(self, weights: torch.dtype) -> bool:
         """Whether an update is stored in another dtype than it is computed in; torch's own kernels cannot do that."""
@@ -52,6 +55,7 @@ def update(
     gradient_N: Tensor,
     mean_N: Tensor,
     square_N: Tensor,
+    copy_N: Tensor | None,
     elements_N: Tensor | None,
     keys_22: Tensor | None,
     skip: Tensor,
@@ -63,7 +67,8 @@ def update(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     """One update of a flat piece, in place -> its old and new weights before rounding. 0-dim: `skip`, `shrink` = learning rate x
-    decay, `size` = learning rate / (1 - beta1^step), `root` = sqrt(1 - beta2^step). Without `elements_N` and keys, to nearest."""
+    decay, `size` = learning rate / (1 - beta1^step), `root` = sqrt(1 - beta2^step). Without `elements_N` and keys, to nearest.
+    `copy_N`: the weights in the dtype of products, written in the same pass."""
     wide = torch.promote_types(weight_N.dtype, torch.float32)
     gradient_N, old_N = gradient_N.to(wide), weight_N.to(wide)
     mean = mean_N.to(wide).lerp(gradient_N, 1 - beta1)
@@ -73,7 +78,10 @@ def update(
     if elements_N is not None and keys_22 is not None:
         noise_mean, noise_square = two_noises(elements_N, keys_22[0])
         noise_weight = two_noises(elements_N, keys_22[1])[0] if weight_N.dtype != wide else None
-    weight_N.copy_(torch.where(skip, weight_N, stored_as(new_N, weight_N.dtype, noise_weight)))
+    stored_N = torch.where(skip, weight_N, stored_as(new_N, weight_N.dtype, noise_weight))
+    weight_N.copy_(stored_N)
+    if copy_N is not None:
+        copy_N.copy_(stored_N)
     mean_N.copy_(torch.where(skip, mean_N, stored_as(mean, mean_N.dtype, noise_mean)))
     square_N.copy_(torch.where(skip, square_N, stored_as(square, square_N.dtype, noise_square)))
     return old_N, new_N
@@ -81,24 +89,30 @@ def update(
 
 def _update_numbered(weight_N: Tensor, *others: Any) -> None:
     """`update` of a whole part that is one run of elements from `first` on: compiled, so that no temporary is kept."""
-    gradient_N, mean_N, square_N, first, *constants = others
+    gradient_N, mean_N, square_N, copy_N, first, *constants = others
     numbers = None
     if first is not None:
         numbers = (torch.arange(weight_N.numel(), dtype=torch.int64, device=weight_N.device) + first).to(torch.int32)
-    update(weight_N, gradient_N, mean_N, square_N, numbers, *constants)
+    update(weight_N, gradient_N, mean_N, square_N, copy_N, numbers, *constants)
 
 
 class ElementwiseAdamW(torch.optim.Optimizer):
     """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored by the rules of `storage`.
-    `names`: of every parameter, for the noise. `found_inf`: set it before each step."""
+    `names`: of every parameter, for the noise. `copies`: what each update writes too, by parameter. `found_inf`: set it before
+    each step."""
 
     found_inf: Tensor
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], names: Mapping[Tensor, str], storage: Storage, **defaults: Any
+        self,
+        groups: Iterable[dict[str, Any]],
+        names: Mapping[Tensor, str],
+        storage: Storage,
+        copies: Mapping[Tensor, Tensor] = NO_COPIES,
+        **defaults: Any,
     ):
         super().__init__(groups, defaults)
-        self._storage = storage
+        self._storage, self._copies = storage, copies
         self.parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._names = [names[parameter] for parameter in self.parameters]
         keys = [[stream_keys(storage.seed, f"{name}.{kind}") for kind in ("moments", "weight")] for name in self._names]
@@ -169,11 +183,12 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         assert parameter.grad is not None
         weight, gradient = _flat(parameter), _flat(parameter.grad)
         mean, square = _flat(state["exp_avg"]), _flat(state["exp_avg_sq"])
+        copy = _flat(self._copies[parameter]) if parameter in self._copies else None
         keys_22 = step_keys(self._keys_P22[index], step) if self._storage.stochastic else None
         place, count, device = self._places[index], weight.numel(), weight.device
         if self._compiled is not None and place.run == place.stride and lost is None and count:
             first = torch.full((), place.first, dtype=torch.int64, device=device) if keys_22 is not None else None
-            self._compiled(weight, gradient, mean, square, first, keys_22, *constants)
+            self._compiled(weight, gradient, mean, square, copy, first, keys_22, *constants)
             return
         size = PIECES.get(device.type, PIECES["cuda"])
         for start in range(0, count, size):
@@ -181,8 +196,10 @@ class ElementwiseAdamW(torch.optim.Optimizer):
             weight_N = weight[start:stop]
             numbers_N = place.numbers(start, stop, device) if keys_22 is not None else None
             before_N = weight_N.clone() if lost is not None else None
+            copy_N = None if copy is None else copy[start:stop]
+            mean_N, square_N = mean[start:stop], square[start:stop]
             old_N, new_N = update(
-                weight_N, gradient[start:stop], mean[start:stop], square[start:stop], numbers_N, keys_22, *constants
+                weight_N, gradient[start:stop], mean_N, square_N, copy_N, numbers_N, keys_22, *constants
             )
             if lost is not None:
                 lost += ((new_N != old_N) & (weight_N == before_N)).sum() * (1 - self.found_inf)

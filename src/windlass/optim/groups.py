@@ -27,6 +27,8 @@ class Parameter(Protocol):
     def logical_shape(self) -> torch.Size: ...
     @property
     def counted(self) -> bool: ...
+    @property
+    def copy(self) -> torch.nn.Parameter | None: ...
 
 
 P = TypeVar("P", bound=Parameter)
@@ -62,6 +64,14 @@ def parameter_groups(records: Sequence[Parameter], config: OptimConfig, rules: R
         {"params": tensors, "weight_decay": decay, "lr": config.learning_rate * scale, "lr_scale": scale}
         for (decay, scale, _), tensors in groups.items()
     ]
+
+
+def write_copies(records: Sequence[Parameter]) -> None:
+    """After an update: what products read in place of the parameters follows them."""
+    pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_copy_([copy for copy, _ in pairs], [tensor for _, tensor in pairs])
 
 
 def set_learning_rate(groups: Sequence[dict[str, Any]], rate: float) -> None:

@@ -37,7 +37,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from windlass.optim.adamw import AdamW
 from windlass.optim.config import OptimConfig
-from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate
+from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
 from windlass.optim.rules import Rules
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)  # Jordan's quintic, torch's default
@@ -93,6 +93,7 @@ class Muon:
                     local.mul_(1 - taken * (rate * group["weight_decay"]))
                     local.sub_(update.to(local.dtype).mul_(taken * size))
                     parameter.grad = None
+        write_copies(self._hidden)
 
     def _orthogonal(self, dealt: Sequence[Tensor], is_finite: Tensor) -> list[Tensor]:
         """This rank's part of the orthogonalised update of each of at most S T matrices: matrix j is computed by the rank at

@@ -10,6 +10,7 @@ import torch
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL, Chunks
+from windlass.model.head.loss import Head
 from windlass.model.lora.adapter import SCALES, Adapter, frozen_base
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
@@ -20,11 +21,12 @@ from windlass.parallel.fsdp import apply_fsdp
 from windlass.parallel.invariants import check_dtypes, check_units
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.pipeline import PipelineProgram
-from windlass.parallel.program import Program, ShardedProgram
+from windlass.parallel.program import NO_MASTERS, Program, ShardedProgram
 from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
+from windlass.precision.masters import apply_masters, has_masters, write_copies
 from windlass.precision.policy import Precision
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
@@ -105,7 +107,10 @@ def build_program(
     for part in parts:
         store(part, precision, base)
         _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute)
-    fill({name: parameter for part in parts for name, parameter in part.named_parameters()})
+    named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
+    # after all that replaces parameters; one process has one part
+    masters = apply_masters(parts[0], precision) if _keeps_masters(mesh, precision, config) else NO_MASTERS
+    fill({**named, **masters})
     for part in parts:
         probe.watch(part)
     program: Program
@@ -117,13 +122,22 @@ def build_program(
         # after filling: it copies nothing later
         caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
         bucket_mib = config.bucket_mib if config.zero == 0 and not is_wrapped else None
-        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib, base)
+        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib, base, masters)
+    _check(program, parts, config, precision)
+    write_copies(program.records())
+    return program
+
+
+def _keeps_masters(mesh: Mesh, precision: Precision, config: ParallelConfig) -> bool:
+    return has_masters(mesh.dense.size(), precision, config.zero, config.offload)
+
+
+def _check(program: Program, parts: Sequence[Decoder], config: ParallelConfig, precision: Precision) -> None:
     for part in parts:
         own = {id(parameter) for parameter in part.parameters()}
         records = [record for record in program.records() if id(record.tensor) in own]
         check_units(part, part.blocks, records, config.blocks_per_unit)
     check_dtypes(program.records(), precision)
-    return program
 
 
 def _lay_out(
@@ -147,7 +161,11 @@ def _lay_out(
     if config.compile:
         for block in part.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
             block.compile(fullgraph=True)
-    if config.zero != 0:
+        if part.last and isinstance(part.lm_head, Head):  # not where its rows are cut over ranks
+            on_gpu = device.type == "cuda"
+            logits = part.chunks.compiled_head_logits_gpu if on_gpu else part.chunks.head_logits
+            part.lm_head.compile_loss(logits, part.chunks.compiled_head_tokens)
+    if config.zero != 0 and not _keeps_masters(mesh, precision, config):
         apply_fsdp(part, part.blocks, mesh, precision, config)
     # after sharding: only the shards get memory, in the host's where they are offloaded
     part.to_empty(device=torch.device("cpu") if config.offload else device)

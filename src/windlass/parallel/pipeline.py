@@ -93,6 +93,9 @@ class PipelineProgram(DecoderProgram):
         whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}  # step() cuts it again
         ids = whole.pop("input_ids")
         inputs = (ids,) if 0 in self._part_of else ()
+        factor = self._factor(count)
+        if factor is not None:
+            whole["factor"] = factor.expand(len(batches))  # one per micro-batch
         target = ids if self._is_last else None  # passed to loss_fn, which does not use it
         schedule = self._schedule(len(batches), batches[0]["input_ids"].shape)
         schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **whole)
@@ -177,10 +180,10 @@ class PipelineProgram(DecoderProgram):
         )
 
     def _divide(self, nats: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
-        """The loss of one micro-batch that backward starts from."""
+        """The loss of one micro-batch that backward starts from, which the head has divided but for fp16."""
         assert self._count is not None
-        loss = self._precision.as_output(nats) / self._count
-        return loss if self._loss_scale is None else loss * self._loss_scale.scale
+        loss = self._precision.as_output(nats)
+        return loss if self._loss_scale is None else loss / self._count * self._loss_scale.scale
 
     def _reduce(self) -> None:
         """Sums what remains once all backwards are done: replicas without FSDP, and the ends of a tied embedding."""

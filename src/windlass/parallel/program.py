@@ -9,13 +9,15 @@ need nothing special. A mean of per-rank means would differ by up to 1e-2 in los
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from windlass.model.head.loss import factor_bits
 from windlass.model.transformer import Decoder
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients
@@ -30,6 +32,7 @@ from windlass.precision.policy import Precision
 Batch = dict[str, torch.Tensor]
 BY_ROW: Final = {"by_row": True}
 """Beside a batch: the model returns each row's nats."""
+NO_MASTERS: Final[Mapping[str, nn.Parameter]] = MappingProxyType({})
 
 
 class Program(Protocol):
@@ -95,6 +98,11 @@ class DecoderProgram:
     def state_tensors(self) -> dict[str, torch.Tensor]:
         return {} if self._loss_scale is None else self._loss_scale.state_tensors()
 
+    def _factor(self, count: torch.Tensor) -> torch.Tensor | None:
+        """1 / count for the head, which multiplies by it in its gradient's own pass. None in fp16, where a probability / count
+        may be 0: there the loss is divided and scaled."""
+        return None if self._loss_scale is not None else factor_bits(count, self._precision.compute)
+
 
 @contextlib.contextmanager
 def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -> Iterator[Sequence[Batch]]:
@@ -120,7 +128,7 @@ def scoring(parts: Sequence[Decoder], batches: Sequence[Batch], adapted: bool) -
 class ShardedProgram(DecoderProgram):
     """One decoder per rank: a single process, DDP, ZeRO-2, ZeRO-3 or HSDP. `model` has parallel/build's techniques applied;
     `caller` is what forward is called on (DDP's wrapper, or the model). `bucket_mib`: of gradients that nothing has summed when
-    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps."""
+    backward ends (zero 0 beside tensor ranks). `base`: parameters that no checkpoint keeps. `masters`: masters.py's, by name."""
 
     def __init__(
         self,
@@ -131,9 +139,18 @@ class ShardedProgram(DecoderProgram):
         zero: int,
         bucket_mib: float | None = None,
         base: Collection[str] = (),
+        masters: Mapping[str, nn.Parameter] = NO_MASTERS,
     ):
-        named = model.named_parameters()
-        records = [Record(name, p, torch.Size(p.shape), kept=name not in base) for name, p in named]
+        records = [
+            Record(
+                name,
+                masters.get(name, p),
+                torch.Size(p.shape),
+                kept=name not in base,
+                copy=p if name in masters else None,
+            )
+            for name, p in model.named_parameters()
+        ]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller = model, caller
         self._zero, self._bucket_mib = zero, bucket_mib
@@ -141,11 +158,12 @@ class ShardedProgram(DecoderProgram):
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._routers.begin(count, self._loss_scale)
         total: torch.Tensor | None = None
+        factor = self._factor(count)
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
             before_micro_batch(self.model, is_last, self._zero)
             with self._silent_unless(is_last):
-                loss = self._forward(batch) / count
+                loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
                 (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a global batch has at least one micro-batch"
@@ -177,7 +195,7 @@ class ShardedProgram(DecoderProgram):
             return self._precision.as_output(self.caller(**cut_rows(batch, self.mesh), **how))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        """FSDP2 casts by itself; the other layouts (zero: 0) compute through autocast."""
+        """FSDP2 and masters cast by themselves; the other layouts (zero: 0) compute through autocast."""
         return self._precision.autocast(self._device.type) if self._zero == 0 else contextlib.nullcontext()
 
     def _silent_unless(self, is_last: bool) -> contextlib.AbstractContextManager[object]:

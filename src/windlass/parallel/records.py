@@ -12,13 +12,15 @@ class Record:
     """One parameter of this rank. `name`: its Hugging Face name, the same in every layout. `tensor`: the parameter, a DTensor
     when it is sharded, frozen where it needs no gradient. `logical_shape`: the shape before any cut. `counted`: False for the
     second copy of a tied pair, which is stepped but neither named in files, nor counted in the norm, nor saved. `kept`: whether
-    a checkpoint has it: the frozen base of an adapter is in the files that it was read from."""
+    a checkpoint has it: the frozen base of an adapter is in the files that it was read from. `copy`: what products read in its
+    place, in another dtype (precision/masters.py); the optimizer writes it with each update."""
 
     name: str
     tensor: torch.nn.Parameter
     logical_shape: torch.Size
     counted: bool = True
     kept: bool = True
+    copy: torch.nn.Parameter | None = None
 
 
 def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ A matrix cut by its output features (columns of x W^T) computes some heads or ch
 it, cut by its input features (rows), computes from those one part of a sum. SCATTER adds the parts and leaves each rank its
 positions (reduce-scatter); GATHER collects all positions (all-gather). Each is the other's backward. Norms, dropout and
 residual sums run on T/t positions, once. Embedding and head are cut by rows of the vocabulary: a rank looks up the tokens it
-has, zeros for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/loss.py), never the
+has, zeros for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/head/loss.py), never the
 logits.
 
     kept per rank    1/t of all matrices, gradients and states; norms, row biases and position table whole (cut by FSDP2). Of a
@@ -44,10 +44,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.nn import functional
 
+from windlass.model.chunks import head_tokens
 from windlass.model.dropout import dropout
+from windlass.model.head.loss import Cut, Form, Head, head_loss
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora.linear import Factors, Linear, multiply
-from windlass.model.loss import Cut, Head, head_loss
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import BY_COLUMNS, BY_ROWS, WHOLE, cut, cut_parameter, gather, own, scatter, shared
@@ -222,7 +223,7 @@ class VocabularyHead(nn.Module):
         self.mesh, self.vocab_size, self.cap = mesh, head.vocab_size, head.cap
         self.weight = cut(head.weight, mesh, BY_ROWS)
         # as many logits at a time as the whole head, of fewer columns
-        self.chunk_tokens = max(1, head.chunk_logits * mesh.size() // head.weight.shape[0])
+        self.chunk_tokens = head_tokens(head.chunk_logits * mesh.size(), head.weight.shape[0])
 
     def forward(
         self,
@@ -230,14 +231,15 @@ class VocabularyHead(nn.Module):
         targets_BT: Tensor | None = None,
         per_row_B2: Tensor | None = None,
         by_row: bool = False,
+        factor: Tensor | None = None,
     ) -> Tensor:
         assert targets_BT is not None, (
             "logits of a cut head: evaluation asks for losses, generation uses the whole model"
         )
         weight_VD = own(self.weight)
         rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
-        size = self.vocab_size, self.chunk_tokens
-        return head_loss(hidden_BTD, weight_VD, targets_BT, *size, rows, self.cap, per_row_B2, by_row)
+        form = Form(self.vocab_size, self.chunk_tokens, rows, self.cap)
+        return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]

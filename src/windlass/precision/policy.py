@@ -10,8 +10,9 @@
     fp16               fp32     fp16      fp32     fp32       4        8           GPUs before Ampere; loss scale (loss_scale.py)
     bf16-pure          bf16     bf16      fp32     bf16       2        4           the least memory
 
-Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made for
-them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), under DDP autocast makes it.
+Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made
+for them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), under DDP autocast makes it, and on
+one process it stays beside the weights, 2 bytes more (precision/masters.py).
 
 bf16 has 8 bits of mantissa: an update smaller than 1/512 of a weight is lost when it is rounded to the nearest, so the weights
 that the optimizer steps stay in fp32 (Micikevicius et al., arXiv 1710.03740). bf16-pure instead rounds weights and moments
@@ -42,6 +43,8 @@ class Precision:
     reduce: torch.dtype
     states: torch.dtype
     """Of the optimizer's moments."""
+    gradients: torch.dtype
+    """Of the sum of a step's gradients on one process (precision/masters.py)."""
     output: torch.dtype | None
     """What the summed loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
     is_stochastic: bool
@@ -74,7 +77,7 @@ class Precision:
 
 def uniform(dtype: torch.dtype) -> Precision:
     """Everything in one dtype."""
-    return Precision(dtype, dtype, dtype, dtype, None, is_stochastic=False)
+    return Precision(dtype, dtype, dtype, dtype, dtype, None, is_stochastic=False)
 
 
 def precision_of(config: PrecisionConfig) -> Precision:
@@ -83,6 +86,7 @@ def precision_of(config: PrecisionConfig) -> Precision:
         compute=DTYPES[config.computed],
         reduce=DTYPES[config.reduced],
         states=DTYPES[config.kept],
+        gradients=DTYPES[config.added],
         output=DTYPES[config.output] if config.output else None,
         is_stochastic=config.is_stochastic,
     )

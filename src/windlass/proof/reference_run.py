@@ -24,9 +24,9 @@ from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.families.family_table import to_hf
+from windlass.model.head.loss import IGNORED
 from windlass.model.init import initialise
 from windlass.model.lora.adapter import is_factor
-from windlass.model.loss import IGNORED
 from windlass.model.names import VOCABULARY, stored_as
 from windlass.optim.config import MuonConfig
 from windlass.optim.schedule import learning_rate

@@ -22,7 +22,7 @@ from windlass.data.shards.index import Shard
 from windlass.data.stream.batch_source import BatchSource
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import Chunks
-from windlass.model.loss import IGNORED
+from windlass.model.head.loss import IGNORED
 from windlass.model.transformer import Decoder
 from windlass.optim.rules import frozen_names
 from windlass.parallel.build import Probe, build_program

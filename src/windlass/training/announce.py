@@ -1,9 +1,11 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from windlass.config import RunConfig, to_yaml
 from windlass.data.stream.mixture import shares_of
@@ -17,13 +19,15 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.rules import Rules
 from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
+from windlass.parallel.records import Record
 from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
+from windlass.training.out_of_memory import local_bytes
 from windlass.training.parameter_rules import describe_trainable
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
-from windlass.units import format_count
+from windlass.units import format_bytes, format_count
 
 
 def announce(
@@ -47,6 +51,7 @@ def announce(
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
         "learning rate": own.get("schedule") or describe_rate(config.optim, run.total_steps),
         "attention": _describe_attention(run),
+        "memory": describe_memory(run.program.records(), run.optimizer.state_tensors().values()),
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
@@ -73,6 +78,23 @@ def announce(
         **({"drift": list(drift)} if drift else {}),
         data={"stream": run.prepared.stream, **run.source.entry()},
     )
+
+
+def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -> str:
+    """What this rank keeps of its parameters from the first step on, by kind; activations and what is gathered are not in it."""
+    trained = [record.tensor for record in records if record.tensor.requires_grad]
+    kinds = {
+        "weights": sum(local_bytes(record.tensor) for record in records),
+        "copies for products": sum(local_bytes(record.copy) for record in records if record.copy is not None),
+        "gradients": sum(
+            local_bytes(one) // one.element_size() * (one.grad_dtype or one.dtype).itemsize for one in trained
+        ),
+        "optimizer states": sum(map(local_bytes, states)),
+    }
+    num_trained = max(1, sum(local_bytes(one) // one.element_size() for one in trained))
+    listed = ", ".join(f"{name} {size / num_trained:.3g}" for name, size in kinds.items() if size)
+    total = sum(kinds.values())
+    return f"{format_bytes(total)} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}"
 
 
 def _describe_vocabulary(run: Run) -> str:

@@ -38,20 +38,22 @@ def open_program(
 
 def optimizer_of(config: RunConfig, program: Program, rules: Rules, precision: Precision) -> Optimizer:
     """Made after sharding, which replaces every parameter; that it holds the program's own is checked."""
-    storage = storage_of(config, precision)
+    storage = storage_of(config, precision, program.mesh.dense.device_type)
     optimizer = make_optimizer(program.records(), config.optim, rules, precision.compute, storage)
     check_optimizer(optimizer.param_groups, program.records())
     return optimizer
 
 
-def storage_of(config: RunConfig, precision: Precision) -> Storage:
+def storage_of(config: RunConfig, precision: Precision, device_type: str) -> Storage:
     """How the optimizer stores. Updates that round to nothing are counted where they can: bf16 weights, to the nearest."""
     rounded = config.precision.is_rounded
     can_lose = precision.stored == torch.bfloat16 and not precision.is_stochastic
     return Storage(
         states=precision.states if rounded else None,
         stochastic=precision.is_stochastic,
+        gradients=precision.gradients,
         seed=config.run.seed,
-        compiled=config.parallel.compile,
+        compiled=config.parallel.compile
+        or device_type == "cuda",  # operator by operator it moves up to 590 bytes per parameter
         watch_every=config.report.every_steps if can_lose else 0,
     )

@@ -67,11 +67,11 @@ def held_by(
     frozen = [record for record in here if can_quantize and not record.tensor.requires_grad]
     matrices = [r.tensor for r in frozen if ".layers." in r.name and r.name.endswith("_proj.weight")]
     return DeviceBytes(
-        parameters=sum(map(_local_bytes, parameters)),
-        gradients=sum(_local_bytes(p.grad) for p in parameters if p.grad is not None),
-        states=sum(_local_bytes(state) for state in states if state.device.type == device.type),
+        parameters=sum(map(local_bytes, [*parameters, *(r.copy for r in here if r.copy is not None)])),
+        gradients=sum(local_bytes(p.grad) for p in parameters if p.grad is not None),
+        states=sum(local_bytes(state) for state in states if state.device.type == device.type),
         peak=int(peak),
-        by_nf4=sum(int(_local_bytes(p) * (1 - (0.5 + 2 / BLOCK) / p.element_size())) for p in matrices),
+        by_nf4=sum(int(local_bytes(p) * (1 - (0.5 + 2 / BLOCK) / p.element_size())) for p in matrices),
     )
 
 
@@ -142,7 +142,8 @@ def _by_cutting(held: DeviceBytes, config: ParallelConfig, layout: MeshLayout) -
     return {f"parallel.zero=3 with parallel.shard={ranks} frees": whole * (1 - 1 / ranks)}
 
 
-def _local_bytes(tensor: torch.Tensor) -> int:
+def local_bytes(tensor: torch.Tensor) -> int:
+    """Of this rank's part."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return int(local.numel() * local.element_size())
 

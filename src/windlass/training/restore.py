@@ -17,6 +17,7 @@ from windlass.model.open_config import directory_of
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
+from windlass.precision.masters import write_copies
 from windlass.training.drift import check_drift
 from windlass.training.open_saved import check_trainer_state, nothing, weights_of
 
@@ -75,6 +76,19 @@ def restore(
 ) -> Start:
     """Fills weights and optimizer state in place. `stream`: Prepared.stream. Collective. Raises UserError for drift and for a
     wrong start_from."""
+    start = _restore(config, checkpoints, program, optimizer, stream, log)
+    write_copies(program.records())
+    return start
+
+
+def _restore(
+    config: RunConfig,
+    checkpoints: Checkpoints,
+    program: Program,
+    optimizer: Optimizer,
+    stream: str,
+    log: Callable[[str], None],
+) -> Start:
     directory = config.run.directory
     trainer_state = checkpoints.restore(state_tensors(program, optimizer))
     if trainer_state is not None:

@@ -109,3 +109,13 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known_
         **dict.fromkeys(OF_DATA, 1),
         "read_index": 2,  # of the training set and of the validation set
     }, "the data is opened once, to be prepared, and handed over"
+
+
+def test_gradients_are_added_in_bf16_on_one_process_alone():
+    beside = Beside(adds_in_bf16=True)
+    check_layout(ParallelConfig(), world=1, beside=beside)
+    with pytest.raises(UserError) as caught:
+        check_layout(ParallelConfig(), world=2, beside=beside)
+    assert (
+        caught.value.given == "precision.gradients=bf16 on 2 ranks" and "precision.reduce=bf16" in caught.value.change
+    )

@@ -39,7 +39,8 @@ MISTAKES = {
     ),
     "a mean of micro-batches' means": Bug(
         "few targets weigh as much as many",
-        (("parallel/program.py", "loss = self._forward(batch) / count", 'loss = self._forward(batch) / (batch["targets"] != -100).sum() / len(batches)'),),
+        (("parallel/program.py", "else self._forward(batch, factor=factor)",
+          'else self._forward(batch, factor=self._factor((batch["targets"] != -100).sum() * len(batches)))'),),
         mistake="mean_of_means",
     ),
     "weights by rank": Bug(

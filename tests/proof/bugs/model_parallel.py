@@ -2,7 +2,7 @@
 
 from tests.proof.bugs.bug import Bug, Seen
 
-TENSOR, PIPELINE, TIE, LOSS = "parallel/tensor.py", "parallel/pipeline.py", "parallel/tie.py", "model/loss.py"
+TENSOR, PIPELINE, TIE, LOSS = "parallel/tensor.py", "parallel/pipeline.py", "parallel/tie.py", "model/head/loss.py"
 CUT, DDP, DECODER = "parallel/cut.py", "parallel/ddp.py", "model/transformer.py"
 TP2, PP2 = ("parallel.tp=2", "parallel.shard=1"), ("parallel.pp=2", "parallel.shard=1")
 
@@ -34,7 +34,7 @@ MODEL_PARALLEL = {
     ),
     "targets taken for a rank's own rows": Bug(
         "vocabulary-parallel cross-entropy with targets not moved by the first row (torchtitan #1750, open)",
-        ((TENSOR, "self.mesh.get_local_rank() * weight_VD.shape[0])\n        size", "0)\n        size"),),
+        ((TENSOR, "self.mesh.get_local_rank() * weight_VD.shape[0])\n        form", "0)\n        form"),),
         ("exact: qwen3 tied: tp2 micro8",),
         Seen(TP2, "loss", "step 1"),
     ),
@@ -119,21 +119,22 @@ MODEL_PARALLEL = {
     ),
     "a later step divided by the first one's count": Bug(
         "a reviewer: a count that is kept",
-        ((PIPELINE, "loss = self._precision.as_output(nats) / self._count",
-          'loss = self._precision.as_output(nats) / self.__dict__.setdefault("_first_count", self._count)'),),
+        ((PIPELINE, "factor = self._factor(count)",
+          'factor = self._factor(self.__dict__.setdefault("_first_count", count))'),),
         ("exact: qwen3 tied blocks5: pp2 1f1b",),
         Seen(PP2, "loss of later steps", "step 2"), steps=2,
     ),
     "padded rows of the vocabulary count": Bug(
         "softmax runs over all rows in memory",
-        ((LOSS, "logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf", "pass"),),
+        ((LOSS, "logits_CV[:, max(0, form.vocab_size - form.cut.first_row) :] = -torch.inf", "pass"),),
         ("padded: gpt2 tied: zero2 shard2", "padded: gpt2 tied: one micro8", "exact: gpt2 tied: zero2 shard2",
          "padded: gpt2 tied: zero2 shard2 fp32", "exact: gpt2 tied: one micro8 fp32", "exact: gpt2 tied: one micro8",
          "padded: gpt2 tied: one micro8 fp32", "exact: gpt2 tied: zero2 shard2 fp32"),
     ),
     "padded rows of the vocabulary in the loss": Bug(
         "a reviewer: rows masked by the whole vocabulary's number on a rank's own rows",
-        ((LOSS, "logits_CV[:, max(0, vocab_size - cut.first_row) :] = -torch.inf", "logits_CV[:, vocab_size:] = -torch.inf"),),
+        ((LOSS, "logits_CV[:, max(0, form.vocab_size - form.cut.first_row) :] = -torch.inf",
+          "logits_CV[:, form.vocab_size :] = -torch.inf"),),
         ("exact: qwen3 tied: tp2 micro8",),
         Seen(TP2, "loss", "step 1"),
     ),
@@ -145,14 +146,14 @@ MODEL_PARALLEL = {
     ),
     "a head that drops the rest of its chunks": Bug(
         "a reviewer: with tp 2 the proxy model's head had no rest",
-        ((LOSS, "for start in range(0, hidden_ND.shape[0], chunk_tokens):",
-          "for start in range(0, hidden_ND.shape[0] - chunk_tokens + 1, chunk_tokens):"),),
+        ((LOSS, "for start in range(0, hidden_ND.shape[0], form.chunk_tokens):",
+          "for start in range(0, hidden_ND.shape[0] - form.chunk_tokens + 1, form.chunk_tokens):"),),
         ("exact: qwen3 tied: tp2 micro8",),
         Seen(TP2, "loss", "step 1"),
     ),
     "only the last chunk of tokens trains the head": Bug(
         "a reviewer: what goes right with one chunk",
-        ((LOSS, "grad_weight_VD += grad_CV.T @ hidden_ND[chunk]", "grad_weight_VD = grad_CV.T @ hidden_ND[chunk]"),),
+        ((LOSS, "return torch.addmm(sum_VD, grad_CV.T, hidden_CD, out=sum_VD)", "return grad_CV.T @ hidden_CD"),),
         ("exact: qwen3 tied: one micro8",),
         Seen(PP2, "gradients", "model.embed_tokens.weight"),
     ),

@@ -6,7 +6,7 @@ OBJECTIVE, PROGRAM, CONTEXT, LOSS = (
     "objectives/preference.py",
     "parallel/program.py",
     "parallel/context.py",
-    "model/loss.py",
+    "model/head/loss.py",
 )
 
 # fmt: off
@@ -29,7 +29,7 @@ PREFERENCES = {
     ),
     "every pair weighs 1": Bug(
         "the rows' weights do not reach the gradient of the logits",
-        ((LOSS, "factors_C = counted_C if weights_C is None else weights_C * counted_C", "factors_C = counted_C"),),
+        ((LOSS, "factors = _product(weights_C, factor)", "factors = factor"),),
         ("exact: qwen3 tied: shard2 dpo",),
     ),
     "sums in place of means per token": Bug(

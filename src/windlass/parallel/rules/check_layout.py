@@ -41,6 +41,8 @@ class Beside:
     """No message proposes another sequence length: the checkpoint at hand was trained with this one."""
     tokens_per_step: int | None = None
     micro_batch: int = 1
+    adds_in_bf16: bool = False
+    """Whether gradients are added up in bf16 (precision.gradients)."""
     is_nf4: bool = False
     """Whether an adapter's base is stored in four bits."""
 
@@ -104,6 +106,12 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
         return
     if parallel.zero:  # zero 0 has no experts over ranks at all
         yield from expert_rank_errors(layout.expert, layout.shard, layout.context)
+    if beside.adds_in_bf16 and world > 1:
+        yield UserError(
+            f"precision.gradients=bf16 on {world} ranks",
+            "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
+            "remove precision.gradients, or use precision.reduce=bf16, which halves what is sent",
+        )
     if beside.tokens_per_step is not None and beside.sequence_length is not None:
         batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
         yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp)

@@ -7,10 +7,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from windlass.model import loss as loss_module
+from windlass.model.chunks import head_tokens
 from windlass.model.config import ModelConfig
+from windlass.model.head import loss as loss_module
+from windlass.model.head.loss import Head, as_bits, factor_bits
 from windlass.model.init import initialise
-from windlass.model.loss import Head
 from windlass.model.transformer import Decoder
 
 FIELDS = {
@@ -212,3 +213,34 @@ def test_bf16_compute_over_fp32_shards(ranks):
         for name, gradient in gradients.items():
             assert gradient.dtype == torch.float32
             assert (gradient - expected[name]).norm() < 3e-2 * expected[name].norm(), name
+
+
+def loss_and_gradients(head, hidden_BTD, targets_BT, **how):
+    loss = head(hidden_BTD, targets_BT, **how)
+    return loss, *torch.autograd.grad(loss, (hidden_BTD, head.weight))
+
+
+@pytest.mark.parametrize("chunk_tokens", [7, 1000])
+def test_a_factor_that_is_handed_in_is_in_loss_and_gradients(chunk_tokens):
+    head, hidden_BTD, targets_BT = make_head(torch.float64)
+    head.chunk_tokens = chunk_tokens
+    per_row = as_bits(torch.tensor([[0.5, 2.0], [1.5, -1.0]]))
+    for how in ({}, {"per_row_B2": per_row}):
+        plain = head(hidden_BTD, targets_BT, **how) / 4
+        wanted = plain, *torch.autograd.grad(plain, (hidden_BTD, head.weight))
+        given = loss_and_gradients(
+            head, hidden_BTD, targets_BT, factor=factor_bits(torch.tensor(4), torch.float64), **how
+        )
+        for ours, theirs in zip(given, wanted, strict=True):
+            assert (ours - theirs).abs().max() < 1e-14 * max(1, theirs.abs().max())
+
+
+def test_chunks_are_whole_tiles_where_one_fits():
+    assert [head_tokens(1 << 27, size) for size in (50304, 151936, 49152)] == [2560, 768, 2688]
+    assert [head_tokens(5 * 256, 256), head_tokens(1, 256)] == [5, 1]
+    head = Head(8, 49100, 49152)
+    head.compile_loss(1 << 30, 8192)
+    assert head.chunk_tokens == 8192
+    head = Head(8, 151900, 151936)
+    head.compile_loss(1 << 30, 8192)
+    assert head.chunk_tokens == 7040

@@ -1,0 +1,167 @@
+"""Bytes per parameter that one more micro-batch moves besides its products, and that an update moves, counted.
+
+    python benchmarks/step_bytes.py
+
+A decoder of two wide blocks reads one token, so that what a parameter's size moves is its weights and gradients. One more
+micro-batch is the difference of two and one. Rows: how one process computes in bf16.
+
+    masters        precision/masters.py, gradients added in fp32: what `precision.policy: bf16` is on one process
+    masters-bf16   the same with `precision.gradients: bf16`
+    fsdp           FSDP2 on one rank, as before masters
+    autocast       `parallel.zero: 0`
+
+Then the head's loss and its gradient, bytes per logit, a product's write and two products' reads of it among them: operator by
+operator, and compiled (`parallel.compile`), where Inductor counts its kernels. A CPU keeps a row in its cache; on a GPU the
+compiled pass reads it twice (2 bytes more).
+
+Written to benchmarks/results/step_bytes.json; tests/benchmarks/test_step_bytes.py holds the limits: 12 bytes, 8 in bf16, and no
+cast of a weight in a micro-batch.
+"""
+
+import argparse
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from moved import Moved, compiled_bytes
+
+from windlass.model.config import ModelConfig
+from windlass.model.head.loss import Head, factor_bits
+from windlass.model.head.one_pass import one_pass
+from windlass.model.init import initialise
+from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import make_optimizer
+from windlass.parallel import build
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_mesh
+from windlass.parallel.records import Record
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
+
+RESULT = Path(__file__).parent / "results/step_bytes.json"
+MODEL = {
+    "family": "qwen3",
+    "vocab_size": 128,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
+ROWS: dict[str, dict[str, Any]] = {
+    "masters": {},
+    "masters-bf16": {"gradients": "bf16"},
+    "fsdp": {"through_fsdp": True},
+    "autocast": {"zero": 0},
+}
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False) -> Any:
+    config = ParallelConfig(zero=zero)
+    architecture = ModelConfig.model_validate(MODEL).architecture()
+    precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
+    mesh, device = make_mesh(config.layout(1), "cpu"), torch.device("cpu")
+    chosen = (lambda *_: False) if through_fsdp else build.has_masters
+    with mock.patch.object(build, "has_masters", chosen):
+        fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
+        program = build.build_program(architecture, config, precision, mesh, device, fill)
+    return program, make_optimizer(program.records(), OptimConfig(), storage=Storage(gradients=precision.gradients))
+
+
+def moved(program: Any, micro_batches: int, least: int) -> Moved:
+    ids = torch.ones(1, 1, dtype=torch.int64)
+    with Moved(least, weights=[record.tensor for record in program.records()]) as mode:
+        program.run([{"input_ids": ids, "targets": ids}] * micro_batches, torch.tensor(1.0 * micro_batches))
+    return mode
+
+
+def row(**settings: Any) -> dict[str, Any]:
+    program, optimizer = make(**settings)
+    num_parameters = sum(record.logical_shape.numel() for record in program.records())
+    least = MODEL["hidden_size"] * MODEL["num_attention_heads"]  # larger than any activation of one token
+    by_count = {}
+    for micro_batches in (1, 2):
+        moved(program, micro_batches, least)  # the first step makes buffers
+        optimizer.step(torch.tensor(1.0))
+        by_count[micro_batches] = moved(program, micro_batches, least)
+        with Moved(least) as update:
+            optimizer.step(torch.tensor(1.0))
+    more = {
+        name: (by_count[2].bytes[name] - by_count[1].bytes[name]) / num_parameters for name in sorted(by_count[2].bytes)
+    }
+    return {
+        "bytes_per_parameter_and_micro_batch": round(sum(more.values()), 2),
+        "by_operator": {name: round(size, 2) for name, size in more.items() if round(size, 2)},
+        "bytes_per_parameter_of_the_first": round(by_count[1].total / num_parameters, 2),
+        "casts_of_weights_per_micro_batch": by_count[2].casts - by_count[1].casts,
+        "bytes_per_parameter_of_an_update": round(update.total / num_parameters, 2),
+    }
+
+
+def update_bytes(gradients: torch.dtype) -> float:
+    """Per parameter, of the compiled update that writes the copy in bf16 too."""
+    num_parameters = 1 << 16
+    parameter = torch.nn.Parameter(torch.zeros(num_parameters))
+    parameter.grad_dtype = gradients
+    parameter.grad = torch.zeros(num_parameters, dtype=gradients)
+    copy = torch.nn.Parameter(torch.zeros(num_parameters, dtype=torch.bfloat16))
+    record = Record("w", parameter, parameter.shape, copy=copy)
+    optimizer = make_optimizer([record], OptimConfig(), storage=Storage(gradients=gradients, compiled=True))
+    return round(compiled_bytes(lambda: optimizer.step(torch.tensor(1.0))) / num_parameters, 2)
+
+
+def loss_bytes(dtype: torch.dtype, is_compiled: bool) -> float:
+    """Per logit of a chunk, training."""
+    tokens, vocabulary, hidden = 1024, 4096, 8
+    head = Head(hidden, vocabulary, vocabulary).to(dtype)
+    states = torch.randn(1, tokens, hidden, dtype=dtype, requires_grad=True)
+    targets, factor = torch.randint(vocabulary, (1, tokens)), factor_bits(torch.tensor(tokens), dtype)
+    extra = 0
+    if is_compiled:
+        logits, ones = torch.randn(tokens, vocabulary).to(dtype), torch.ones(tokens)
+        compiled = torch.compile(one_pass, fullgraph=True)
+        extra = compiled_bytes(lambda: compiled(logits, targets[0], ones, vocabulary, None, True))
+        head._one_pass = lambda *_: torch.zeros(tokens)  # counted above: what is around it is left
+    with Moved(least=tokens * vocabulary // 2, reads_of_products=True) as mode:
+        head(states, targets, factor=factor).backward()
+    return round((mode.total + extra) / (tokens * vocabulary), 2)
+
+
+def rows() -> dict[str, Any]:
+    """In a process group of one rank."""
+    found: dict[str, Any] = {name: row(**settings) for name, settings in ROWS.items()}
+    for name, dtype in DTYPES.items():
+        found[f"update compiled, gradients in {name}"] = {"bytes_per_parameter": update_bytes(dtype)}
+        for is_compiled in (False, True):
+            kind = "compiled" if is_compiled else "by operators"
+            found[f"loss {kind}, {name}"] = {"bytes_per_logit": loss_bytes(dtype, is_compiled)}
+    return found
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    found = rows()
+    for name, one in found.items():
+        print(f"{name:34}", {key: value for key, value in one.items() if key != "by_operator"})
+        if "by_operator" in one:
+            print(" " * 34, one["by_operator"])
+    stamp = {
+        "date": str(datetime.date.today()),
+        "command": "python benchmarks/step_bytes.py",
+        "torch": torch.__version__,
+    }
+    RESULT.write_text(json.dumps({**stamp, "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

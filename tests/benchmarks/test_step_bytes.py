@@ -1,0 +1,46 @@
+"""What benchmarks/step_bytes.py counts, counted again, and its limits."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def counted(names):
+    """On a rank of one."""
+    sys.path.insert(0, str(BENCHMARKS))
+    import step_bytes
+
+    return {name: step_bytes.row(**step_bytes.ROWS[name]) for name in names}
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of autocast's norm
+def test_one_more_micro_batch_moves_12_bytes_per_parameter_8_in_bf16_and_casts_no_weight(ranks):
+    kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
+    (found,) = ranks.run(1, counted, ["masters", "masters-bf16", "fsdp"])
+    for name, most in (("masters", 12.0), ("masters-bf16", 8.0)):
+        assert found[name]["bytes_per_parameter_and_micro_batch"] <= most
+        assert found[name]["casts_of_weights_per_micro_batch"] == 0
+    assert (
+        found["fsdp"]["bytes_per_parameter_and_micro_batch"] > 50 and found["fsdp"]["casts_of_weights_per_micro_batch"]
+    )
+    assert found == {name: kept[name] for name in found}, "python benchmarks/step_bytes.py"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, on caches and torch.jit
+def test_the_loss_moves_10_bytes_per_logit_compiled_and_the_update_30_per_parameter(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import step_bytes
+
+    kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
+    assert step_bytes.loss_bytes(torch.bfloat16, False) == kept["loss by operators, bf16"]["bytes_per_logit"]
+    assert step_bytes.loss_bytes(torch.bfloat16, True) == kept["loss compiled, bf16"]["bytes_per_logit"] <= 12
+    assert (
+        step_bytes.update_bytes(torch.bfloat16)
+        == kept["update compiled, gradients in bf16"]["bytes_per_parameter"]
+        == 30
+    )

@@ -1,0 +1,122 @@
+"""One process in bf16: FSDP2's numbers on one rank, bit for bit, without its copies; and masters that nothing leaves behind."""
+
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.parallel.tiny import MODEL, batch, each, make_program
+from windlass.optim.clip import clip_gradients
+from windlass.optim.config import OptimConfig
+from windlass.optim.elementwise import Storage
+from windlass.optim.optimizer import make_optimizer
+from windlass.parallel import build
+from windlass.parallel.fsdp import fsdp_units
+from windlass.precision.masters import write_copies
+
+BF16 = torch.bfloat16
+UNTIED = {**MODEL, "tie_word_embeddings": False}
+ADAPTER = {"rank": 2}
+PLAIN = Storage()
+
+
+def trained(through_fsdp=False, steps=3, storage=PLAIN, kind="adamw", **settings):
+    """{name: weight after `steps` of two micro-batches}, losses, norms; of one process in bf16."""
+    chosen = (lambda *_: False) if through_fsdp else build.has_masters
+    with mock.patch.object(build, "has_masters", chosen):
+        program = make_program(1, policy=settings.pop("policy", "bf16"), **settings)
+    assert bool(fsdp_units(program.model)) == through_fsdp
+    optimizer = make_optimizer(program.records(), OptimConfig(kind=kind), compute=BF16, storage=storage)
+    losses, norms = [], []
+    for step in range(steps):
+        optimizer.set_learning_rate(1e-2)
+        losses.append(program.run([batch(2 * step), batch(2 * step + 1)], torch.tensor(16.0)).item())
+        norms.append(clip_gradients(program.records(), 1.0, program.mesh.parts).item())
+        optimizer.step(torch.tensor(norms[-1]))
+    weights = {}
+    for record in program.records():
+        whole = record.tensor.detach()
+        weights[record.name] = whole.full_tensor() if through_fsdp else whole
+        if record.copy is not None:
+            assert torch.equal(record.copy, record.tensor.to(record.copy.dtype)), record.name
+    return weights, losses, norms
+
+
+def pair(**settings):
+    return trained(True, **dict(settings)), trained(**dict(settings))
+
+
+CASES = {
+    "tied": {},
+    "untied": {"model": UNTIED},
+    "fp16": {"policy": "fp16"},
+    "selective": {"recompute": "selective"},
+    "frozen embedding": {"model": UNTIED, "frozen": ("model.embed_tokens.weight",)},
+    "adapter": {"adapter": ADAPTER},
+    "muon": {"kind": "muon"},
+    "foreach": {"storage": Storage(states=BF16, stochastic=True)},
+}
+
+
+def test_one_process_trains_the_bits_that_fsdp_on_one_rank_trains(ranks):
+    (found,) = ranks.run(1, each, *(partial(pair, **settings) for settings in CASES.values()))
+    for case, (fsdp, masters) in zip(CASES, found, strict=True):
+        assert fsdp[1:] == masters[1:], case
+        assert fsdp[0].keys() == masters[0].keys()
+        for name, weight in fsdp[0].items():
+            assert torch.equal(weight, masters[0][name]), (case, name)
+
+
+def kinds():
+    """({dtype of parameters}, {of masters}, {of their gradients}) with gradients in fp32 and in bf16."""
+    found = []
+    for gradients in (None, "bf16"):
+        program = make_program(1, policy="bf16", precision={"gradients": gradients})
+        program.run([batch(0), batch(1)], torch.tensor(16.0))
+        parameters = list(program.model.parameters())
+        assert all(parameter.grad is None for parameter in parameters), "handed over, and freed"
+        tensors = [record.tensor for record in program.records()]
+        found.append([{one.dtype for one in some} for some in (parameters, tensors, [t.grad for t in tensors])])
+    return found
+
+
+def test_parameters_are_in_bf16_masters_in_fp32_and_gradients_as_chosen(ranks):
+    (found,) = ranks.run(1, kinds)
+    assert found == [[{BF16}, {torch.float32}, {torch.float32}], [{BF16}, {torch.float32}, {BF16}]]
+
+
+def test_gradients_added_in_bf16_train_nearly_the_same(ranks):
+    calls = [partial(trained, storage=Storage(gradients=BF16), precision={"gradients": "bf16"}), partial(trained)]
+    ((narrow, wide),) = ranks.run(1, each, *calls)
+    assert narrow[1] == pytest.approx(wide[1], rel=3e-3) and narrow[1] != wide[1]
+    assert narrow[2] == pytest.approx(wide[2], rel=3e-2)
+
+
+def skipped():
+    program = make_program(1, policy="bf16")
+    optimizer = make_optimizer(program.records(), OptimConfig(), compute=BF16)
+    before = [record.copy.clone() for record in program.records()]
+    program.run([batch(0)], torch.tensor(8.0))
+    optimizer.step(torch.tensor(float("nan")))
+    return all(torch.equal(record.copy, old) for record, old in zip(program.records(), before, strict=True))
+
+
+def test_a_skipped_step_leaves_parameters_as_they_were(ranks):
+    assert ranks.run(1, skipped) == [True]
+
+
+def rewritten():
+    """Losses of one batch before masters are halved, after, and after write_copies."""
+    program, losses = make_program(1, policy="bf16"), []
+    losses.append(program.evaluate([batch(0)]).item())
+    for record in program.records():
+        record.tensor.data.mul_(0.5)
+    losses.append(program.evaluate([batch(0)]).item())
+    write_copies(program.records())
+    return [*losses, program.evaluate([batch(0)]).item()]
+
+
+def test_what_is_written_from_outside_counts_after_write_copies(ranks):
+    ((before, stale, after),) = ranks.run(1, rewritten)
+    assert before == stale != after
