@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
+from windlass.errors import UserError
 from windlass.output import redirected_output
 
 
@@ -106,3 +107,17 @@ def test_what_a_failing_rank_wrote_last_reaches_its_stderr_where_no_launcher_of_
     assert log.read_text().endswith("ValueError: the cause\n"), "the traceback is in the log too"
     known = fail("UserError('given', 'a rule', 'a change')").stderr
     assert known == ("" if agent else "windlass: rank 1: given\n  rule:   a rule\n  change: a change\n")
+
+
+@pytest.mark.parametrize(
+    ("rank", "place", "why"),
+    [(0, "logs", "File exists"), (1, "logs", "File exists"), (0, "logs/rank-0.log", "Is a directory")],
+)
+def test_what_is_in_the_place_of_a_log_is_named(tmp_path, rank, place, why):
+    found = tmp_path / place
+    found.mkdir(parents=True) if place.endswith(".log") else found.write_text("")
+    with pytest.raises(UserError) as caught, redirected_output(tmp_path, rank):
+        raise AssertionError("not reached")
+    assert caught.value.given == f"the log {tmp_path}/logs/rank-{rank}.log cannot be opened: {why}"
+    assert caught.value.rule == "every rank has a file logs/rank-N.log in the run directory"
+    assert caught.value.change == "remove what is in its place, or mend the permissions of the run directory"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from windlass.contract import has_agent
-from windlass.errors import WindlassError
+from windlass.errors import UserError, WindlassError
 from windlass.safe_text import shown
 
 TAIL_LINES: Final = 30
@@ -51,12 +51,11 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
     """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too, until the end of the context; the
     others write to their log alone, for the rest of their process. Where one of those fails, the end of its log goes to its
     stderr too: nobody but our own launcher would show it."""
-    logs = run_directory / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    file = logs / f"rank-{rank}.log"
+    file = run_directory / "logs" / f"rank-{rank}.log"
+    descriptor = _open_log(file)
     if rank == 0:
         terminal = sys.stdout
-        log = file.open("a", encoding="utf-8")
+        log = os.fdopen(descriptor, "a", encoding="utf-8")
         sys.stdout = _Tee(terminal, log)
         try:
             yield
@@ -66,7 +65,6 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
                 log.close()
         return
     stderr = os.dup(2)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)
@@ -81,6 +79,19 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
         raise
     finally:
         os.close(stderr)
+
+
+def _open_log(file: Path) -> int:
+    """A descriptor that appends to `file`. Raises UserError."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"the log {file} cannot be opened: {error.strerror}",
+            "every rank has a file logs/rank-N.log in the run directory",
+            "remove what is in its place, or mend the permissions of the run directory",
+        ) from None
 
 
 def _last_words(rank: int, log: Path, error: Exception) -> str:

@@ -26,7 +26,7 @@ class Bare:
 
 def open_bare(
     source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
-    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, **more,
+    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, labels=(), **more,
 ):  # fmt: skip
     """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from`: of the checkpoint."""
     config = SimpleNamespace(
@@ -38,6 +38,7 @@ def open_bare(
         max_bad_shards=limit,
         timeout_s=timeout_s,
         order=SimpleNamespace(first_epoch=first_epoch),
+        sources=[SimpleNamespace(label=label) for label in labels],
     )
     cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)
     state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}

@@ -108,6 +108,26 @@ def test_a_json_line_that_is_no_event_is_named(tmp_path, row):
         read_events(tmp_path / "e")
 
 
+def test_a_validation_that_lost_its_name_or_its_loss_ends_no_run(tmp_path):
+    path = tmp_path / "events.jsonl"
+    whole = '{"kind": "validation", "time": 1, "step": 4, "name": "validation", "loss": 2.5}'
+    no_name, no_loss = whole.replace("name", "nema"), whole.replace("loss", "ssol")
+    path.write_text("\n".join([no_name, no_loss, whole]) + "\n")
+    assert list(events.first_validations(path)) == ["validation"]
+    assert events.first_validations(path)["validation"]["loss"] == 2.5
+
+
+def test_a_directory_in_its_place_is_told_and_ends_no_run(tmp_path):
+    said, path = [], tmp_path / "events.jsonl"
+    path.mkdir()
+    log = EventLog(path, said.append)
+    log.write("incident", 1, {"what": "x"})
+    assert said == [f"{path} cannot be written (Is a directory): training goes on, and the lines wait in memory"]
+    path.rmdir()
+    log.write("incident", 2, {"what": "y"})
+    assert [line["step"] for line in read_lines(path)] == [1, 2]
+
+
 def test_a_run_without_events_is_a_user_error(tmp_path):
     with pytest.raises(UserError) as error:
         read_events(tmp_path / "none" / "events.jsonl")

@@ -14,6 +14,8 @@ from windlass.commands.export import export
 from windlass.config import load_recipe
 from windlass.data.lint.lint import LintResult
 from windlass.data.prepare.prepare import open_prepared
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, vocab_size_of
+from windlass.data.tokenize.tokenizer import train as train_tokenizer
 from windlass.errors import UserError
 from windlass.parallel.rules import pipeline
 from windlass.runtime import start_runtime
@@ -39,6 +41,17 @@ def test_a_refused_recipe_leaves_no_trace(tmp_path, sections, said):
         make_ready(config, 1, "cpu")
     assert said in str(refused.value)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused_before_the_corpus_is_tokenised(tmp_path):
+    save_trained(train_tokenizer(["the same few words"], 300), tmp_path / "tokenizer")
+    found = {"train": None, "from": str(tmp_path / "tokenizer")}
+    config = tiny.recipe(tmp_path, model={"vocab_size": 100}, data={"tokenizer": found})
+    with pytest.raises(UserError) as refused:
+        make_ready(config, 1, "cpu")
+    entries = vocab_size_of(open_tokenizer(tmp_path / "tokenizer")[0])
+    assert refused.value.given == f"model: vocab_size 100, and a tokenizer with {entries} entries"
+    assert not (tmp_path / "data").exists() and not config.run.directory.exists()
 
 
 def before_training(base, name):

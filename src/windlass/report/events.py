@@ -113,7 +113,7 @@ def _finite(value: Any, name: str, non_finite: dict[str, str]) -> Any:
 
 def _mend_last_line(path: Path) -> None:
     """Cut what follows the last newline: the half-written line of a killed process."""
-    if not path.exists():
+    if not path.is_file():  # EventLog says what is wrong with anything else
         return
     data = path.read_bytes()
     keep = data.rfind(b"\n") + 1
@@ -178,11 +178,12 @@ def read_events(path: Path) -> list[Event]:
 
 
 def first_validations(path: Path) -> dict[str, Event]:
-    """The first validation of each set that still counts; empty where the file cannot be read, which ends no run."""
+    """The first validation of each set that still counts; empty where the file cannot be read, which ends no run. A line
+    without a name or a loss is left out."""
     first: dict[str, Event] = {}
     with contextlib.suppress(UserError, OSError):
         for line in read_events(path):
-            if line["kind"] == "validation":
+            if line["kind"] == "validation" and {"name", "loss"} <= line.keys():
                 first.setdefault(line["name"], line)
     return first
 

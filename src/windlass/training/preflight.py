@@ -15,6 +15,7 @@ from windlass.data.lint.findings import Finding
 from windlass.data.lint.lint import BEFORE_TRAINING, lint
 from windlass.data.prepare.background import start
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream, planned, prepare
+from windlass.data.tokenize.tokenizer import num_entries
 from windlass.errors import AbsentSource, BadShard, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
@@ -101,11 +102,12 @@ def check_run(
             config = pin_model(config)
         architecture = architecture_from_hf(trainer_state["model"])
     else:
-        config = pin_model(config)
+        config = pin_tokenizer(pin_model(config))
         if config.model.from_ is not None and config.model.commit is None:  # a directory, with its weights
             source = directory_of(config.model)
             architecture_within(read_hf_config(source), stored_sizes(source), source)
-        architecture = architecture_of(config.model, config.data.tokenizer.train or 1)
+        tokenizer = config.data.tokenizer
+        architecture = architecture_of(config.model, tokenizer.train or num_entries(tokenizer) or 1)
     config.check_layout(architecture, world)
     check_router_loss(config, architecture)
     rules = rules_of(config, architecture)

@@ -81,6 +81,16 @@ def test_padding_is_no_content_and_the_masked_eos_of_a_document_is():
     )
 
 
+def test_of_chats_only_a_stored_end_ends_a_document_and_the_eos_of_a_turn_does_not():
+    """Else the system prompts of different chats are duplicate documents."""
+    ids = np.array([[EOS, 1, 2, EOS, 3, EOS, 1, 2, EOS, 4, EOS]], np.int32)
+    ends = np.isin(np.arange(ids.shape[1]), (0, 5, 10))[None]
+    walk = DocumentWalk(EOS)
+    block = SampleBlock(ids, ids.copy(), 0, True, ends_NL=ends)
+    found = [document.ids_N.tolist() for document in (*walk.add(block), *walk.end()) if len(document.ids_N)]
+    assert found == [[1, 2, EOS, 3], [1, 2, EOS, 4]]
+
+
 @pytest.mark.parametrize(("num", "most"), [(5, 10), (10, 10), (100, 10), (1000, 3), (17, 16)])
 def test_runs_are_in_the_set_apart_and_reach_both_ends(num, most):
     runs = runs_of(num, most)

@@ -80,10 +80,18 @@ def test_a_preparation_that_is_killed_goes_on_with_its_first_day(planted, at, mo
     assert text_of(planted, found) == text_of(planted, whole)
 
 
-def test_a_call_of_the_clock_without_a_fixed_format_is_refused(at):
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ("{% set f = '%Y' %}{{ strftime_now(f) }}", "strftime_now(f) }}"),
+        ("{% set now = strftime_now %}{{ now('%Y') }}", "strftime_now %}{{ now('%Y') }}"),
+        ("{{ (strftime_now)('%Y') }}", "strftime_now)('%Y') }}"),
+    ],
+)
+def test_a_use_of_the_clock_that_cannot_be_fixed_is_refused(at, call, named):
     with pytest.raises(UserError) as caught:
-        at(FIRST, template="{% set f = '%Y' %}{{ strftime_now(f) }}" + PLAIN)
-    assert caught.value.given.startswith("the chat template reads the clock by strftime_now(f) }}")
+        at(FIRST, template=call + PLAIN)
+    assert caught.value.given.startswith(f"the chat template reads the clock by {named}")
     assert "strftime_now('%d %b %Y')" in caught.value.rule
 
 

@@ -11,6 +11,7 @@ from windlass.data.stream.loader import Loader
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
+from windlass.errors import Unavailable
 
 WRITTEN = {"first_epoch": "written"}
 HALVES = Shares([0] * 4 + [1] * 4, [1.0, 1.0])
@@ -86,3 +87,26 @@ def test_all_features_at_once_give_the_samples_of_the_plain_stream(folder):
     for rank in ranks:
         rank.close()
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("shares", "labels", "said"),
+    [
+        (HALVES, ["a/*.txt", "b/*.txt"], ["a/*.txt", "b/*.txt"]),
+        (None, ["a/*.txt", "b/*.txt"], ["a/*.txt, b/*.txt"]),
+    ],
+)
+def test_a_batch_that_does_not_come_names_shard_directory_and_source(folder, monkeypatch, shares, labels, said):
+    source = open_bare(folder, 8, 2, 7, shares=shares, labels=labels, timeout_s=0.5)
+    assert source.is_ready(60.0)
+    monkeypatch.setattr(Loader, "is_ready", lambda *_: False)
+    with pytest.raises(Unavailable) as caught:
+        source.next()
+    source._is_stuck = False  # its thread is well, and close waits for it
+    source.close()
+    given = caught.value.given
+    assert given.startswith("batch rank 0 of 1 has waited 0.5 s for the batch of places 0 to 2 of the training stream")
+    named = {shard.stored.name: k for k, shard in enumerate(source.shards) if shard.stored.name in given}
+    assert named, given
+    for name, number in named.items():
+        assert f"{name} of here (source {said[0 if shares is None else shares.shard_sources[number]]})" in given

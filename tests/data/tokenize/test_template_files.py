@@ -32,3 +32,10 @@ def test_every_call_of_the_clock_says_the_day():
         on_day(template, "2026-11-21")
         == """{% if strftime_now is defined %}{{ "21 Nov 2026" }} {{ "2026-11" }}{% endif %}"""
     )
+
+
+@pytest.mark.parametrize(
+    "harmless", ["{% if strftime_now is not defined %}x{% endif %}", "{# strftime_now gives\n the day #}"]
+)
+def test_what_only_asks_for_the_clock_stays(harmless):
+    assert on_day(harmless, "2026-11-21") == harmless

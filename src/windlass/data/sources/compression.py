@@ -30,6 +30,8 @@ OTHER: Final = (
     ".sz",
     ".z",
     ".zstd",
+    ".gzip",
+    ".bzip2",
 )
 PACKED_AT_ONCE: Final = 32 << 10
 UNPACKED_AT_ONCE: Final = MIB

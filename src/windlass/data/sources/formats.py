@@ -102,11 +102,11 @@ def unpacked(stream: IO[bytes], where: str) -> IO[bytes]:
 def check_compression(where: str) -> None:
     """Raises UserError for rows in a compression that is not read, so that they are not left out as binary."""
     name = _name_in(where)
-    stem = next(
-        (name.removesuffix(end) for end in (*compression.OTHER, *compression.KNOWN) if name.endswith(end)), name
-    )
+    stem, ends = name, (*compression.OTHER, *compression.KNOWN)
+    while end := next((end for end in ends if stem.endswith(end)), ""):
+        stem = stem.removesuffix(end)  # several in .jsonl.tar.gz
     is_other = (
-        stem.endswith((".jsonl", ".ndjson", ".json", ".csv", ".tsv")) and compression.without_compression(name) == name
+        stem.endswith((".jsonl", ".ndjson", ".json", ".csv", ".tsv")) and compression.without_compression(name) != stem
     )
     if stem != name and (is_other or stem.endswith(".parquet")):
         end = name.removeprefix(stem)

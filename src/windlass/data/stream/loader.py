@@ -82,14 +82,17 @@ class Loader:
         consumed: int = 0,
         device: torch.device | str = "cpu",
         timeout_s: float = math.inf,
+        named: Callable[[int], str] | None = None,
     ):
         """`order.take` and `make` are called by the loader's thread alone, for one global batch after another: first all of its
-        positions, then this rank's micro-batches. `timeout_s`: how long `next()` waits for a batch."""
+        positions, then this rank's micro-batches. `timeout_s`: how long `next()` waits for a batch; `named`: what an error
+        calls a shard, by its number."""
         assert consumed >= 0
         self.shards, self.consumed, self.wait_s = shards, consumed, 0.0
         self._order, self._make, self._cut = order, make, cut
         self._device = torch.device(device)
         self._timeout_s, self._is_stuck = timeout_s, False
+        self._named = named or (lambda number: shards[number].stored.name)
         self._read_shards: list[int] = []
         """Of the micro-batch that the thread makes now."""
         self._ahead: deque[Future[list[Batch]]] = deque()
@@ -165,7 +168,7 @@ class Loader:
     def _no_batch(self) -> Unavailable:
         self._is_stuck = True
         cut, places = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
-        names = ", ".join(self.shards[shard].stored.name for shard in self._read_shards) or "no shard yet"
+        names = ", ".join(map(self._named, self._read_shards)) or "no shard yet"
         return Unavailable(
             f"batch rank {cut.batch_rank} of {cut.batch_ranks} has waited {self._timeout_s:g} s for the batch of places {places} "
             f"of the training stream; it reads {names}",

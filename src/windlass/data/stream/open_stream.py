@@ -10,7 +10,7 @@ A feature is one object that the others do not know. A new one goes into the lay
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -33,6 +33,8 @@ from windlass.data.stream.skipping_stream import (
     SkippingStream,
     check_limit_on_resume,
 )
+
+MOST_NAMED: Final = 3  # sources in an error
 
 
 def open_stream(
@@ -69,13 +71,28 @@ def open_stream(
     if with_keys:
         make = add_keys(make, seed, sequences)
     timeout_s = config.timeout_s if written is None else math.inf  # a preparation under way has a deadline of its own
-    loader = Loader(skipping or order, reader.shards, make, cut, state.get("samples_consumed", 0), device, timeout_s)
+    consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
+    loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, timeout_s, named)
     source: BatchSource = loader
     if written is not None:
         source = GrowingStream(loader, written, state.get("read_from"), log)
     if skipping is not None:
         source = SkippingStream(source, skipping, cut, config.max_bad_shards, ranks or OneRank())
     return source
+
+
+def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[int], str]:
+    """The name of a shard, by its number, where its storage does not answer; and of the source that it holds: of all sources,
+    where they are not mixed by weights."""
+
+    def name(shard: int) -> str:
+        shares = shares_of(prepared.sets["train"].source_shards, config.weights)
+        held = config.sources if shares is None else [config.sources[shares.shard_sources[shard]]]
+        more = f" and {len(held) - MOST_NAMED} more" * (len(held) > MOST_NAMED)
+        sources = ", ".join(source.label for source in held[:MOST_NAMED]) + more
+        return f"{reader.shards[shard].stored.name} of {prepared.where} (source {sources})"
+
+    return name
 
 
 def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:

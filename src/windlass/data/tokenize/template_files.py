@@ -11,13 +11,15 @@ from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE
 from windlass.errors import UserError
 
 CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
+OTHER_CLOCK: Final = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?(un)?defined).{0,40}")
 
 
 def on_day(template: str, date: str) -> str:
-    """The template with each call of the clock replaced by what the clock says on that day. Raises UserError."""
+    """The template with each call of the clock replaced by what the clock says on that day. Raises UserError for any other use of
+    the clock, such as another name for it: transformers takes no clock of ours."""
     day = datetime.fromisoformat(date)
     fixed = CLOCK_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
-    left = re.search(r"strftime_now\s*\(.{0,40}", fixed)
+    left = OTHER_CLOCK.search(re.sub(r"\{#.*?#\}", "", fixed, flags=re.DOTALL))
     if left is not None:
         raise UserError(
             f"the chat template reads the clock by {left[0]}",

@@ -243,6 +243,13 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def num_entries(config: TokenizerConfig) -> int | None:
+    """Rows that a model needs for `tokenizer.from`; None where code beside it says what it is. Raises UserError."""
+    file = next((file for file in tokenizer_files(config) if file.name == TOKENIZER_FILE), None)
+    has_code = config.trust_remote_code is not None
+    return None if file is None or has_code else vocab_size_of(_parsed(file, f"{config.from_}: {TOKENIZER_FILE}"))
+
+
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """Bytes of text per token id, [V] int32; 0 for special tokens (EOS among them) and for ids without a token."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if _is_byte_level(tokenizer) else None
