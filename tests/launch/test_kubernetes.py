@@ -154,6 +154,13 @@ def test_one_host_trains_without_a_meeting_and_an_override_is_no_variable_of_kub
     ]
 
 
+def test_the_recipe_is_read_in_the_manifest_as_it_was_written():
+    text = "run:\n  directory: 'runs/mine'  # a comment\n\nmodel: {family: \"qwen3\"}\n"
+    shown = manifests(FULL, text, [], Size(1, 1), "mine", "jobset").partition("---")[0]
+    assert "  recipe.yaml: |\n" + "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines()) in shown
+    assert yaml.safe_load(shown)["data"]["recipe.yaml"] == text
+
+
 def test_a_secret_in_a_recipe_is_refused():
     with pytest.raises(UserError, match="would hold a secret"):
         made(text="data: {directory: 's3://user:pa55word@host/x'}\n")
