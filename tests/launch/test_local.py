@@ -77,6 +77,12 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
             beat.beat("record", 17)
     elif rank == 1:
         os._exit(7) if case == "stuck" else os.kill(os.getpid(), 9)
+if case == "interrupted-twice":  # they would save for minutes
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT) if rank == 0 else None)
+    if rank == 0:
+        write_status(run, "running", 3, None)
+        os.kill(os.getppid(), signal.SIGINT)
 if case.startswith("signalled") and rank == 0:
     if case == "signalled-saved":
         write_status(run, "stopped", 3, 75)
@@ -331,3 +337,10 @@ def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
 def test_a_signal_is_the_exit_code_unless_the_run_was_saved_for_it(launched, monkeypatch, case, code):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     assert launched(case)[0].code == code
+
+
+def test_a_second_ctrl_c_waits_for_no_rank(launched, tmp_path):
+    """torchelastic alone gives them ten minutes more."""
+    assert launched("interrupted-twice")[0].code == 130
+    status = read_status(tmp_path / "run")
+    assert (status.state, status.step, status.exit_code) == ("failed", 3, 130)
