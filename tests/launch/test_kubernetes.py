@@ -148,6 +148,23 @@ def test_pods_meet_at_the_first_of_a_jobset_and_at_the_controllers_name_in_a_tra
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
 
 
+def test_a_trainjobs_pods_have_what_a_jobsets_have():
+    _, jobset = made()
+    _, trainjob = made(kind="trainjob")
+    ours = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (patch,) = trainjob["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    theirs = node["template"]["spec"]["template"]["spec"]
+    for key in ("terminationGracePeriodSeconds", "nodeSelector", "volumes"):
+        assert theirs[key] == ours[key], key
+    assert theirs["containers"] == [{"name": "node", "volumeMounts": ours["containers"][0]["volumeMounts"]}]
+    trainer = trainjob["spec"]["trainer"]
+    assert (trainer["env"], trainer["resourcesPerNode"]) == (
+        ours["containers"][0]["env"],
+        ours["containers"][0]["resources"],
+    )
+
+
 def test_one_host_trains_without_a_meeting_and_an_override_is_no_variable_of_kubernetes():
     assert command(["run.name=$(HOME)"], Size(1, 8, 8), "nowhere") == [
         *("python3", "-m", "windlass", "train", "/windlass/recipe.yaml", "run.name=$$(HOME)", "--nproc", "8")
