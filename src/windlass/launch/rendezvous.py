@@ -84,7 +84,8 @@ class MeetingPlace:
             )
 
     def start(self) -> dict[str, Any]:
-        """LaunchConfig's fields for the next start of ranks."""
+        """LaunchConfig's fields for the next start of ranks, which waits for hosts."""
+        say(f"windlass: at {self._endpoint}; a start needs {self._least} host{'s' * (self._least > 1)}")
         return {
             "min_nodes": self._least,
             "max_nodes": self._most,
