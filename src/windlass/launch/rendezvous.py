@@ -85,7 +85,7 @@ class MeetingPlace:
 
     def start(self) -> dict[str, Any]:
         """LaunchConfig's fields for the next start of ranks, which waits for hosts."""
-        say(f"windlass: at {self._endpoint}; a start needs {self._least} host{'s' * (self._least > 1)}")
+        say(f"windlass: waiting at {self._endpoint}: a start needs {self._least} host{'s' * (self._least > 1)}")
         return {
             "min_nodes": self._least,
             "max_nodes": self._most,
