@@ -105,6 +105,19 @@ def test_an_empty_environment_is_a_world_of_one(monkeypatch):
     assert not dist.is_initialized()
 
 
+def test_a_store_that_outlives_its_ranks_holds_nothing_of_the_ranks_before(monkeypatch):
+    """The agent of a user's torchrun may keep one store over all restarts."""
+    kept = dist.HashStore()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(dist, "rendezvous", lambda _url: iter([(kept, 0, 1)]))
+    monkeypatch.setattr(page, "adopt", lambda: None)
+    for _ in range(2):
+        with start_runtime() as runtime:
+            assert runtime.store is not None and not runtime.store.check(["stop"])
+            runtime.store.set("stop", "7")
+
+
 def warnings_of_a_clip():
     """What torch says of a norm that is summed over two axes."""
     start_runtime().close()

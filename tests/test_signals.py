@@ -157,5 +157,5 @@ def test_leaving_before_the_first_step_costs_nothing_where_no_signal_comes():
     with catch_signals() as signals:
         with signals.leaving(lambda: pytest.fail("no signal came")):
             threads = {thread.name for thread in threading.enumerate()}
-        assert "exits-on-signal" in threads and signal.set_wakeup_fd(before) == before
-    assert "exits-on-signal" not in {thread.name for thread in threading.enumerate()}
+        assert "hears-signals" in threads and signal.set_wakeup_fd(before) == before
+    assert "hears-signals" not in {thread.name for thread in threading.enumerate()}

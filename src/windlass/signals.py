@@ -58,22 +58,50 @@ class Signals:
 @contextlib.contextmanager
 def _exits_after(grace_s: float, exit_code: Callable[[], int]) -> Iterator[None]:
     """Inside, a signal ends the process after `grace_s`, whatever the main thread does. Main thread only."""
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
     left = threading.Event()
 
-    def end() -> None:
-        if os.read(woken, 1)[:1] != _LEFT and not left.wait(grace_s):
+    def end(_number: int) -> None:
+        if not left.wait(grace_s):
             os._exit(exit_code())
 
-    thread = threading.Thread(target=end, name="exits-on-signal", daemon=True)
+    with _heard(end):
+        try:
+            yield
+        finally:
+            left.set()
+
+
+@contextlib.contextmanager
+def on_second_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
+    """Inside, a SIGINT that follows another of SIGNALS calls `act` in a thread, whoever handles signals. Main thread only."""
+    heard: list[int] = []
+
+    def hear(number: int) -> None:
+        if heard and number == signal.SIGINT:
+            act()
+        heard.append(number)
+
+    with _heard(hear):
+        yield
+
+
+@contextlib.contextmanager
+def _heard(hear: Callable[[int], None]) -> Iterator[None]:
+    """Inside, a thread calls `hear` with the number of every signal that Python handles. Main thread only."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+
+    def listen() -> None:
+        while (number := os.read(woken, 1)) != _LEFT:
+            hear(number[0])
+
+    thread = threading.Thread(target=listen, name="hears-signals", daemon=True)
     thread.start()
     before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        left.set()
         os.write(wake, _LEFT)
         thread.join()
         os.close(woken)

@@ -91,6 +91,8 @@ def test_manifest_is_written_last_and_removed_first(tmp_path, store, monkeypatch
     assert removed[0] == f"{step_name(1)}/{MANIFEST}" and sorted(removed) == sorted(first)
     assert of_copies.index(("remove", removed[0])) > of_copies.index(("write", f"{step_name(2)}/{MANIFEST}"))
     assert list(whole_steps(store)) == [2]
+    of_run = [calls.index(("write", name)) for name in ("run.json", "events.jsonl")]
+    assert max(of_run) < calls.index(("write", first[-1])), "a copy that is whole has its events"
 
 
 def test_the_store_keeps_what_the_recipe_keeps(tmp_path, store):

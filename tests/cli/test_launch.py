@@ -34,3 +34,31 @@ def test_a_mistake_costs_no_start(arguments, words, tmp_path, monkeypatch, capsy
         cli.main()
     assert caught.value.code == 2 and words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("steps", "code", "after"), [([], 130, "nothing was saved"), ([3], 75, "the same command goes on")]
+)
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("windlass.launch.nodes.launch_nodes", ["launch", "nodes", "tiny.yaml", *MEET, "run.tokens_per_step=192"]),
+        ("windlass.launch.local.launch", ["train", "tiny.yaml", "--nproc", "2"]),
+    ],
+)
+def test_a_signal_before_ranks_begin_says_whether_the_run_goes_on(
+    launcher, words, steps, code, after, tmp_path, monkeypatch, capsys
+):
+    def wait(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(to_yaml(tiny.recipe(tmp_path)))
+    monkeypatch.setattr(launcher, wait)
+    monkeypatch.setattr("windlass.training.run_directory.committed_steps", lambda _: steps)
+    monkeypatch.setattr(sys, "argv", ["windlass", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    said = capsys.readouterr().err
+    assert caught.value.code == code and "windlass: interrupted before the first step; " in said and after in said

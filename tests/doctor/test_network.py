@@ -74,6 +74,7 @@ def test_packets_smaller_than_this_hosts_are_a_finding(segment, found):
         ({"GLOO_SOCKET_IFNAME": "en0"}, [LO, ETH], "eth0", ["interface-absent"], "GLOO_SOCKET_IFNAME=en0"),
         ({"NCCL_SOCKET_IFNAME": "br"}, [LO, BRIDGE, ETH], "eth0", ["interface-wrong"], "NCCL takes br-4f"),
         ({}, [LO, BRIDGE, ETH], None, [], ""),
+        ({}, [LO, ETH], "lo", [], ""),  # the endpoint is this host, by a name of its own
     ],
 )
 def test_the_interface_that_nccl_takes_leads_to_the_other_hosts(environ, here, via, found, said):

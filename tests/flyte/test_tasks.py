@@ -75,6 +75,23 @@ def prepared_by(done):
     return done.stdout.count("task prepare: ")
 
 
+ON_THE_VOLUME = """
+import types, flyte
+from windlass.config import load_recipe
+from windlass.flyte import tasks
+flyte.ctx = lambda: types.SimpleNamespace(mode="remote")
+config = load_recipe("r.yaml", "launch.flyte.mount=/runs")
+print([tasks._outlives_the_pod(config, place) for place in ("/runs/mine", "/runs", "/runs-of-this-pod/mine", "s3://b/x")])
+"""
+
+
+def test_a_directory_beside_the_volume_is_not_on_it(python, base):
+    done = subprocess.run(
+        [python, "-c", ON_THE_VOLUME], cwd=base, env=environment(base), capture_output=True, text=True
+    )
+    assert done.stdout == "[True, True, False, True]\n", done.stderr
+
+
 def test_a_second_run_skips_prepare_and_a_changed_setting_prepares_beside_it(python, base):
     first = local(python, base)
     assert prepared_by(first) == 1

@@ -44,3 +44,10 @@ def test_what_a_script_could_not_hold(wrong, says):
 def test_a_time_is_in_quotes(time):
     with pytest.raises(ValidationError, match="is not a time limit in quotes"):
         SlurmConfig(time=time)
+
+
+@pytest.mark.parametrize("site", [{"kubernetes": {"environment": {"A B": 1}}}, {"kubernetes": {"secrets": {"A=B": "store/key"}}},
+                                  {"sky": {"environment": {"1st": 1}}}, {"sky": {"secrets": ["A-B"]}}])  # fmt: skip
+def test_a_variable_that_no_pod_or_host_could_have_is_refused(site):
+    with pytest.raises(ValidationError, match="should match pattern"):
+        LaunchConfig(**site)

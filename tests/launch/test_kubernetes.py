@@ -148,10 +148,34 @@ def test_pods_meet_at_the_first_of_a_jobset_and_at_the_controllers_name_in_a_tra
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
 
 
+def test_a_trainjobs_pods_have_what_a_jobsets_have():
+    _, jobset = made()
+    _, trainjob = made(kind="trainjob")
+    ours = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (patch,) = trainjob["spec"]["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    theirs = node["template"]["spec"]["template"]["spec"]
+    for key in ("terminationGracePeriodSeconds", "nodeSelector", "volumes"):
+        assert theirs[key] == ours[key], key
+    assert theirs["containers"] == [{"name": "node", "volumeMounts": ours["containers"][0]["volumeMounts"]}]
+    trainer = trainjob["spec"]["trainer"]
+    assert (trainer["env"], trainer["resourcesPerNode"]) == (
+        ours["containers"][0]["env"],
+        ours["containers"][0]["resources"],
+    )
+
+
 def test_one_host_trains_without_a_meeting_and_an_override_is_no_variable_of_kubernetes():
     assert command(["run.name=$(HOME)"], Size(1, 8, 8), "nowhere") == [
         *("python3", "-m", "windlass", "train", "/windlass/recipe.yaml", "run.name=$$(HOME)", "--nproc", "8")
     ]
+
+
+def test_the_recipe_is_read_in_the_manifest_as_it_was_written():
+    text = "run:\n  directory: 'runs/mine'  # a comment\n\nmodel: {family: \"qwen3\"}\n"
+    shown = manifests(FULL, text, [], Size(1, 1), "mine", "jobset").partition("---")[0]
+    assert "  recipe.yaml: |\n" + "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines()) in shown
+    assert yaml.safe_load(shown)["data"]["recipe.yaml"] == text
 
 
 def test_a_secret_in_a_recipe_is_refused():

@@ -77,9 +77,17 @@ if case in ("recovers", "stuck", "mistaken", "stalls"):
             beat.beat("record", 17)
     elif rank == 1:
         os._exit(7) if case == "stuck" else os.kill(os.getpid(), 9)
+if case == "interrupted-twice":  # they would save for minutes
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT) if rank == 0 else None)
+    if rank == 0:
+        write_status(run, "running", 3, None)
+        os.kill(os.getppid(), signal.SIGINT)
 if case.startswith("signalled") and rank == 0:
     if case == "signalled-saved":
         write_status(run, "stopped", 3, 75)
+    if case == "signalled-running":
+        write_status(run, "running", 3, None)
     if case == "signalled-finished":
         write_status(run, "finished", 3, 0)
     os.kill(os.getppid(), int(case.rpartition("-")[2]) if case[-1:].isdigit() else 15)
@@ -224,7 +232,10 @@ from windlass.launch.restarts import Restarts
 from windlass.status import read_status
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
-    code = launch([case], 2, run, Restarts(*given, 0, "places up to {}".format) if given else None)
+    try:
+        code = launch([case], 2, run, Restarts(*given, 0, "places up to {}".format) if given else None)
+    except KeyboardInterrupt:
+        code = "interrupted"
     ends.append((code, read_status(run).step))
     print("\\0", end="", file=sys.stderr, flush=True)
 print(json.dumps(ends))
@@ -319,15 +330,22 @@ def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
 @pytest.mark.parametrize(
     ("case", "code"),
     [
-        ("signalled-2", 130),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in (("signalled-1", 129), ("signalled-10", 138), ("signalled", 143))
-        ),
+        ("signalled-2", "interrupted"),
+        *(pytest.param(f"signalled-{number}", "interrupted", marks=pytest.mark.long) for number in (1, 10, 15)),
+        ("signalled-running", 143),
         ("signalled-saved", EXIT_STOPPED),
         ("signalled-finished", 0),
     ],
 )
-def test_a_signal_is_the_exit_code_unless_the_run_was_saved_for_it(launched, monkeypatch, case, code):
+def test_a_signal_interrupts_ranks_that_have_not_begun_and_is_the_exit_code_of_those_that_did_not_save(
+    launched, monkeypatch, case, code
+):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     assert launched(case)[0].code == code
+
+
+def test_a_second_ctrl_c_waits_for_no_rank(launched, tmp_path):
+    """torchelastic alone gives them ten minutes more."""
+    assert launched("interrupted-twice")[0].code == 130
+    status = read_status(tmp_path / "run")
+    assert (status.state, status.step, status.exit_code) == ("failed", 3, 130)

@@ -16,7 +16,7 @@ def endpoint():
         return f"localhost:{free.getsockname()[1]}"
 
 
-def test_a_host_that_was_started_otherwise_is_refused_and_named(endpoint):
+def test_a_host_that_was_started_otherwise_is_refused_and_named(endpoint, capsys):
     facts = {"--nodes": "2:3", "--nproc": 1, "windlass": "1"}
     MeetingPlace(2, 3, endpoint, facts)
     again = MeetingPlace(2, 3, endpoint, facts)
@@ -25,6 +25,7 @@ def test_a_host_that_was_started_otherwise_is_refused_and_named(endpoint):
     here = socket.gethostname()
     assert caught.value.given == f"--nproc 2, windlass 2 on {here}, --nproc 1, windlass 1 on {here}"
     assert again.start()["local_addr"] == address_towards(endpoint) == "localhost"
+    assert capsys.readouterr().out == f"windlass: waiting at {endpoint}: a start needs 2 hosts\n"
 
 
 def test_a_host_alone_meets_leaves_and_comes_again_until_the_end(endpoint):

@@ -126,6 +126,13 @@ def test_the_job_fails_where_only_the_user_can_mend_it(cluster, code):
     assert "the end of the ranks" in (cluster / "run/slurm/7.out").read_text()
 
 
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_the_shell_outlives_the_signals_on_which_its_ranks_save(cluster, name):
+    srun = cluster / "bin/srun"
+    srun.write_text(srun.read_text().replace("\n", f"\nkill -{name} $PPID; sleep 0.1\n", 1))
+    assert segments(cluster, ["75", "0"]) == ([75, 0], ["requeue 7"])
+
+
 def test_0_is_for_a_run_that_is_finished(cluster):
     assert segments(cluster, ["unfinished-0", "0"]) == ([1, 0], ["requeue 7"])
 

@@ -113,3 +113,5 @@ def test_hosts_with_other_data_are_refused_and_a_clock_that_differs_is_named(ran
     for ahead_s, words in ((40, "40 s ahead of the others"), (-40, None)):
         (said,), again = ranks.run(2, compare_hosts, ["abc", "abc"], [0, ahead_s])
         assert [said] == again and said.startswith(f"the clock of host{int(ahead_s > 0)} is {words or '40 s ahead of'}")
+    (said,), *others = ranks.run(4, compare_hosts, ["abc"] * 4, [0, 0, -40, 0])
+    assert others == [[said]] * 3 and said.startswith("the clock of host2 is 40 s behind the others")

@@ -1,5 +1,6 @@
 """What several commands take and do: arguments with their help, lines printed and read as they come."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from windlass.errors import UserError
+from windlass.contract import has_agent
+from windlass.errors import Interrupted, UserError
 from windlass.launch.restarts import Restarts
 from windlass.safe_text import say
 
@@ -65,6 +67,18 @@ def restarts_of(config: "RunConfig") -> Restarts:
 
     data_s = math.inf if config.data.may_grow else config.data.timeout_s
     return Restarts(config.launch.max_restarts, config.launch.stall_s, data_s, partial(batch_before, config))
+
+
+@contextlib.contextmanager
+def interruptions() -> Iterator[None]:
+    """A signal before the first step ends the command with the code that says whether the run goes on: typer makes 130 of any.
+    Where our launcher started this rank, it says so for all of them."""
+    try:
+        yield
+    except Interrupted as error:
+        if not has_agent():
+            say(f"windlass: {error}", sys.stderr)
+        raise typer.Exit(error.code) from None
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from windlass.cli.arguments import Nproc, Overrides, Recipe, endpoint_of, restarts_of
+from windlass.cli.arguments import Nproc, Overrides, Recipe, endpoint_of, interruptions, restarts_of
 from windlass.errors import EXIT_STOPPED
 from windlass.launch import local
 from windlass.safe_text import say
@@ -37,7 +37,7 @@ def launch_nodes(
     config, num_ranks = load_recipe(recipe, *overrides or ()), local.choose_ranks(nproc)
     shape = config.model.shape(config.data.tokenizer.train)
     check_worlds(hosts, num_ranks, partial(config.check_layout, shape))
-    with interruptible(config.run.directory):
+    with interruptions(), interruptible(config.run.directory):
         arguments = ["train", recipe, *(overrides or ())]
         code = launch_nodes(arguments, hosts, place, num_ranks, config.run.directory, restarts_of(config))
     if code == EXIT_STOPPED:

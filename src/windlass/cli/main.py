@@ -25,6 +25,7 @@ from windlass.cli.arguments import (
     Recipe,
     Rehash,
     endpoint_of,
+    interruptions,
     rehashing,
     restarts_of,
 )
@@ -34,7 +35,6 @@ from windlass.errors import (
     EXIT_NOT_EQUAL,
     EXIT_STOPPED,
     EXIT_USER_ERROR,
-    Interrupted,
     UserError,
     WindlassError,
     exit_code_of,
@@ -121,7 +121,7 @@ def train(
     from windlass.config import load_recipe
 
     config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
-    try:
+    with interruptions():
         if smoke and (quiet or json_lines):
             raise UserError(
                 f"--smoke with {'--quiet' if quiet else '--json'}",
@@ -137,9 +137,6 @@ def train(
             if code == EXIT_STOPPED:
                 say(f"the same command goes on: windlass {shlex.join(sys.argv[1:])}")
             raise typer.Exit(code)
-    except Interrupted as error:  # typer would make 130 of any
-        print(f"windlass: {error}", file=sys.stderr)
-        raise typer.Exit(error.code) from None
 
 
 def _train_as_worker(config: "RunConfig", smoke: bool, on_event: Callable[[Event], None] | None) -> int:

@@ -101,7 +101,8 @@ def check_meeting(endpoint: str, met: Meeting, here: list[Interface]) -> Iterato
 
 
 def check_interfaces(environ: Mapping[str, str], met: Meeting, here: list[Interface]) -> Iterator[Diagnosis]:
-    """Which interface NCCL and gloo take, and whether it leads to the other hosts."""
+    """Which interface NCCL and gloo take, and whether it leads to the other hosts. On its own host the endpoint's name may
+    lead to `lo`, which leads to none of them."""
     able = [one for one in here if one.is_up and one.addresses]
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wish = environ.get(variable)
@@ -114,7 +115,7 @@ def check_interfaces(environ: Mapping[str, str], met: Meeting, here: list[Interf
             )
     wish = environ.get("NCCL_SOCKET_IFNAME")
     taken = [one for one in able if _is_meant(one.name, wish)] if wish else _usual(able)[:1]
-    if met.via is not None and taken and met.via not in [one.name for one in taken]:
+    if met.via not in (None, "lo") and taken and met.via not in [one.name for one in taken]:
         yield Diagnosis(
             "interface-wrong",
             f"NCCL takes {taken[0].name}, and the other hosts are reached through {met.via}",

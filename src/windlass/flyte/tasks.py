@@ -100,8 +100,10 @@ def newest_whole(run: Path) -> Path:
 
 
 def _outlives_the_pod(config: RunConfig, directory: str) -> bool:
+    if "://" in directory or flyte.ctx().mode == "local":
+        return True
     mount = config.launch.flyte.mount
-    return "://" in directory or flyte.ctx().mode == "local" or (mount is not None and directory.startswith(mount))
+    return mount is not None and Path(directory).is_relative_to(mount)
 
 
 def _kept(config: RunConfig, directory: Path) -> Dir:

@@ -22,7 +22,7 @@ from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED
 from windlass.launch.restarts import Failure
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
-from windlass.signals import SIGNALS, held_back
+from windlass.signals import SIGNALS, held_back, on_second_ctrl_c
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
 from windlass.supervise.kernel_log import read_faults
@@ -48,9 +48,9 @@ def start_ranks(
     others: OtherHosts | None = None,
 ) -> Failure | None:
     """Runs `command` on `num_ranks` workers of this host until all are gone -> how they failed, which has been printed; None
-    where they ended well. Raises torchelastic's SignalException for a signal to this process. `deadlines`: None watches nothing.
-    `meeting`: LaunchConfig's fields for a world of several hosts; its rendezvous raises RendezvousError. `others`: their
-    watchdogs."""
+    where they ended well. Raises torchelastic's SignalException for a signal to this process, after which ranks save; a second
+    Ctrl-C kills them. `deadlines`: None watches nothing. `meeting`: LaunchConfig's fields for a world of several hosts; its
+    rendezvous raises RendezvousError. `others`: their watchdogs."""
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -72,7 +72,7 @@ def start_ranks(
         try:
             # signals are held back until a worker has installed its own handlers, in its first line
             watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
-            with held_back(), watchdog or contextlib.nullcontext():
+            with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
                 elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
             beats = read_beats(run_directory)
@@ -85,6 +85,14 @@ def start_ranks(
                 return _failure(EXIT_STOPPED, incident, beats)
             return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
     return None
+
+
+def end_children() -> None:
+    """Kills the processes that this one has started: a rank that hangs at its end has no page among the heartbeats any more."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 class _Stalls:

@@ -26,6 +26,10 @@ def seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
 
 
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+"""The name of a variable of the environment."""
+
+
 class SlurmConfig(Settings):
     partition: str | None = None
     """Where jobs run. Default: the site's. Options of `windlass launch slurm` replace this key and the three below."""
@@ -148,10 +152,10 @@ class KubernetesConfig(Settings):
     node_selector: dict[str, str] = {}
     """Labels that a pod's node has."""
 
-    environment: dict[str, str | int] = {}
+    environment: dict[Variable, str | int] = {}
     """Variables of the pods, such as NCCL's."""
 
-    secrets: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = {}
+    secrets: dict[Variable, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = {}
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
     retries: int = Field(default=20, ge=0)
@@ -220,10 +224,10 @@ class SkyConfig(Settings):
     volume: str | None = None
     """A volume of SkyPilot (`sky volumes ls`) that is mounted there. Default: a line of `setup` mounts something."""
 
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str | int] = {}
+    environment: dict[Variable, str | int] = {}
     """Variables of the hosts, such as NCCL's."""
 
-    secrets: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = []
+    secrets: list[Variable] = []
     """Names of variables whose values are taken from the environment of the command that submits: [AWS_SECRET_ACCESS_KEY]."""
 
     def rules(self) -> Sequence[Iterator[UserError]]:

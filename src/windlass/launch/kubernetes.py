@@ -37,6 +37,16 @@ RUNTIME_JOB: Final = "node"
 Tree = dict[str, Any]
 
 
+class Blocks(yaml.SafeDumper):
+    """Writes texts of several lines as they are read."""
+
+
+Blocks.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
 def check_pods(kubernetes: KubernetesConfig, run: PurePath, has_remote: bool, size: Size) -> None:
     """Raises UserError where pods would lose what a run keeps, or would not see the same directory. `has_remote`: whether
     checkpoints are copied to a store."""
@@ -85,7 +95,7 @@ def manifests(
     }
     write = _jobset if kind == "jobset" else _trainjob
     job = write(kubernetes, arguments, size, metadata)
-    made = yaml.safe_dump_all([recipe, job], sort_keys=False)
+    made = yaml.dump_all([recipe, job], Dumper=Blocks, sort_keys=False)
     if redacted(made) != made:
         raise UserError(
             "the manifest would hold a secret: a URL with a password or a signature, or a token of the hub",

@@ -82,7 +82,8 @@ def die_with_agent() -> None:
 def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: Restarts | None = None) -> int:
     """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
 
-    `restarts`: of a command that trains, whose workers write the status of the run. Other commands leave that as they found it,
+    `restarts`: of a command that trains, whose workers write the status of the run; a signal before they do raises
+    KeyboardInterrupt. Other commands leave that as they found it,
     and are not started again.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -107,8 +108,7 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
                 return code
             say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
     except SignalException as received:
-        code = EXIT_SIGNAL + received.sigval
-        return settle(run_directory, start_s, code) if restarts else code
+        return stopped(run_directory, start_s, received.sigval) if restarts else EXIT_SIGNAL + received.sigval
     finally:
         forget_beats(run_directory)
         del os.environ[AGENT]
@@ -119,6 +119,15 @@ def note(run_directory: Path, incident: Incident, restart: int | None) -> None:
     follows."""
     if (file := run_directory / "events.jsonl").is_file():
         EventLog(file).write("incident", incident.step or 0, {**incident.fields(), "restart": restart})
+
+
+def stopped(run_directory: Path, since_s: float, number: int) -> int:
+    """The exit code of a run whose ranks are gone after signal `number` to their launcher. Raises KeyboardInterrupt where they
+    had not begun: `interruptible` makes a code of that, by the run's checkpoints."""
+    status = read_status(run_directory)
+    if status is None or status.time < since_s:
+        raise KeyboardInterrupt
+    return settle(run_directory, since_s, EXIT_SIGNAL + number)
 
 
 def settle(run_directory: Path, since_s: float, code: int) -> int:

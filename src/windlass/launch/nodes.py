@@ -22,9 +22,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from windlass.contract import AGENT, HOSTS
-from windlass.errors import EXIT_SIGNAL, EXIT_STOPPED, UserError
+from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.agent import start_ranks
-from windlass.launch.local import note, settle
+from windlass.launch.local import note, settle, stopped
 from windlass.launch.rendezvous import MeetingPlace, too_few
 from windlass.launch.restarts import Failure, Restarts
 from windlass.safe_text import say
@@ -89,7 +89,7 @@ def launch_nodes(
                 if code is not None:
                     return code
         except SignalException as received:
-            return settle(run_directory, start_s, EXIT_SIGNAL + received.sigval)
+            return stopped(run_directory, start_s, received.sigval)
         finally:
             meeting.leave()
 

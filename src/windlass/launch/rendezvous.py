@@ -8,14 +8,11 @@ have seen it themselves by then, and may be saving.
 
 import contextlib
 import json
-import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.rendezvous.api import (
@@ -33,6 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from windlass.errors import Unavailable, UserError
+from windlass.launch.agent import end_children
 from windlass.launch.stalls import SharedWatch
 from windlass.safe_text import say
 
@@ -86,7 +84,8 @@ class MeetingPlace:
             )
 
     def start(self) -> dict[str, Any]:
-        """LaunchConfig's fields for the next start of ranks."""
+        """LaunchConfig's fields for the next start of ranks, which waits for hosts."""
+        say(f"windlass: waiting at {self._endpoint}: a start needs {self._least} host{'s' * (self._least > 1)}")
         return {
             "min_nodes": self._least,
             "max_nodes": self._most,
@@ -184,14 +183,6 @@ class _Handler(DynamicRendezvousHandler):
         """torchelastic's last call after any start of ranks."""
         self.leave()
         return True
-
-
-def end_children() -> None:
-    """Kills the processes that this one has started: a rank that hangs at its end has no page among the heartbeats any more."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
 
 
 def address_towards(endpoint: str) -> str:

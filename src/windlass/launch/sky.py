@@ -22,7 +22,7 @@ import yaml
 
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.config import SkyConfig
-from windlass.launch.kubernetes import NAME, PORT
+from windlass.launch.kubernetes import NAME, PORT, Blocks
 from windlass.launch.slurm import Size
 from windlass.safe_text import redacted
 
@@ -82,7 +82,7 @@ def task(sky: SkyConfig, text: str, arguments: list[str], size: Size, name: str)
         "setup": _lines(sky.setup),
         "run": _run(sky, text, arguments, size),
     }
-    made = yaml.dump({key: value for key, value in tree.items() if value}, Dumper=_Blocks, sort_keys=False)
+    made = yaml.dump({key: value for key, value in tree.items() if value}, Dumper=Blocks, sort_keys=False)
     if redacted(made) != made:
         raise UserError(
             "the task would hold a secret: a URL with a password or a signature, or a token of the hub",
@@ -127,16 +127,6 @@ def _run(sky: SkyConfig, text: str, arguments: list[str], size: Size) -> str:
 
 def _lines(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-class _Blocks(yaml.SafeDumper):
-    """Writes texts of several lines as they are read."""
-
-
-_Blocks.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
 
 
 def submit(text: str, name: str, secrets: list[str]) -> str:
