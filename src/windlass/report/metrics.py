@@ -262,7 +262,7 @@ class Recorder:
 
 
 def _by_expert(figures: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With names for the shares of the experts; without the shares where they are too many to be told apart in a chart."""
+    """With names for the shares of the experts; of more experts than a chart can show, without the shares."""
     shares = figures.get("expert_shares")
     if shares is None:
         return figures
