@@ -1,4 +1,4 @@
-"""A hundred keys of other tools, as their files have them, are answered: by a key of ours, or by what this version does in its place."""
+"""A hundred keys of other tools, as their files have them, are answered: by our key, or by what this version does instead."""
 
 import re
 
