@@ -1,5 +1,6 @@
 """The Python door: every name is there, lazily, and the page that shows it runs."""
 
+import html
 import re
 import subprocess
 import sys
@@ -39,3 +40,8 @@ def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
     assert score.loss == pytest.approx(logged["loss"], rel=1e-5) and (score.step, score.unit) == (20, "targets")
     assert score.count == logged["targets"] and f"loss {score.loss:.4f}" in score.line
     assert names["done"].largest_difference <= 1e-5 and (tmp_path / "exported" / "model.safetensors").is_file()
+    shown = names["result"]._repr_html_()
+    page = html.unescape(re.fullmatch(r'<iframe title="report" srcdoc="([^"]*)" style="[^"]*"></iframe>', shown)[1])
+    assert page == (tmp_path / "run" / "report.html").read_text() and "<title>run - windlass</title>" in page
+    (tmp_path / "run" / "report.html").unlink()
+    assert names["result"]._repr_html_() is None, "then a notebook shows the plain result"

@@ -258,6 +258,7 @@ LAZY = {  # imports of ours inside a function
     },
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_wandb"): "its package is an extra",
+    ("windlass.report.sinks.follow", "windlass.report.sinks.to_trackio"): "its package is an extra",
     ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",
 }
 # names of files that two folders have; the folder tells them apart
@@ -792,7 +793,7 @@ def test_the_lock_covers_what_pyproject_asks_for():
 
     locked = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().split())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    apart = ("eval", "flyte", "wandb")  # extras that requirements.lock does not hold
+    apart = ("eval", "flyte", "wandb", "trackio")  # extras that requirements.lock does not hold
     listed = (texts for name, texts in project["optional-dependencies"].items() if name not in apart)
     extras = [text for texts in listed for text in texts]
     for text in (*project["dependencies"], *extras):

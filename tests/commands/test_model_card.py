@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -12,8 +13,9 @@ import yaml
 from windlass.checkpoint.verify import Checkpoint
 from windlass.cli import main as cli
 from windlass.commands.export import export
-from windlass.commands.model_card import base_license, front_matter, provenance
+from windlass.commands.model_card import IN_LLAMA_CPP, base_license, front_matter, provenance, serving
 from windlass.config import check_recipe
+from windlass.model.families.family_table import FAMILIES
 from windlass.training.base_model import FRONT_MATTER
 from windlass.training.open_saved import open_saved
 
@@ -141,3 +143,56 @@ def test_hub_data_sets_are_named(run):
     saved = saved_with(run, **{"from": None, "family": "qwen3"})
     saved.trainer_state["config"]["data"] = {"sources": [{"hub": "org/data"}, {"path": "x"}]}
     assert front_matter(saved)["datasets"] == ["org/data"]
+
+
+def commands_of(text):
+    return re.findall(r"```sh\n(.*)\n```", text)
+
+
+def test_the_card_says_how_to_serve_the_model(run, tmp_path):
+    """Its tokenizer was trained by the run: llama.cpp's converter stops at it, unless it is named."""
+    text = read_card(export(run, tmp_path / "out").directory)[1]
+    vllm, gguf = commands_of(text.split("## Serve it\n")[1].split("## Where it comes from\n")[0])
+    assert vllm == 'vllm serve "PATH OR NAME"'
+    python, option, program, *words = shlex.split(gguf)
+    assert (python, option, words) == ("python", "-c", ["PATH OR NAME", "--outfile", "model.gguf"])
+    compile(program, "card", "exec")
+    assert 'TextModel.get_vocab_base_pre = lambda *_: "gpt-2"' in program
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokenizer", "gguf"),
+    [
+        ({}, {"from": "org/name"}, 'python convert_hf_to_gguf.py "PATH OR NAME" --outfile model.gguf'),
+        ({"window": 7, "window_layers": (0, 1)}, {"from": "org/name"}, None),
+        ({"unrotated_layers": (1,)}, {"from": "org/name"}, None),
+        ({"family": "smollm3", "num_layers": 8, "unrotated_layers": (3, 7)}, {"from": "org/name"}, "python"),
+        ({"family": "smollm3", "num_layers": 8, "unrotated_layers": (1, 3, 5, 7)}, {"from": "org/name"}, None),
+        ({"family": "gemma2"}, {"from": "org/name"}, None),
+    ],
+    ids=["hub's tokenizer", "window", "unrotated", "smollm3", "another smollm3", "gemma2"],
+)
+def test_gguf_only_where_llama_cpp_computes_the_same(run, changes, tokenizer, gguf):
+    saved = open_saved(run)
+    saved.trainer_state["config"]["data"]["tokenizer"] = tokenizer
+    saved = dataclasses.replace(saved, architecture=dataclasses.replace(saved.architecture, **changes))
+    (_, vllm), *rest = serving(saved)
+    assert vllm == 'vllm serve "PATH OR NAME"' and len(rest) == (gguf is not None)
+    assert all(command.startswith(gguf) for _, command in rest)
+
+
+@pytest.mark.parametrize(("rank", "largest"), [(4, 16), (16, 16), (17, 32), (64, 64)])
+def test_an_adapter_is_served_beside_its_base(run, rank, largest):
+    saved = saved_with(run, **{"from": "org/name"})
+    saved.trainer_state["base"] = {"from": "org/name"}
+    saved.trainer_state["config"]["adapter"] = {"rank": rank, "also_train": []}
+    ((_, command),) = serving(saved, is_adapter=True)
+    assert command == (
+        f'vllm serve org/name --enable-lora --max-lora-rank {largest} --lora-modules tuned="PATH OR NAME"'
+    )
+    saved.trainer_state["config"]["adapter"]["also_train"] = ["model.embed_tokens.weight"]
+    assert serving(saved, is_adapter=True) == []
+
+
+def test_every_family_of_llama_cpp_is_one_of_ours():
+    assert set(FAMILIES) >= IN_LLAMA_CPP

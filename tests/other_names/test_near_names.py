@@ -62,6 +62,9 @@ WRONG_KEYS = {  # as people write them -> what they are told
     "max_steps=5": "use run.steps=5; ",
     "model.n_layers=4": "use model.num_hidden_layers=4; ",
     "model.dim=4": "use model.hidden_size=4; ",
+    "model.flavor=8B": "use preset, from or family of model; ",
+    "model.path=org/some": "use model.from=org/some; ",
+    "model.expansion_ratio=4": "use intermediate_size of model, hidden_size times that; ",
 }
 
 

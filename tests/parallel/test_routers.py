@@ -29,6 +29,10 @@ def test_one_process_counts_each_token_once_per_expert(one):
     for load in one["expert_loads"]:
         tokens = load * 4 * LENGTH * CHOSEN / EXPERTS  # of the busiest
         assert abs(tokens - round(tokens)) < 1e-9 and 1.0 <= load <= EXPERTS / CHOSEN
+    in_all = [share * LAYERS * 4 * LENGTH * CHOSEN for share in one["expert_shares"]]  # tokens of each expert
+    assert len(in_all) == EXPERTS and sum(in_all) == pytest.approx(LAYERS * 4 * LENGTH * CHOSEN, abs=1e-9)
+    assert all(abs(tokens - round(tokens)) < 1e-9 for tokens in in_all)
+    assert any(round(tokens) % LAYERS for tokens in in_all), "of all layers, and not of one"
 
 
 @pytest.mark.parametrize(
@@ -44,10 +48,10 @@ def test_layouts_agree_on_every_rank(ranks, one, world, parallel):
     for before, after, evaluated in ranks.run(world, figures, world, MODEL, parallel):
         assert before == {} and evaluated == after, "evaluation adds nothing"
         assert abs(after["router_loss"] - one["router_loss"]) <= 1e-10
-        assert after["expert_loads"] == one["expert_loads"]
+        assert after["expert_loads"] == one["expert_loads"] and after["expert_shares"] == one["expert_shares"]
 
 
 def test_a_dense_model_has_none_and_one_without_the_loss_has_loads(ranks):
     assert ranks.run(1, figures, 1, tiny.MODEL, {})[0] == [{}, {}, {}]
     (_, after, _) = ranks.run(1, figures, 1, {**MODEL, "output_router_logits": False}, {})[0]
-    assert list(after) == ["expert_loads"]
+    assert list(after) == ["expert_loads", "expert_shares"]

@@ -38,6 +38,14 @@ def record(stream, total_steps=20, **changes):
     return Recorder(None, Console(stream, total_steps=total_steps, device="GPU"), **settings | changes)
 
 
+def test_lines_go_through_the_stream_in_a_notebook_too(monkeypatch):
+    """rich would hand them to IPython, box by box, and the log of the run would have none."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    stream = io.StringIO()
+    Console(stream, total_steps=20, device="GPU").step(10, LINE, eta_s=None)
+    assert stream.getvalue().startswith("step 10/20 | loss 5.4321 |") and stream.getvalue().count("\n") == 1
+
+
 def test_a_logging_step_is_one_plain_line_with_every_figure():
     stream = io.StringIO()
     Console(stream, total_steps=1193, device="GPU").step(120, LINE, eta_s=130.0)

@@ -237,3 +237,15 @@ def test_other_events_keep_their_fields(tmp_path):
     recorder = make(tmp_path / "e")
     recorder.event("resume", 7, path="checkpoints/step-00000007")
     assert read_events(tmp_path / "e")[0]["path"] == "checkpoints/step-00000007"
+
+
+@pytest.mark.parametrize(
+    ("experts", "names"), [(3, ["0", "1", "2"]), (32, [f"{e:02d}" for e in range(32)]), (33, None)]
+)
+def test_shares_of_experts_have_names_as_long_as_a_chart_shows_them_apart(tmp_path, experts, names):
+    recorder = make(tmp_path / "e", every_steps=1, memory_parts=lambda peak: {"states": int(peak) - 1})
+    recorder.step(1, 1.0, 1.0, 1e-3, 8, 0.0, figures={"expert_loads": [1.5], "expert_shares": [1 / experts] * experts})
+    (line,) = steps(tmp_path / "e")
+    assert line["expert_loads"] == [1.5] and line["memory_parts"] == {"states": 6}
+    shares = line["expert_shares"]
+    assert shares is None if names is None else list(shares.items()) == [(name, 1 / experts) for name in names]

@@ -73,6 +73,8 @@ def test_step_lines_tell_the_routers_loss_and_the_busiest_experts(runs):
     for line in steps:
         assert 1.5 < line["router_loss"] < 4.0, "2 where all experts get alike"
         assert len(line["expert_loads"]) == 2 and all(1.0 <= load <= 3.0 for load in line["expert_loads"])
+        assert list(line["expert_shares"]) == list("012345")
+        assert math.isclose(sum(line["expert_shares"].values()), 1.0)
     header = (config.run.directory / "resolved.yaml").read_text()
     assert "# experts: 2 of 6 in 2 of 2 layers" in header and "experts over 2 of shard x context" in header
 

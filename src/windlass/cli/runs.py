@@ -86,13 +86,13 @@ def report(
 def sync(
     run: RunDirectory,
     to: Annotated[
-        list[str] | None, typer.Option(metavar="SINK", help="tensorboard or wandb. Default: the recipe's report.sinks.")
+        list[str] | None, typer.Option(metavar="SINK", help="tensorboard, wandb or trackio. Default: the recipe's.")
     ] = None,
-    project: Annotated[str | None, typer.Option(help="Of wandb. Default: the recipe's report.project.")] = None,
+    project: Annotated[str | None, typer.Option(help="Of wandb and trackio. Default: the recipe's.")] = None,
     is_followed: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
-    """Send what a run has logged to TensorBoard or Weights & Biases; a step that was sent is not sent again."""
+    """Send what a run has logged to TensorBoard, Weights & Biases or Trackio; a step that was sent is not sent again."""
     from windlass.report.sinks import sync as room
 
     room.sync(run, room.sinks_of(to or []), project, "eof" if until_eof else "end" if is_followed else "now", say)

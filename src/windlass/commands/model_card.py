@@ -8,7 +8,7 @@ It gives the number of hosts, and not their names.
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 import yaml
@@ -18,6 +18,7 @@ from windlass.checkpoint.provenance import redact
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import check_recipe, to_yaml
 from windlass.hub.config import NAME
+from windlass.model.architecture import Architecture
 from windlass.model.flops import count_parameters
 from windlass.safe_text import printable
 from windlass.training.base_model import FRONT_MATTER, KEPT_CARD, kept_files
@@ -27,6 +28,9 @@ from windlass.version import __version__
 
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 SHOWN_PACKAGES = ("torch", "transformers", "tokenizers")
+IN_LLAMA_CPP: Final = frozenset(["llama", "mistral", "mixtral", "qwen3", "granite", "olmo2", "smollm3", "starcoder2"])
+"""Families whose GGUF was seen to continue a text as transformers does: docs/howto/serve.md says how."""
+PLACE: Final = '"PATH OR NAME"'
 
 
 def write_card(
@@ -47,6 +51,7 @@ def write_card(
         "parameters": f"{count_parameters(architecture):,} ({format_count(count_parameters(architecture))})",
         "training": _training(config),
         "vocabulary": f"Its vocabulary has {architecture.vocab_size:,} tokens.",
+        "serving": serving(saved, is_adapter),
         "provenance": provenance(saved, dtype, command),
         "compared": compared,
         "model": json.dumps(
@@ -93,6 +98,35 @@ def base_license(card: bytes) -> str | None:
         return None
     name = found.get("license") if isinstance(found, dict) else None
     return name if isinstance(name, str) else None
+
+
+def serving(saved: SavedModel, is_adapter: bool = False) -> list[tuple[str, str]]:
+    """(sentence, command) per tool that serves it. vLLM has every family in its list; llama.cpp reads some of ours otherwise than
+    transformers does, or not at all."""
+    architecture, config = saved.architecture, saved.trainer_state.get("config", {})
+    if is_adapter:
+        adapter, base = config["adapter"], saved.trainer_state["base"]["from"]
+        if adapter["also_train"]:
+            return []  # vLLM takes factors alone
+        rank = max(16, 1 << (adapter["rank"] - 1).bit_length())
+        beside = f"vllm serve {shlex.quote(base)} --enable-lora --max-lora-rank {rank} --lora-modules tuned={PLACE}"
+        return [("vLLM, beside its base; requests name the model `tuned`:", beside)]
+    found = [("vLLM:", f"vllm serve {PLACE}")]
+    if not _is_read_by_llama_cpp(architecture):
+        return found
+    convert = f"{PLACE} --outfile model.gguf"
+    if config.get("data", {}).get("tokenizer", {}).get("train") is None:
+        return [*found, ("llama.cpp, in its checkout:", f"python convert_hf_to_gguf.py {convert}")]
+    known = 'TextModel.get_vocab_base_pre = lambda *_: "gpt-2"'
+    program = f"from conversion.base import TextModel; {known}; import convert_hf_to_gguf as c; c.main()"
+    why = "llama.cpp, in its checkout; its converter does not know this tokenizer, which splits text as GPT-2's does:"
+    return [*found, (why, f"python -c '{program}' {convert}")]
+
+
+def _is_read_by_llama_cpp(arch: Architecture) -> bool:
+    """With a window its text was another; of SmolLM3 it leaves every fourth layer without positions."""
+    fourth = tuple(range(3, arch.num_layers, 4)) if arch.family == "smollm3" else ()
+    return arch.family in IN_LLAMA_CPP and arch.window is None and arch.unrotated_layers == fourth
 
 
 def provenance(saved: SavedModel, dtype: str, command: list[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ write numbers as YAML leaves them ("1e-5"), and a field without effect is refuse
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -199,8 +200,8 @@ def _unknown(what: str, name: str, choices: list[str]) -> UserError:
 def _field_meant(key: str, value: Any, family: type[Family]) -> str:
     """The field that `key` is another word for, where the family has it, or the nearest in spelling."""
     hint = renamed("model", key, value)
-    field = hint.partition("=")[0].removeprefix("use model.")
-    if field in family.model_fields:
+    field = re.match(r"use model\.(\w+)=", hint)
+    if hint and (field is None or field[1] in family.model_fields or field[1] == "from"):
         return hint
     near = nearest(key, [*family.model_fields, *family.aliases])
     return f"{near}write that, " if near else ""

@@ -8,5 +8,6 @@ target_names  the matrices that other tools' `target_modules` means
 
 Inside:
 
+without_key   words that no single section answers, and what is not in this version
 spellings     a sharding or a precision in any tool's spelling
 """

@@ -6,6 +6,7 @@ They are answered with our key, wherever in the recipe they are. Keys whose valu
 from typing import Any, Final
 
 from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.without_key import TOP
 
 _FAMILY: Final = "model.family={} with its sizes, model.preset or model.from"
 _NO_ACCUMULATION: Final = "nothing (accumulation follows from run.tokens_per_step and run.micro_batch)"
@@ -20,8 +21,9 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "the section optim": "optimizer optimiser",
         "the section parallel": "distributed parallelism",
         "the section evaluate": "eval evaluation",
-        "the section report": "logging log",
+        "the section report": "logging log metrics",
         "the section adapter": "lora peft",
+        **TOP,
     },
     "run": {
         "run.directory={}": "output_dir out_dir save_dir run_dir work_dir dir path output name run_name",
@@ -46,6 +48,11 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "model.intermediate_size={}": "ffn_dim d_ff ffn_hidden_size mlp_dim",
         "model.vocab_size={}": "vocab vocabulary_size num_embeddings",
         "model.max_position_embeddings={}": "max_seq_len max_position context_length",
+        "preset, from or family of model": "flavor",
+        "data.tokenizer={from: {}}": "tokenizer_path",
+        "intermediate_size of model, hidden_size times that": "expansion_ratio",
+        "nothing (the device is found)": "init_device",
+        "the fields of attention, beside the others of model": "attn_config",
         "precision.policy={}": "dtype torch_dtype",
     },
     "data": {

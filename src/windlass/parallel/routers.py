@@ -37,7 +37,8 @@ class Routers:
     def figures(self) -> dict[str, torch.Tensor]:
         """Of the last global batch; empty without experts. Collective. `router_loss`: the load-balancing loss where it is
         trained on, mean over layers and sequences, 0-dim, as transformers' aux_loss; `expert_loads`: tokens of each layer's
-        busiest expert over the mean of all, [sparse layers]: 1 is even, E / K the worst."""
+        busiest expert over the mean of all, [sparse layers]: 1 is even, E / K the worst; `expert_shares`: of all layers' tokens,
+        what each expert gets, [E]."""
         if not self._is_sparse or self._count is None:
             return {}
         device = self._count.device
@@ -49,4 +50,5 @@ class Routers:
                 dist.all_reduce(figures, group=group)
         loads_LE = figures[:-1].view(loads_LE.shape)
         router_loss = {"router_loss": figures[-1] / self._count} if self._parts[0].arch.router_loss else {}
-        return router_loss | {"expert_loads": loads_LE.amax(1) / loads_LE.mean(1)}
+        shares_E = loads_LE.sum(0) / loads_LE.sum()
+        return router_loss | {"expert_loads": loads_LE.amax(1) / loads_LE.mean(1), "expert_shares": shares_E}

@@ -31,7 +31,8 @@ from windlass.proof.reference_routers import balance, loads
 class Trace:
     """One entry per step; by Hugging Face's names: `gradients` (before the clip) of the first step, `weights` after the last
     and `first_weights` after the first.
-    `figures`: of models with experts, `router_loss` where they train on one besides the loss, and `expert_loads` [sparse layers].
+    `figures`: of models with experts, `router_loss` where they train on one besides the loss, `expert_loads` [sparse layers] and
+    `expert_shares` [experts].
     `evaluations`: the sum of nats over the rows held out, before the first step and after the last.
     `streams`: of the first step, the sum of the residual stream and of its squares behind each layer; -1: before the first."""
 
@@ -156,7 +157,7 @@ def train_reference(
             out, total, count = _forward(model, preference, ids_BT, targets_BT, *positions)
         loss = total / count
         if _has_experts(model):
-            figures.append({"expert_loads": loads(out.router_logits, targets_BT != -100, config.num_experts_per_tok)})
+            figures.append(loads(out.router_logits, targets_BT != -100, config.num_experts_per_tok))
         if config.to_dict().get("output_router_logits"):
             router_loss = balance(out.router_logits, targets_BT != -100, config) / count
             (loss + config.router_aux_loss_coef * router_loss).backward()

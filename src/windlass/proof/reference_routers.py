@@ -1,4 +1,4 @@
-"""The oracle's routers: their load-balancing loss and the load of the busiest expert, from transformers' router logits. Nothing
+"""The oracle's routers: their load-balancing loss and the load of the experts, from transformers' router logits. Nothing
 of ours."""
 
 from collections.abc import Sequence
@@ -23,11 +23,13 @@ def balance(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, con
     return total / len(router_logits)
 
 
-def loads(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """[sparse layers]: how many counted tokens the busiest expert gets, over the mean of all experts."""
-    found = []
+def loads(router_logits: Sequence[torch.Tensor], counted_BT: torch.Tensor, num_chosen: int) -> dict[str, torch.Tensor]:
+    """`expert_loads`, [sparse layers]: how many counted tokens the busiest expert gets, over the mean of all experts;
+    `expert_shares`, [E]: what each expert gets of all layers' tokens."""
+    found, total_E = [], torch.zeros(router_logits[0].shape[1], dtype=torch.float64)
     for logits_NE in router_logits:
         chosen = logits_NE[counted_BT.flatten()].topk(num_chosen).indices.flatten()
         tokens_E = torch.bincount(chosen, minlength=logits_NE.shape[1]).double()
         found.append(tokens_E.max() / tokens_E.mean())
-    return torch.stack(found)
+        total_E += tokens_E
+    return {"expert_loads": torch.stack(found), "expert_shares": total_E / total_E.sum()}

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from windlass.settings import Count, Settings
 
-SinkName = Literal["tensorboard", "wandb"]
+SinkName = Literal["tensorboard", "wandb", "trackio"]
 """Each is the name of its package and of its extra too."""
 
 
@@ -15,6 +15,7 @@ class ReportConfig(Settings):
     """Optimizer steps between two lines of metrics; loss and gradient norm are read from the device on these only."""
     sinks: list[SinkName] = []
     """Where else the metrics go: a process beside the run sends them. tensorboard: event files in the run directory. wandb:
-    Weights & Biases, one run over all resumes; WANDB_MODE=offline needs no account."""
+    Weights & Biases, one run over all resumes; WANDB_MODE=offline needs no account. trackio: its local
+    database, which `trackio show` draws."""
     project: str | None = None
-    """With wandb: its project. None: windlass."""
+    """With wandb and trackio: their project. None: windlass."""

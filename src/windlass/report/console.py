@@ -1,7 +1,7 @@
 """The progress line and the final table.
 
-On a terminal the progress line is rewritten in place; anywhere else (a CI log, SLURM's output file) each logging step
-is one plain line. Nothing runs in the background and the cursor is never hidden, so a killed run leaves the terminal
+On a terminal the progress line is rewritten in place; anywhere else (a CI log, SLURM's output file, a notebook) each logging
+step is one plain line. Nothing runs in the background and the cursor is never hidden, so a killed run leaves the terminal
 as it was.
 """
 
@@ -27,7 +27,9 @@ class Console:
     def __init__(self, stream: TextIO, *, total_steps: int, device: str):
         self._live = stream.isatty()
         width = None if self._live else LOG_WIDTH
-        self._terminal = Terminal(file=stream, width=width, highlight=False, soft_wrap=not self._live)
+        self._terminal = Terminal(  # rich would hand a notebook its lines past the stream
+            file=stream, width=width, highlight=False, soft_wrap=not self._live, force_jupyter=False
+        )
         self._total_steps, self._device = total_steps, device
         self._line_open = False
 

@@ -28,6 +28,7 @@ WARM_UP_STEPS: Final = (
     3  # the first step compiles and builds optimizer states; the allocator's pools settle by the third
 )
 
+SHOWN_EXPERTS: Final = 32  # as many lines as a chart of the page has
 NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -51,8 +52,8 @@ class Recorder:
     """Made on every rank; `log` and `console` are None on all ranks but the first.
 
     `gather_max` (the largest of a number over all ranks) is called on logging steps only, by all ranks, twice; `memory` returns
-    this rank's peak bytes. `flops_per_token` and `peak_flops` (per device; None = unknown) make the MFU. `unit`: what a loss is a
-    mean over.
+    this rank's peak bytes, and `memory_parts` what fills the most of all ranks, by kind. `flops_per_token` and `peak_flops` (per
+    device; None = unknown) make the MFU. `unit`: what a loss is a mean over.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Recorder:
         peak_flops: float | None,
         gather_max: Callable[[float], float],
         memory: Callable[[], float],
+        memory_parts: Callable[[float], Mapping[str, int]] = lambda _peak: NONE,
         start_step: int = 0,
         first_validations: Mapping[str, dict[str, Any]] = NONE,
         unit: str = "targets",
@@ -76,7 +78,7 @@ class Recorder:
         self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
         self._tokens_per_step, self._num_devices = tokens_per_step, num_devices
         self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
-        self._gather_max, self._memory, self._unit = gather_max, memory, unit
+        self._gather_max, self._memory, self._memory_parts, self._unit = gather_max, memory, memory_parts, unit
         self._ledger = _Ledger()
         # per set: the run's first, which may be of an earlier process, and the latest
         self._validations = {name: [first] for name, first in first_validations.items()}
@@ -121,6 +123,7 @@ class Recorder:
         num_steps = step - self._window_step
         wait_s = self._gather_max(self._window_wait_s) / num_steps
         memory_bytes = self._gather_max(self._memory())
+        memory_parts = dict(self._memory_parts(memory_bytes))
         if self._log is None and self._console is None:
             self._window_step, self._window_wait_s = step, 0.0
             return
@@ -136,7 +139,7 @@ class Recorder:
         tokens_per_s = num_steps * self._tokens_per_step / seconds
         line = {
             **values,
-            **figures,
+            **_by_expert(figures),
             "skipped": skipped,
             self._unit: counted,
             "tokens": step * self._tokens_per_step,
@@ -144,6 +147,7 @@ class Recorder:
             "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,
             "mfu": self._mfu(tokens_per_s),
             "memory_bytes": int(memory_bytes),
+            **({"memory_parts": memory_parts} if memory_parts else {}),
             "data_wait_s": wait_s,
             "step_s": seconds / num_steps,
             "warm_up": warm_up,
@@ -255,3 +259,13 @@ class Recorder:
     def _write(self, kind: Kind, step: int, fields: Mapping[str, Any]) -> None:
         if self._log is not None:
             self._log.write(kind, step, fields)
+
+
+def _by_expert(figures: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With names for the shares of the experts; of more experts than a chart can show, without the shares."""
+    shares = figures.get("expert_shares")
+    if shares is None:
+        return figures
+    width = len(str(len(shares) - 1))
+    named = {f"{expert:0{width}d}": share for expert, share in enumerate(shares)}
+    return {**figures, "expert_shares": named if len(shares) <= SHOWN_EXPERTS else None}

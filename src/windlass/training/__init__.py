@@ -19,7 +19,7 @@ drift             settings that differ between a checkpoint and the recipe that 
 health            whether a run still learns: skipped steps, updates that round to nothing
 left_open        resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
 open_program      the model laid out over the ranks, and its optimizer
-out_of_memory     what filled a device that runs out of memory, and what each change to the recipe frees
+out_of_memory     what fills a device, by kind; where that is too much, what each change to the recipe frees
 reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

@@ -24,10 +24,12 @@ from windlass.model.flops import flops_per_token
 from windlass.model.lora.adapter import adapter_of
 from windlass.objectives.kept_scores import SCORES
 from windlass.objectives.objective import Objective, objective_of
+from windlass.optim.optimizer import Optimizer
 from windlass.optim.rules import Rules, frozen_names
 from windlass.optim.schedule import learning_rate
 from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
+from windlass.parallel.program import Program
 from windlass.parallel.runtime_checks import Replicas, checked
 from windlass.report.console import Console
 from windlass.report.events import EventLog, first_validations
@@ -42,7 +44,7 @@ from windlass.training.health import open_health
 from windlass.training.left_open import choose_policy, keep_choices, with_steps
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
-from windlass.training.out_of_memory import explained, no_room
+from windlass.training.out_of_memory import MemoryParts, explained, no_room, standing_bytes
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
@@ -137,7 +139,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     reference = reference_scores(config, architecture, program, prepared, runtime, start, files, log)
     source = own.stream(open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference))
     opened.callback(source.close)
-    recorder = open_recorder(config, runtime, architecture, start.step, rules, console, own.on_event)
+    recorder = open_recorder(config, runtime, architecture, start.step, rules, console, program, optimizer, own)
     run = Run(
         config=config,
         architecture=architecture,
@@ -177,9 +179,11 @@ def open_recorder(
     start_step: int,
     rules: Rules,
     console: Console,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    program: Program,
+    optimizer: Optimizer,
+    own: Own,
 ) -> Recorder:
-    log = EventLog(config.run.directory / "events.jsonl", console.say, on_event) if runtime.rank == 0 else None
+    log = EventLog(config.run.directory / "events.jsonl", console.say, own.on_event) if runtime.rank == 0 else None
     device = find_device(runtime.device_name())
     assert config.run.steps is not None
     return Recorder(
@@ -195,6 +199,7 @@ def open_recorder(
         peak_flops=device.peak_flops if device and config.precision.computed in ("bf16", "fp16") else None,
         gather_max=runtime.max_over_ranks,
         memory=runtime.memory_bytes,
+        memory_parts=MemoryParts(runtime, partial(standing_bytes, program, optimizer, runtime.device)).of,
         start_step=start_step,
         unit=config.objective.unit,
         first_validations=first_validations(config.run.directory / "events.jsonl") if log and start_step else {},

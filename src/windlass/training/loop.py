@@ -1,5 +1,6 @@
 """The loop. It knows no technique: layouts live behind `program`, data behind `source`, objectives behind `objective`."""
 
+import html
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +34,14 @@ class Result:
     """A signal ended the run early, after a checkpoint; the same call goes on."""
     signalled: bool = False
     """This very rank received it."""
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of a result: the report of the run."""
+        page = self.directory / "report.html"
+        if not page.is_file():
+            return None
+        text = html.escape(page.read_text("utf-8"))
+        return f'<iframe title="report" srcdoc="{text}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
 
 def train(

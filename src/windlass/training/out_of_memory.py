@@ -1,4 +1,4 @@
-"""What fills a device that has run out of memory, by kind, and what each change to the recipe frees.
+"""What fills a device, by kind: in step lines, and where it has run out of memory, with what each change to the recipe frees.
 
 Parameters, gradients and optimizer states are counted from the tensors that are there. The rest of the peak is what a step needs
 beside them: activations, the gathered weights of a layer, buffers of collectives, and on a CPU the process itself. It grows with
@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.lora.adapter import BLOCK, adapter_of, frozen_base
+from windlass.optim.optimizer import Optimizer
 from windlass.parallel.activations import Kept, count_kept
 from windlass.parallel.config import MeshLayout, ParallelConfig
+from windlass.parallel.program import Program
 from windlass.parallel.records import Record
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
@@ -27,6 +29,7 @@ from windlass.units import format_bytes
 
 # of the allocators of CUDA and of the CPU, of the driver, and of cuBLAS
 PHRASES: Final = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+KINDS: Final = ("parameters", "gradients", "states")
 ASKED: Final = re.compile(r"ried to allocate ([\d.]+ \w+)")
 NAMED: Final = 4
 """Changes in a message."""
@@ -192,3 +195,35 @@ def no_room(config: RunConfig, runtime: Runtime, error: BaseException) -> UserEr
         "a rank's part of parameters and optimizer states fits into the memory of its device",
         f"cut it smaller: {cut}, parallel.tp, parallel.pp{base}; or take a smaller model",
     )
+
+
+def standing_bytes(program: Program, optimizer: Optimizer, device: torch.device) -> tuple[int, ...]:
+    """Of KINDS, what `device` keeps between a backward and the update."""
+    here = [record.tensor for record in program.records() if record.tensor.device.type == device.type]
+    trained = [parameter for parameter in here if parameter.requires_grad]
+    kept = [state for state in optimizer.state_tensors().values() if state.device.type == device.type]
+    return tuple(sum(map(_local_bytes, tensors)) for tensors in (here, trained, kept))
+
+
+class MemoryParts:
+    """What fills the memory of the largest rank, for step lines: KINDS, then what a step needs beside them (on a CPU with the
+    process), and on CUDA what torch's allocator holds beyond its peak. KINDS are counted once, after the first step, on the rank
+    whose peak is largest then: they do not change, so a line costs at most one number that is sent. All but the cache add up to
+    the peak."""
+
+    def __init__(self, runtime: Runtime, standing: Callable[[], tuple[int, ...]]):
+        self._runtime, self._standing = runtime, standing
+        self._largest: tuple[int, ...] | None = None
+        self._is_cuda = runtime.device.type == "cuda"
+
+    def of(self, peak: float) -> dict[str, int]:
+        """`peak`: bytes of the rank with the most. Collective, on logging steps."""
+        if self._largest is None:
+            own = (int(self._runtime.memory_bytes()), *self._standing())
+            self._largest = max(self._runtime.gathered(own))[1:]
+        rest = max(0, int(peak) - sum(self._largest))
+        parts = {**dict(zip(KINDS, self._largest, strict=True)), "activations" if self._is_cuda else "process": rest}
+        if self._is_cuda:
+            reserved = torch.cuda.max_memory_reserved(self._runtime.device) - self._runtime.memory_bytes()
+            parts["cache"] = int(self._runtime.max_over_ranks(reserved))
+        return parts

@@ -138,7 +138,7 @@ EXPECTED = {
 }  # fmt: skip
 LEFT = {
     "axolotl-qlora": {
-        "special_tokens": "no key of this version",
+        "special_tokens": "a tokenizer that has them",
         "rows of mhenrichsen/alpaca_2k_test (alpaca)": "convert them",
         "chats/train.jsonl: turns in `conversations`": "rename their keys",
         "optimizer paged_adamw_8bit": "never 8 bits",
@@ -162,7 +162,7 @@ LEFT = {
         "dataset: dpo_en_demo": "no dataset_info.json describes it",
     },
     "torchtune-lora": {
-        "log_peak_memory_stats": "no key of this version",
+        "log_peak_memory_stats": "the report has the curves",
         "data/chats.json: turns in `conversations`": "rename their keys",
         "clip_grad_norm": "optim.max_norm is 1.0",
     },

@@ -94,7 +94,7 @@ def test_it_follows_until_the_pipe_closes(run):
 
 @pytest.mark.parametrize(
     ("given", "words"),
-    [(["tensorbord"], "did you mean `tensorboard`?"), (["mlflow"], "a sink is tensorboard or wandb")],
+    [(["tensorbord"], "did you mean `tensorboard`?"), (["mlflow"], "a sink is one of tensorboard, wandb, trackio")],
 )
 def test_another_sink_is_refused(given, words):
     with pytest.raises(UserError) as caught:

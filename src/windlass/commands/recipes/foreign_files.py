@@ -195,7 +195,7 @@ def _shared(keys: Keys, facts: Facts) -> None:
     elif deepspeed is not None:
         facts.left.append((f"deepspeed: {deepspeed}", "its stage is parallel.zero; offload is parallel.offload"))
     project, reported = keys.take("wandb_project"), listed_values(keys.take("report_to"))
-    sinks = [sink for sink in ("tensorboard", "wandb") if sink in reported or (sink == "wandb" and project)]
+    sinks = [sink for sink in ("tensorboard", "wandb", "trackio") if sink in reported or (sink == "wandb" and project)]
     if sinks:
         facts.settings.append((f"metrics to {', '.join(sinks)}", f"report.sinks=[{', '.join(sinks)}]"))
     if project:

@@ -1,5 +1,5 @@
-"""Sinks: TensorBoard and Weights & Biases beside a run. A process of its own follows events.jsonl and sends what is new, so that
-no step waits for a disk, a network or somebody's library.
+"""Sinks: TensorBoard, Weights & Biases and Trackio beside a run. A process of its own follows events.jsonl and sends what is
+new, so that no step waits for a disk, a network or somebody's library.
 
 sync    `windlass sync RUN`: sends what a run has logged, once or as it grows
 start   the process that follows a run that trains, and threads for sinks of a script
@@ -10,4 +10,5 @@ Inside:
 
 to_tensorboard  event files in the run directory
 to_wandb        a run of W&B with the run's own id, online or offline
+to_trackio      a run in the local database of Trackio
 """

@@ -46,6 +46,10 @@ def open_sink(name: SinkName, run: SentRun) -> Sink:
         from windlass.report.sinks.to_tensorboard import TensorBoard
 
         return TensorBoard(run)
+    if name == "trackio":
+        from windlass.report.sinks.to_trackio import Trackio
+
+        return Trackio(run)
     from windlass.report.sinks.to_wandb import WeightsAndBiases
 
     return WeightsAndBiases(run)

@@ -1,4 +1,4 @@
-"""`windlass sync RUN`: sends what a run has logged to TensorBoard or Weights & Biases."""
+"""`windlass sync RUN`: sends what a run has logged to TensorBoard, Weights & Biases or Trackio."""
 
 import os
 import select
@@ -28,7 +28,7 @@ def sync(
         raise UserError(
             f"windlass sync {run_directory} without --to",
             "the run's recipe names no report.sinks",
-            "say where to send it: --to tensorboard, or --to wandb",
+            f"say where to send it: --to {', or --to '.join(SINKS)}",
         )
     if until != "now" and len(named) > 1:
         raise UserError(
@@ -51,7 +51,7 @@ def sinks_of(given: Sequence[str]) -> list[SinkName]:
         if name not in SINKS:
             raise UserError(
                 f"--to {name}",
-                f"a sink is {' or '.join(SINKS)}",
+                f"a sink is one of {', '.join(SINKS)}",
                 nearest(name, list(SINKS)) or "name one of them",
             )
     return [sink for sink in SINKS if sink in given]

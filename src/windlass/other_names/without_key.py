@@ -1,0 +1,102 @@
+"""Words at the top of other tools' files that no single section here answers: several sections have them, nothing needs them,
+or what they ask for is not in this version. No torch.
+
+Sources: the argument classes of transformers' Trainer and of LLaMA-Factory, axolotl's configuration schema, torchtune's and
+nanoGPT's recipes, torchtitan's job config, LLM Foundry's YAML.
+"""
+
+from typing import Final
+
+_NOT: Final = "nothing (not in this version: {})".format
+# what to write, {} for the value given -> the words for it
+# fmt: off
+TOP: Final[dict[str, str]] = {
+    "run.directory={}": "output_dir out_dir save_folder dump_folder",
+    "run.directory": "job",
+    "run.steps, run.epochs or run.tokens": "max_duration max_steps_per_epoch",
+    "run.tokens_per_step (sequences x data.sequence_length)": "global_train_batch_size",
+    "run.micro_batch (validation has the same)": "per_device_eval_batch_size device_eval_batch_size eval_batch_size",
+    "run.micro_batch, raised until memory is full": "auto_find_batch_size",
+    "model.from, or model.family with its sizes": "init_from model_flavor",
+    "model.num_hidden_layers={}": "n_layer",
+    "model.num_attention_heads={}": "n_head",
+    "model.hidden_size={}": "n_embd",
+    "data.sources=[{path: {}}], or hub for path": "pretraining_dataset dataset_dir train_loader eval_loader",
+    "data.validation={}": "val_set_size",
+    "data.sequence_length={}": "max_packed_sequence_len",
+    "evaluate.sequences, or fewer rows in the source": "max_samples max_eval_samples",
+    "rope_scaling of model, with the fields that transformers gives it": "rope_scaling",
+    "model.vocab_size, where it is more than the base has": "resize_token_embeddings resize_token_embeddings_to_32x",
+    "parallel.zero and parallel.shard (windlass import reads the file of the other tool)": "deepspeed",
+    "parallel.tp={}": "tensor_parallel_dim",
+    "parallel.recompute":
+        "enable_activation_checkpointing disable_gradient_checkpointing gradient_checkpointing_kwargs",
+    "parallel.blocks_per_unit (a unit is a block)": "custom_sharded_layers",
+    "the keys of optim": "optim_args",
+    "optim.floor, as a share of optim.learning_rate": "alpha_f cosine_min_lr_ratio",
+    "optim.warmup_steps": "t_warmup",
+    "optim.schedule, which may be constant": "decay_lr",
+    "nothing (the rate falls until the last step), or run.steps": "lr_decay_iters",
+    "optim.max_norm, for gradient_clipping": "algorithms",
+    "checkpoint.every_steps": "save_strategy saves_per_epoch",
+    "checkpoint.keep_last={}": "save_num_checkpoints_to_keep",
+    "checkpoint.keep_best": "load_best_model_at_end metric_for_best_model greater_is_better",
+    "evaluate.every_steps": "evaluation_strategy eval_strategy evals_per_epoch",
+    "nothing (validation runs at step 0 and at the end), or `windlass evaluate RUN`": "eval_first eval_only",
+    "`windlass evaluate RUN --tasks FILE`": "icl_tasks",
+    "`windlass generate RUN`": "predict_with_generate",
+    "wandb in report.sinks": "wandb_log enable_wandb loggers metric_logger",
+    "report.sinks": "report_to",
+    "tensorboard in report.sinks": "enable_tensorboard",
+    "report.project={}": "wandb_project",
+    "the environment variable WANDB_ENTITY": "wandb_entity",
+    "run.directory: its name is the run's name": "wandb_run_name wandb_name",
+    "report.every_steps": "console_log_interval log_freq",
+    "`windlass profile RUN`, while it trains": "profiling enable_profiling profiler",
+    "launch.max_restarts": "fault_tolerance",
+    "`windlass export RUN --push OWNER/NAME`": "push_to_hub hub_model_id hub_strategy",
+    "adapter.targets, which may be all-linear": "apply_lora_to_mlp",
+    "adapter.also_train": "apply_lora_to_output",
+    "adapter.base=nf4 (four bits; eight are not in this version)": "load_in_8bit quantizer",
+    "optim.groups with frozen: true": "freeze_trainable_layers freeze_trainable_modules unfrozen_parameters",
+    "the chat template of data.tokenizer.from": "chat_template template",
+    "a tokenizer that has them (the page Finetune on chats shows how)": "special_tokens tokens",
+    "nothing (every answer of the assistant is learned, and nothing else)": "roles_to_train mask_history",
+    "nothing (model.from and data.tokenizer.from say it)": "base_model_config tokenizer_type tokenizer_config model_type",
+    "nothing (documents are always packed, and validation as training)":
+        "eval_sample_packing pad_to_sequence_len pad_to_max_length group_by_length",
+    "data.isolate": "neat_packing",
+    "weight of each entry of data.sources": "mix_strategy interleave_probs",
+    "nothing (torch chooses the kernel of attention; the first lines of a run name it)":
+        "flash_attention flash_attn xformers_attention sdp_attention attn_implementation use_flash_attention_2",
+    "nothing (the device, its backend and this rank are found)": "device backend local_rank use_cpu no_cuda init_device",
+    "nothing (code of a hub repository is never run)": "trust_remote_code",
+    "nothing (prepared data is found again by its fingerprint)":
+        "overwrite_cache preprocessing_num_workers dataset_processes dataset_num_proc",
+    "nothing (the same command resumes; to begin anew, name another run.directory)":
+        "overwrite_output_dir autoresume do_train enable_checkpoint always_save_checkpoint",
+    "nothing (the report has the curves)": "plot_loss log_peak_memory_stats",
+    "nothing (a hang is found by its own deadlines)": "ddp_timeout dist_timeout comm",
+    "nothing (columns that are not named are not read; the last batch is full)":
+        "remove_unused_columns dataloader_drop_last",
+    "nothing (a parameter without a gradient stops the run)": "ddp_find_unused_parameters",
+    "nothing (a recipe is always checked whole)": "strict",
+    "--quiet or --json": "python_log_level log_level",
+    "nothing (weights are read one rank's part at a time)": "low_cpu_ram low_cpu_mem_usage",
+    "nothing (`windlass export` writes an adapter by itself)": "save_adapter_weights_only",
+    "objective.label_smoothing on pairs, else nothing (the loss of tokens is not smoothed)":
+        "label_smoothing_factor label_smoothing",
+    _NOT("noise on embeddings"): "neftune_noise_alpha",
+    _NOT("fused kernels of Liger or Unsloth; parallel.compile=true fuses by torch"):
+        "use_liger_kernel enable_liger_kernel use_unsloth",
+    _NOT("a stop by the validation loss; checkpoint.keep_best=1 keeps the best"): "early_stopping_patience early_stopping",
+    _NOT("shifted sparse attention; parallel.context cuts long sequences"): "s2_attention shift_attn",
+    _NOT("optimizers on projected or rotating parameters; adapter.kind=lora has few states"):
+        "lisa_n_layers galore_rank use_galore use_badam use_apollo",
+    _NOT("activations on the host; parallel.recompute=full keeps none"): "enable_activation_offloading",
+    _NOT("an update inside backward; parallel.offload=true keeps states on the host"): "optimizer_in_bwd",
+    _NOT("fp8; precision.policy=bf16"): "float8 fp8",
+    _NOT("callbacks; on_event of train() sees every line of the log"): "callbacks",
+    _NOT("torchtitan's experiments"): "experimental",
+}
+# fmt: on
