@@ -23,7 +23,7 @@ from windlass.parallel.records import Record
 from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
-from windlass.training.out_of_memory import local_bytes
+from windlass.training.out_of_memory import gradient_bytes, local_bytes
 from windlass.training.parameter_rules import describe_trainable
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
@@ -86,9 +86,7 @@ def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -
     kinds = {
         "weights": sum(local_bytes(record.tensor) for record in records),
         "copies for products": sum(local_bytes(record.copy) for record in records if record.copy is not None),
-        "gradients": sum(
-            local_bytes(one) // one.element_size() * (one.grad_dtype or one.dtype).itemsize for one in trained
-        ),
+        "gradients": sum(map(gradient_bytes, trained)),
         "optimizer states": sum(map(local_bytes, states)),
     }
     num_trained = max(1, sum(local_bytes(one) // one.element_size() for one in trained))

@@ -145,6 +145,11 @@ def _by_cutting(held: DeviceBytes, config: ParallelConfig, layout: MeshLayout) -
     return {f"parallel.zero=3 with parallel.shard={ranks} frees": whole * (1 - 1 / ranks)}
 
 
+def gradient_bytes(parameter: torch.Tensor) -> int:
+    """Of this rank's part of its gradient, once there is one."""
+    return local_bytes(parameter) // parameter.element_size() * (parameter.grad_dtype or parameter.dtype).itemsize
+
+
 def local_bytes(tensor: torch.Tensor) -> int:
     """Of this rank's part."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -199,10 +204,11 @@ def no_room(config: RunConfig, runtime: Runtime, error: BaseException) -> UserEr
 
 def standing_bytes(program: Program, optimizer: Optimizer, device: torch.device) -> tuple[int, ...]:
     """Of KINDS, what `device` keeps between a backward and the update."""
-    here = [record.tensor for record in program.records() if record.tensor.device.type == device.type]
-    trained = [parameter for parameter in here if parameter.requires_grad]
+    here = [record for record in program.records() if record.tensor.device.type == device.type]
+    parameters = [one for record in here for one in (record.tensor, record.copy) if one is not None]
+    trained = [record.tensor for record in here if record.tensor.requires_grad]
     kept = [state for state in optimizer.state_tensors().values() if state.device.type == device.type]
-    return tuple(sum(map(_local_bytes, tensors)) for tensors in (here, trained, kept))
+    return sum(map(local_bytes, parameters)), sum(map(gradient_bytes, trained)), sum(map(local_bytes, kept))
 
 
 class MemoryParts:

@@ -209,7 +209,8 @@ def factor_bits(count: Tensor, dtype: torch.dtype) -> Tensor:
     """1 / count as bits, in what a model that computes in `dtype` sums in."""
     if dtype == torch.float64:
         return count.double().reciprocal().view(torch.int64)
-    return (count.float() if count.is_floating_point() else count).reciprocal().view(torch.int32)  # of integers: in fp32
+    count = count.float() if count.is_floating_point() else count  # reciprocals of integers are in fp32
+    return count.reciprocal().view(torch.int32)
 
 
 def head_loss(
