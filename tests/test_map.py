@@ -150,6 +150,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "preference_rows",
         "fetch",
         "select",
+        "bad_rows",
     ),
     "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
     "data.tokenize": (

@@ -10,6 +10,7 @@ chat_rows        rows that hold a conversation
 preference_rows  rows that hold two answers to one prompt
 fetch            copies what is not on this host, once
 select           which documents a set keeps, without duplicates where asked
+bad_rows         rows that are no document: named, counted, left out or refused
 
 Inside:
 

@@ -22,6 +22,34 @@ MOST_ROWS = 10**18  # what counts rows and tokens holds 63 bits
 HELD = {"chat": CONVERSATION, "preference": PAIR}  # what the rows hold that are no plain text
 
 
+class BadRowsConfig(Settings):
+    """Rows of a source that are no document: bad JSON, no text or a null, another type or shape, half of a surrogate pair, a
+    special token in a user's words, an empty answer. All are named before anything is encoded."""
+
+    at_most: int | float = 0
+    """Bad rows that are left out: more are refused. A whole number is a count, a decimal between 0 and 1 a share of the source's
+    rows."""
+    report: str | None = None
+    """A local file to list every bad row in, a line of JSON each."""
+
+    @field_validator("at_most", mode="before")
+    @classmethod
+    def _count_or_share(cls, given: object) -> object:
+        is_count = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+        if not is_count and not (isinstance(given, float) and 0 < given < 1):
+            raise ValueError(
+                f"`at_most: {given}` is neither a count (a whole number, 0 or more) nor a share (a decimal between 0 and 1)"
+            )
+        return given
+
+    @field_validator("report")
+    @classmethod
+    def _local(cls, report: str | None) -> str | None:
+        if report is not None and ("://" in report or not report):
+            raise ValueError(f"`report: {report}` is no local file; give one")
+        return report
+
+
 class SourceConfig(Settings):
     """Where documents come from: exactly one of `path`, `hub` and `builtin`."""
 
@@ -62,6 +90,8 @@ class SourceConfig(Settings):
     sequence; nothing of an answer is ever cut. refuse, as without it: an error that names the length that holds all. drop: it is
     left out and counted. cut-prompt, of chat: messages that are no answers lose their middle, the longest most, and keep the
     template's marks, their begin and their end; a conversation that is still too long is left out; `prepare` counts both."""
+    bad_rows: BadRowsConfig = BadRowsConfig()
+    """What becomes of rows that are no document."""
     text: str | None = None
     """The key of a line of JSON, or the column of Parquet or of a dataset, that holds the document; `text` if not given."""
     rows: str | None = None

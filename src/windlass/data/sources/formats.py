@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from windlass.data.sources import compression
-from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
+from windlass.data.sources.bad_rows import FETCHED, BadRow, Row, attempted, fetched_text
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, MAX_ROW_MIB, PAIR, Kind
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
 from windlass.errors import UserError, nearest
@@ -33,7 +34,7 @@ from windlass.units import MIB
 
 FEW: Final = 3  # files that a message names
 ROWS_AT_ONCE: Final = 256  # of Parquet
-OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
+OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of, FETCHED: fetched_text}
 COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
 
 
@@ -63,22 +64,28 @@ def names_rows(name: str) -> bool:
 
 
 def read_rows(
-    stream: IO[bytes], where: str, text_key: str, kind: Kind | None = None, max_row_bytes: int = MAX_ROW_MIB * MIB
-) -> Iterator[str]:
-    """Every row's text of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it.
-    Raises UserError naming the row that is wrong, or larger than `max_row_bytes`."""
+    stream: IO[bytes],
+    where: str,
+    text_key: str,
+    kind: Kind | None = None,
+    max_row_bytes: int = MAX_ROW_MIB * MIB,
+    specials: Specials = (),
+) -> Iterator[Row]:
+    """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
+    of the tokenizer, which no message may hold. Raises UserError for a file that cannot be read, or a row larger than
+    `max_row_bytes`."""
     kind = kind or kind_of(where)
     if kind == "parquet":
-        yield from _parquet_rows(stream, where, text_key)
+        yield from _parquet_rows(stream, where, text_key, specials)
         return
     try:
         data = unpacked(stream, where)
         if kind == "jsonl":
-            yield from _lines(data, where, text_key, max_row_bytes)
+            yield from _lines(data, where, text_key, max_row_bytes, specials)
         else:
             whole = data.read(max_row_bytes + 1)
             _check_size(whole, where, max_row_bytes)
-            yield decode(whole, where, 0)
+            yield attempted(decode, whole, where, 0)
     except compression.broken() as error:
         raise damaged(where, error) from None
 
@@ -145,66 +152,72 @@ def binary_file(path: Path) -> UserError:
     )
 
 
-def _lines(stream: IO[bytes], where: str, text_key: str, max_row_bytes: int) -> Iterator[str]:
+def _lines(stream: IO[bytes], where: str, text_key: str, max_row_bytes: int, specials: Specials) -> Iterator[Row]:
     offset = number = 0
     while line := stream.readline(max_row_bytes + 1):
         number += 1
         _check_size(line, f"{where}:{number}", max_row_bytes)
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        text = _text_of_line(decode(line, f"{where}:{number}", offset), f"{where}:{number}", text_key)
-        if text is not None:
-            yield text
+        row = attempted(_text_of_line, line, f"{where}:{number}", text_key, offset, specials)
+        if row is not None:
+            yield row
         offset += len(line)
 
 
-def _text_of_line(line: str, where: str, text_key: str) -> str | None:
+def _text_of_line(data: bytes, where: str, text_key: str, offset: int, specials: Specials) -> str | None:
+    """None of a blank line. Raises BadRow."""
+    line = decode(data, where, offset)
     if not line.strip():
         return None
     rule = f"a line of a .jsonl file is an object whose key `{text_key}` holds the text"
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
+        raise BadRow("not JSON", f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
     if not isinstance(value, dict):
-        raise UserError(f"{where} is {type(value).__name__}, not an object", rule, "mend or remove the line")
-    return text_of(value, where, "key", text_key, rule)
+        given = f"{where} is {type(value).__name__}, not an object"
+        raise BadRow("wrong type", given, rule, "mend or remove the line")
+    return text_of(value, where, "key", text_key, rule, specials)
 
 
-def text_of(row: Mapping[str, Any], where: str, what: str, text_key: str, rule: str) -> str:
-    """The document of a row. `what`: a key or a column, for messages. Raises UserError."""
+def text_of(row: Mapping[str, Any], where: str, what: str, text_key: str, rule: str, specials: Specials = ()) -> str:
+    """The document of a row. `what`: a key or a column, for messages. Raises BadRow."""
     if text_key in OF_ROWS:
-        return checked(OF_ROWS[text_key](row, where), where, text_key, rule)
+        text = checked(OF_ROWS[text_key](row, where), where, text_key, rule)
+        check_specials(text, where, specials)
+        return text
     if text_key not in row:
         raise no_column(where, what, text_key, list(map(str, row)), rule)
     return checked(row[text_key], where, text_key, rule)
 
 
-def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> UserError:
+def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> BadRow:
+    given = f"{where} has no {what} `{text_key}`"
     if "messages" in names or {"prompt", "completion"} <= set(names):
         held = "messages" if "messages" in names else "prompt and completion"
-        return UserError(
-            f"{where} has no {what} `{text_key}`", rule, f"it holds {held}: set `format: chat` of the source"
-        )
+        return BadRow("missing key", given, rule, f"it holds {held}: set `format: chat` of the source")
     if {"chosen", "rejected"} <= set(names):
         change = f"it holds {PAIR}: set `format: preference` of the source"
-        return UserError(f"{where} has no {what} `{text_key}`", rule, change)
+        return BadRow("missing key", given, rule, change)
     change = f"{nearest(text_key, names)}set `text` of the source to one of its {what}s: {', '.join(names) or 'none'}"
-    return UserError(f"{where} has no {what} `{text_key}`", rule, change)
+    return BadRow("missing key", given, rule, change)
 
 
 def checked(text: Any, where: str, text_key: str, rule: str) -> str:
-    """`text`, if it is a string of valid Unicode. Raises UserError."""
+    """`text`, if it is a string of valid Unicode. Raises BadRow."""
     if not isinstance(text, str):
         found = "nothing" if text is None else type(text).__name__
-        raise UserError(f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
+        kind = "null" if text is None else "wrong type"
+        raise BadRow(kind, f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where} holds half of a surrogate pair", "text must be valid Unicode", "mend it") from None
+        given = f"{where} holds half of a surrogate pair"
+        raise BadRow("lone surrogate", given, "text must be valid Unicode", "mend it") from None
     return text
 
 
-def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
+def _parquet_rows(stream: IO[bytes], where: str, text_key: str, specials: Specials) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -221,17 +234,36 @@ def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]
             raise UserError(given, rule, "write the file again with each name once")
         number = 0
         for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
-            for row in batch.to_pylist():
+            for row in _each(batch):
                 number += 1
-                yield text_of(row, f"{where}, row {number},", "column", text_key, rule)
+                yield attempted(_text_of_row, row, f"{where}, row {number},", text_key, rule, specials)
     except (pyarrow.ArrowException, OSError) as error:
         if not isinstance(error, pyarrow.ArrowException) and not _is_of_arrow(error):
             raise
         said = str(error).splitlines()[0]
         raise UserError(f"{where} cannot be read as Parquet: {said}", rule, "bring the file again") from None
-    except UnicodeDecodeError as error:
-        given = f"{where} holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise UserError(given, "text is read as UTF-8", "write the file again with a text column") from None
+
+
+def _each(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """The rows of a batch; the error of one whose text is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:  # of some row
+        for number in range(len(batch)):
+            try:
+                (row,) = batch.slice(number, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                row = error
+            yield row
+
+
+def _text_of_row(
+    row: dict[str, Any] | UnicodeDecodeError, where: str, text_key: str, rule: str, specials: Specials
+) -> str:
+    if isinstance(row, UnicodeDecodeError):
+        given = f"{where} holds text that is not UTF-8: byte 0x{row.object[row.start]:02x}"
+        raise BadRow("not UTF-8", given, "text is read as UTF-8", "write the file again with a text column")
+    return text_of(row, where, "column", text_key, rule, specials)
 
 
 def _is_of_arrow(error: OSError) -> bool:
@@ -241,9 +273,10 @@ def _is_of_arrow(error: OSError) -> bool:
 
 
 def decode(data: bytes, where: str, offset: int) -> str:
-    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises UserError."""
+    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises BadRow."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
-        raise UserError(given, "text is read as UTF-8", f"convert it: iconv -f LATIN1 -t UTF-8 {where}") from None
+        change = f"convert it: iconv -f LATIN1 -t UTF-8 {where}"
+        raise BadRow("not UTF-8", given, "text is read as UTF-8", change) from None

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from windlass.data.sources.bad_rows import Row
+from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.formats import kind_of
 from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
@@ -53,8 +55,8 @@ def scan_growing(config: SourceConfig) -> SourceFile:
     return SourceFile(str(directory), directory.name, 0, identity, text_key)
 
 
-def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
-    """Every row, empty ones too, in the order of the files' names. Waits for files. Raises UserError."""
+def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = ()) -> Iterator[Row]:
+    """Every row, empty and bad ones too, in the order of the files' names. Waits for files. Raises UserError."""
     directory = _directory(config)
     assert config.grows_until is not None
     last, num_files, since_s = "", 0, time.monotonic()
@@ -67,7 +69,7 @@ def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
             _check_kind(config, name)
             file = file_at(directory / name, name, config)
             patience.take(name, file.xxh3)
-            yield from all_rows([file])
+            yield from all_rows([file._replace(specials=specials)])
             last, num_files, since_s = name, num_files + 1, time.monotonic()
         if is_whole:
             _check_key(config, names)

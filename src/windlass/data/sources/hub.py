@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import xxhash
 
+from windlass.data.sources.bad_rows import Row, attempted
 from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
 from windlass.data.sources.formats import text_of
 from windlass.data.sources.source_files import READ_BYTES, SourceFile
@@ -72,8 +73,8 @@ def split_names(config: SourceConfig, file: SourceFile) -> list[str]:
     return list(_open(config, file))
 
 
-def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None) -> Iterator[str]:
-    """The texts of rows first..end, empty ones too. Raises UserError naming the row that is wrong."""
+def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None) -> Iterator[Row]:
+    """Rows first..end, empty and bad ones too. Raises UserError where the dataset cannot be read."""
     splits = _open(config, file)
     split = config.split or DEFAULT_SPLIT
     if split not in splits:
@@ -83,7 +84,8 @@ def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None
     rule = f"the column `{file.text_key}` of the dataset holds one text per row"
     wanted = None if end is None else max(0, end - first)
     for number, row in enumerate(islice(_stepwise(config, file, rows), wanted), first):
-        yield text_of(row, f"{config.label}, split {split}, row {number},", "column", file.text_key, rule)
+        where = f"{config.label}, split {split}, row {number},"
+        yield attempted(text_of, row, where, "column", file.text_key, rule, file.specials)
 
 
 def _stepwise(config: SourceConfig, file: SourceFile, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
