@@ -17,4 +17,7 @@ Inside:
 urls             files at URLs, and what is wrong where their file system fails
 compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
+text_rows        rows as text: JSON lines, JSON, CSV
+table_rows       rows as columns: Parquet, Arrow
+row_text         a row's text, in a key, a nested one, or several
 """

@@ -13,7 +13,7 @@ from windlass.settings import Count, Settings, Violation
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
 Format = Literal["text", "chat", "preference"]
-Kind = Literal["jsonl", "parquet", "text"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text"]
 TooLong = Literal["refuse", "drop", "cut-prompt"]
 MAX_ROW_MIB = 64
 CONVERSATION = "messages, or prompt and completion"
@@ -55,10 +55,11 @@ class SourceConfig(Settings):
 
     path: str | list[str] | None = None
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
-    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
-    is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a
-    directory every text file below it is read, sorted. A file at a URL is fetched once, when it is prepared. The query of a
-    URL, such as a signature, is written nowhere: with another one it is the same file while size and ETag stay."""
+    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet`, `.arrow`,
+    `.feather`, `.csv` or `.tsv` file is one, an object of a `.json` file (an array, lines, or one object) is one, any other text
+    file is one; what is text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a directory every text file below it is read, sorted. A
+    file at a URL is fetched once, when it is prepared. The query of a URL, such as a signature, is written nowhere: with another
+    one it is the same file while size and ETag stay."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
@@ -81,8 +82,8 @@ class SourceConfig(Settings):
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
     begin with; `objective.kind: dpo` trains on them."""
     file_format: Kind | None = None
-    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. parquet: Parquet. text: one document
-    each. Compression goes by the name always."""
+    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. json: an array, lines, or one object.
+    csv, tsv, parquet, arrow: columns. text: one document each. Compression goes by the name always."""
     max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
     """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
     too_long: TooLong | None = None
@@ -93,7 +94,8 @@ class SourceConfig(Settings):
     bad_rows: BadRowsConfig = BadRowsConfig()
     """What becomes of rows that are no document."""
     text: str | None = None
-    """The key of a line of JSON, or the column of Parquet or of a dataset, that holds the document; `text` if not given."""
+    """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
+    dots a nested one: meta.text."""
     rows: str | None = None
     """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
     "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
@@ -108,8 +110,8 @@ class SourceConfig(Settings):
     @field_validator("format", mode="before")
     @classmethod
     def _no_file_format(cls, given: object) -> object:
-        if given in ("jsonl", "ndjson", "json", "parquet"):
-            kind = "parquet" if given == "parquet" else "jsonl"
+        if given in ("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"):
+            kind = "jsonl" if given == "ndjson" else given
             raise ValueError(
                 f"`format: {given}` says what a file is; `format` says what a row is: write `file_format: {kind}`"
             )

@@ -109,13 +109,15 @@ def _check_kind(config: SourceConfig, name: str) -> None:
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
         change = "take it out, or give it a name that begins with a dot; then begin again"
-        raise UserError(given, f"{what} are lines of .jsonl or rows of .parquet, and so is every file", change)
+        raise UserError(
+            given, f"{what} are rows of .jsonl, .json, .csv, .parquet or .arrow, and so is every file", change
+        )
 
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
     """Raises UserError where `text` names a key or column, and no file has any."""
     if config.text is not None and all((config.file_format or kind_of(name)) == "text" for name in names):
-        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
+        rule = "`text` names a key of rows or a column (.jsonl, .json, .csv, .parquet, .arrow), and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
 
 

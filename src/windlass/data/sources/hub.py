@@ -17,7 +17,7 @@ import xxhash
 
 from windlass.data.sources.bad_rows import Row, attempted
 from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
-from windlass.data.sources.formats import text_of
+from windlass.data.sources.row_text import Form, text_of
 from windlass.data.sources.source_files import READ_BYTES, SourceFile
 from windlass.errors import AbsentSource, UserError, nearest
 from windlass.hub.client import refused_dataset, resolve_dataset
@@ -82,10 +82,11 @@ def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None
         raise UserError(f"{config.label} has no split `{split}`", "a source of a dataset is one of its splits", change)
     rows = iter(splits[split].skip(first) if first else splits[split])
     rule = f"the column `{file.text_key}` of the dataset holds one text per row"
+    form = Form(file.text_key, file.specials)
     wanted = None if end is None else max(0, end - first)
     for number, row in enumerate(islice(_stepwise(config, file, rows), wanted), first):
         where = f"{config.label}, split {split}, row {number},"
-        yield attempted(text_of, row, where, "column", file.text_key, rule, file.specials)
+        yield attempted(text_of, row, where, "column", form, rule)
 
 
 def _stepwise(config: SourceConfig, file: SourceFile, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

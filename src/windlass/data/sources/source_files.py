@@ -102,8 +102,6 @@ def file_at(path: Path, name: str, config: SourceConfig) -> SourceFile:
     """A text file of any format, hashed. Raises UserError."""
     if is_binary(path, config.file_format):
         raise formats.binary_file(path)
-    if formats.holds_rows(name) and config.file_format is None:
-        raise formats.of_rows([str(path)], 1)
     return as_asked(hash_file(path, name, config.text_key), config)
 
 
@@ -115,7 +113,7 @@ def as_asked(file: SourceFile, config: SourceConfig) -> SourceFile:
 def is_binary(path: Path, kind: Kind | None = None) -> bool:
     """A compressed file is judged by its content. Raises UserError where it is damaged, or in a compression not read."""
     formats.check_compression(str(path))
-    if (kind or formats.kind_of(path.name)) == "parquet":
+    if (kind or formats.kind_of(path.name)) in formats.TABLES:
         return False
     with _open(path) as file:
         try:
@@ -160,7 +158,7 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
     for file in files:
         path = Path(file.path)
         known = file.text_key, file.kind, file.max_row_bytes, file.specials
-        if (file.kind or formats.kind_of(path.name)) == "parquet":  # Parquet is not read front to back
+        if (file.kind or formats.kind_of(path.name)) in formats.TABLES:  # not read front to back
             check_unchanged(file, hash_file(path, "", "").xxh3)
             with _open(path) as stream:
                 yield from formats.read_rows(stream, str(path), *known)
