@@ -82,8 +82,9 @@ def test_what_is_none_of_them_is_refused_as_a_file(tmp_path, text, said):
     assert said in error.given and error.change.startswith("mend the file; or write JSON lines")
 
 
-def test_bad_rows_of_an_array_and_of_lines_have_their_names(tmp_path):
-    put(tmp_path / "a.json", '[{"text": "a"}, 7, {"text": null}, {"txt": "b"}, {"text": "c"}]')
+def test_bad_rows_of_an_array_and_of_lines_have_their_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "AT_ONCE", 1)  # the number is cut too
+    put(tmp_path / "a.json", '[\n{"text": "a"}, 77, {"text": null}, {"txt": "b"}, {"text": "c"}]')
     assert judged(tmp_path / "a.json") == (
         ["a", "c"],
         [

@@ -19,5 +19,7 @@ compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
 text_rows        rows as text: JSON lines, JSON, CSV
 table_rows       rows as columns: Parquet, Arrow
+shape_config     where a conversation is in a row
+row_shapes       conversations in rows of other names: sharegpt, alpaca, one's own
 row_text         a row's text, in a key, a nested one, or several
 """

@@ -87,7 +87,7 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         found = "nothing" if value is None else type(value).__name__
         raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
-    messages = [_without_nulls(message) for message in value]
+    messages = [_with_joined_parts(_without_nulls(message)) for message in value]
     for number, message in enumerate(messages):
         _check_keys(message, f"{where}, message {number} of `{key}`,")
         if message.get("tool_calls"):
@@ -148,6 +148,16 @@ def _with_object(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts, all of them texts, with one text. Another part stays, to be refused."""
+    parts = message.get("content")
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]
+    is_text = len(texts) == len(parts) and all(map(_is_text, texts))
+    return {**message, "content": "".join(texts)} if is_text else message
 
 
 def _without_nulls(value: Any) -> Any:

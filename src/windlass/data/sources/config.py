@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
+from windlass.data.sources.shape_config import SHAPES, RowsConfig
 from windlass.hub.config import NAME, revision_errors
 from windlass.safe_text import redacted
 from windlass.settings import Count, Settings, Violation
@@ -48,6 +49,10 @@ class BadRowsConfig(Settings):
         if report is not None and ("://" in report or not report):
             raise ValueError(f"`report: {report}` is no local file; give one")
         return report
+
+
+def _slice_or_shape(value: object) -> str:
+    return "shape" if isinstance(value, (dict, RowsConfig)) else "slice"
 
 
 class SourceConfig(Settings):
@@ -96,9 +101,13 @@ class SourceConfig(Settings):
     text: str | None = None
     """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
     dots a nested one: meta.text."""
-    rows: str | None = None
-    """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
-    "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
+    rows: (
+        Annotated[Annotated[str, Tag("slice")] | Annotated[RowsConfig, Tag("shape")], Discriminator(_slice_or_shape)]
+        | None
+    ) = None
+    """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
+    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or, with `format: chat`, where the conversation
+    is in a row: messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
     documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
@@ -174,16 +183,22 @@ class SourceConfig(Settings):
             yield ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
 
     def _rows(self) -> Iterator[ValueError]:
-        if self.rows is None:
+        rows = self._slice_text
+        if self.shape is not None and self.format != "chat":
+            yield ValueError(
+                f"`rows` says where a conversation is, and has no effect with `format: {self.format}`: set `format: chat`"
+            )
+        if rows is None:
             return
-        found = SLICE.fullmatch(self.rows)
+        found = SLICE.fullmatch(rows)
         numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
         if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
+            yield ValueError(f"`rows: {rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it")
+        elif found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
+            known = ", ".join(SHAPES)
             yield ValueError(
-                f"`rows: {self.rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it"
+                f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000; or of chat one of {known}"
             )
-        elif found is None or self.rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
-            yield ValueError(f"`rows: {self.rows}` is no slice of at least one row; write first:end, as in 1000:50000")
 
     @property
     def text_key(self) -> str:
@@ -199,8 +214,20 @@ class SourceConfig(Settings):
     @property
     def slice(self) -> tuple[int, int | None]:
         """`rows` as numbers: first row, and the row behind the last."""
-        first, _, end = (self.rows or "0:").partition(":")
+        first, _, end = (self._slice_text or "0:").partition(":")
         return int(first or 0), int(end) if end else None
+
+    @property
+    def _slice_text(self) -> str | None:
+        if isinstance(self.rows, RowsConfig):
+            return self.rows.slice
+        return None if self.rows in SHAPES else self.rows
+
+    @property
+    def shape(self) -> RowsConfig | None:
+        """Where a conversation is in a row; None under the usual names."""
+        found = self.rows if isinstance(self.rows, RowsConfig) else SHAPES.get(self.rows or "")
+        return SHAPES[found.shape] if found is not None and found.shape is not None else found
 
     @property
     def label(self) -> str:

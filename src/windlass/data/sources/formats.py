@@ -24,6 +24,7 @@ from windlass.data.sources.bad_rows import Row, attempted
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Kind
 from windlass.data.sources.row_text import Form, decode
+from windlass.data.sources.shape_config import RowsConfig
 from windlass.data.sources.table_rows import table_rows
 from windlass.data.sources.text_rows import check_size, csv_rows, json_lines, json_rows
 from windlass.errors import UserError
@@ -73,11 +74,12 @@ def read_rows(
     kind: Kind | None = None,
     max_row_bytes: int = MAX_ROW_MIB * MIB,
     specials: Specials = (),
+    shape: RowsConfig | None = None,
 ) -> Iterator[Row]:
     """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
-    of the tokenizer, which no message may hold. Raises UserError for a file that cannot be read, or a row larger than
-    `max_row_bytes`."""
-    kind, form = kind or kind_of(where), Form(text_key, specials)
+    of the tokenizer, which no message may hold; `shape`: where a conversation is. Raises UserError for a file that cannot be
+    read, or a row larger than `max_row_bytes`."""
+    kind, form = kind or kind_of(where), Form(text_key, specials, shape)
     if kind in ("parquet", "arrow"):
         yield from table_rows(stream, where, kind, form)
         return

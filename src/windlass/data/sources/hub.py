@@ -82,7 +82,7 @@ def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None
         raise UserError(f"{config.label} has no split `{split}`", "a source of a dataset is one of its splits", change)
     rows = iter(splits[split].skip(first) if first else splits[split])
     rule = f"the column `{file.text_key}` of the dataset holds one text per row"
-    form = Form(file.text_key, file.specials)
+    form = Form(file.text_key, file.specials, config.shape)
     wanted = None if end is None else max(0, end - first)
     for number, row in enumerate(islice(_stepwise(config, file, rows), wanted), first):
         where = f"{config.label}, split {split}, row {number},"

@@ -12,6 +12,8 @@ from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
+from windlass.data.sources.row_shapes import as_chat_row, columns_of
+from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import nearest
 
 OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of, FETCHED: fetched_text}
@@ -25,12 +27,20 @@ class Form(NamedTuple):
     text_key: str
     specials: Specials = ()
     """Special tokens of the tokenizer, which no message may hold."""
+    shape: RowsConfig | None = None
+    """Where a conversation is, if not under the usual names."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of a table that are read; None of `text_key` alone."""
+        return COLUMNS_OF.get(self.text_key) if self.shape is None else columns_of(self.shape)
 
 
 def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str) -> str:
     """The document of a row. `what`: a key or a column, for messages. Raises BadRow."""
     key = form.text_key
     if key in OF_ROWS:
+        row = row if form.shape is None else as_chat_row(row, form.shape, where)
         text = checked(OF_ROWS[key](row, where), where, key, rule)
         check_specials(text, where, form.specials)
         return text

@@ -17,6 +17,7 @@ from windlass.data.sources import compression, formats
 from windlass.data.sources.bad_rows import BadRows, Row, raised
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
+from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import UserError
 from windlass.units import MIB
 
@@ -38,6 +39,8 @@ class SourceFile(NamedTuple):
     max_row_bytes: int = MAX_ROW_MIB * MIB
     specials: Specials = ()
     """Special tokens of the tokenizer, which a message may not hold."""
+    shape: RowsConfig | None = None
+    """Where a conversation is in a row, if not under the usual names."""
 
 
 class Source(NamedTuple):
@@ -106,8 +109,8 @@ def file_at(path: Path, name: str, config: SourceConfig) -> SourceFile:
 
 
 def as_asked(file: SourceFile, config: SourceConfig) -> SourceFile:
-    """The file with the source's own format and limit."""
-    return file._replace(kind=config.file_format, max_row_bytes=config.max_row_mib * MIB)
+    """The file with the source's own format, limit and names."""
+    return file._replace(kind=config.file_format, max_row_bytes=config.max_row_mib * MIB, shape=config.shape)
 
 
 def is_binary(path: Path, kind: Kind | None = None) -> bool:
@@ -157,7 +160,7 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
     """Every row, empty and bad ones too. Raises UserError for a file that cannot be read, or changed."""
     for file in files:
         path = Path(file.path)
-        known = file.text_key, file.kind, file.max_row_bytes, file.specials
+        known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape
         if (file.kind or formats.kind_of(path.name)) in formats.TABLES:  # not read front to back
             check_unchanged(file, hash_file(path, "", "").xxh3)
             with _open(path) as stream:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Any, Final, Literal
 
 from windlass.data.sources.bad_rows import BadRow, Row, attempted
-from windlass.data.sources.row_text import COLUMNS_OF, Form, no_column, text_of
+from windlass.data.sources.row_text import Form, no_column, text_of
 from windlass.errors import UserError
 
 Table = Literal["parquet", "arrow"]
@@ -64,7 +64,7 @@ def _arrow(stream: IO[bytes], where: str, form: Form, rule: str) -> Iterator[Any
 def _columns(schema: Any, where: str, form: Form, rule: str) -> list[str]:
     """The columns to read; of a nested one its path. Raises UserError where there is none, or several of one name."""
     names = list(schema.names)
-    held = COLUMNS_OF.get(form.text_key)
+    held = form.columns
     if held is None and form.text_key not in names and not _has_nested(schema, form.text_key):
         raise no_column(where, "column", form.text_key, names, rule)
     wanted = [form.text_key] if held is None else [name for name in names if name in held] or names[:1]

@@ -134,7 +134,8 @@ def url_rows(files: list[SourceFile]) -> Iterator[Row]:
         system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
         check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
         with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
-            rows = read_rows(stream, redacted(url), file.text_key, file.kind, file.max_row_bytes, file.specials)
+            known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape
+            rows = read_rows(stream, redacted(url), *known)
             while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
                 yield row
         system.invalidate_cache()
