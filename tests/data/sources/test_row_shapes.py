@@ -15,6 +15,9 @@ from tests.data.tokenize.test_chat_template import PLAIN, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.fingerprint import settings_of
+from windlass.data.sources.fetch import fetch
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source
 
 OWN_LIST = {"messages": "dialogue", "role": "who", "content": "said", "roles": {"A": "user", "B": "assistant"}}
 OWN_COLUMNS = {"prompt": ["question", "context"], "completion": "answer", "system": "persona"}
@@ -90,6 +93,16 @@ def test_a_slice_goes_beside_a_shape(tmp_path):
     found = read(path=str(tmp_path), format="chat", rows={"shape": "alpaca", "slice": "2:4"})
     assert [json.loads(text)[0]["content"] for text in found] == ["2?", "3?"]
     assert len(read(path=str(tmp_path), format="chat", rows="alpaca")) == 9
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_rows_of_a_url_and_of_a_dataset_have_shapes_too(tmp_path, is_dataset):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"instruction": "Why?", "input": "", "output": "Wind."}) + "\n")
+    place = {"hub": str(tmp_path / "in")} if is_dataset else {"path": f"file://{tmp_path}/in/a.jsonl"}
+    config = SourceConfig(**place, format="chat", rows="alpaca")
+    (text,) = Source(fetch(config, scan(config, print), tmp_path / "kept", print)).documents()
+    assert json.loads(text) == said("Why?", "Wind.")
 
 
 def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
