@@ -151,6 +151,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "preference_rows",
         "fetch",
         "select",
+        "bad_rows",
     ),
     "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
     "data.tokenize": (
@@ -319,6 +320,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
     "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
+    "data/sources/shape_config.py": "data/sources/test_row_shapes.py: every shape, and every mapping that cannot be",
     "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "other_names/answers.py": "other_names/test_table.py: what a recipe with a row of the table is answered",
     "other_names/spellings.py": "other_names/test_table.py: every spelling, where a recipe has it",

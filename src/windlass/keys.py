@@ -144,11 +144,16 @@ def inner_sections() -> dict[type[Any], str]:
     for name, field in RunConfig.model_fields.items():
         section = model_of(field.annotation)
         assert section is not None
-        for key, inner in section.model_fields.items():
-            model = model_of(inner.annotation)
-            if model is not None:
-                found.setdefault(model, f"{name}.{_name(key, inner)}")
+        _add_inner(section, name, found)
     return found
+
+
+def _add_inner(section: type[Any], path: str, found: dict[type[Any], str]) -> None:
+    for key, inner in section.model_fields.items():
+        model = model_of(inner.annotation)
+        if model is not None and model not in found:
+            found[model] = f"{path}.{_name(key, inner)}"
+            _add_inner(model, found[model], found)
 
 
 def model_of(annotation: Any) -> type[Any] | None:

@@ -63,6 +63,10 @@ def place(tmp_path, monkeypatch, small, hub):
     (tmp_path / "bucket" / "lines" / "a.jsonl").write_text(lines({"text": text} for text in texts))
     (tmp_path / "chat.jsonl").write_text(lines(chat_rows()))
     (tmp_path / "pairs.jsonl").write_text(lines(pair_rows()))
+    alpaca = [
+        {"instruction": f"Name rope {n}.", "input": "", "output": f"It is rope {n}. " * (1 + n % 5)} for n in range(200)
+    ]
+    (tmp_path / "alpaca.json").write_text(json.dumps(alpaca))
 
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.endpoint)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)

@@ -14,6 +14,7 @@ from rich.text import Text
 from windlass.commands.data_lint import choose_set, open_data
 from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
 from windlass.data.prepare.manifest import Prepared
+from windlass.data.sources.bad_rows import in_words
 from windlass.safe_text import escaped, shown
 from windlass.units import format_bytes, format_count
 
@@ -59,6 +60,7 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     positions = info.samples * found.rows_per_sample * found.sequence_length
     yield f"  padding     {info.padding:,} positions of {positions:,}"
     yield from _sources(prepared, found)
+    yield from _bad_rows(prepared, found.name)
     part = "all" if found.num_read == info.samples else f"{found.num_read:,} of {info.samples:,}"
     yield f"in {part} samples:"
     yield f"  fill        {found.fill:.2%}"
@@ -78,6 +80,15 @@ def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
     for number, (source, held) in enumerate(zip(prepared.settings["sources"], per_source, strict=True)):
         name = source.get("hub") or source.get("builtin") or source.get("path")
         yield f"  source {number}    {held:,} samples, {held / sum(per_source):.1%} of the set: {name}"
+
+
+def _bad_rows(prepared: Prepared, name: str) -> Iterator[str]:
+    """What is left out of the sources that the set is made of."""
+    own = f"sets.{name}"
+    for use, counts in prepared.bad_rows.items():
+        is_share = name == "validation" and not isinstance(prepared.settings["validation"], dict)
+        if use in (name, own) or (use.startswith("sources.") and (name == "train" or is_share)):
+            yield f"  bad rows    {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
 
 
 def _lengths(found: Survey) -> Iterator[str]:

@@ -221,7 +221,7 @@ def test_what_changed_names_the_file(tmp_path):
     [
         ("README.md", {"format": "chat"}, "`format: chat` with {}/README.md", "take it out"),
         ("notes.txt", {"format": "preference"}, "`format: preference` with {}/notes.txt", "take it out"),
-        ("b.csv", {}, "{}/b.csv would be read as one text", "write the rows as JSON lines"),
+        ("b.csv", {}, "{}/b.csv has no column `text`", "set `text` of the source to one of its columns"),
         ("b.txt", {"text": "body"}, "`text: body` with {}", "leave `text` out"),
     ],
 )

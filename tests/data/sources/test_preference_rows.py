@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from windlass.data.sources.bad_rows import raised
 from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.preference_rows import pair_of
@@ -83,7 +84,7 @@ def test_a_row_that_is_no_pair_is_refused(row, given):
 def test_pairs_read_as_text_are_recognised(tmp_path, text_key):
     (tmp_path / "a.jsonl").write_text(json.dumps({"chosen": "a", "rejected": "b"}) + "\n")
     with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
-        list(read_rows(stream, str(tmp_path / "a.jsonl"), text_key))
+        list(raised(read_rows(stream, str(tmp_path / "a.jsonl"), text_key)))
     assert caught.value.change == "it holds chosen and rejected: set `format: preference` of the source"
 
 

@@ -164,26 +164,22 @@ def test_a_link_of_another_kind_does_not_hide_the_rows(tmp_path):
     assert read(path=str(tmp_path)) == ['{"text": "row"}', "row"]
 
 
-def test_a_file_of_rows_that_cannot_be_read_as_rows_is_refused_wherever_it_was_not_named(tmp_path):
+def test_files_of_rows_among_texts_are_refused_wherever_they_were_not_named(tmp_path):
     for name in ("a.txt", "b.txt", "1.csv", "2.csv.gz", "sub/3.tsv", "4.json", "5.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(gzip.compress(b"x,y") if name.endswith(".gz") else b'{"text": "line"}')
+        rows = b"text\nline\n" if "sv" in name else b'{"text": "line"}'
+        (tmp_path / name).write_bytes(gzip.compress(rows) if name.endswith(".gz") else rows)
     for given in ({"path": str(tmp_path)}, {"path": f"{tmp_path}/**/*"}, {"path": str(tmp_path), "text": "text"}):
         error = refused(**given)
         names = ", ".join(f"{tmp_path}/{name}" for name in ("1.csv", "2.csv.gz", "4.json"))
-        assert error.given.startswith(
-            f"4 of 7 files ({names}, ...) would be read as one text each, and their names say"
-        )
-        assert "to leave these files out, name the others by a glob" in error.change
+        assert error.given == f"4 of 7 files ({names}, ...) hold rows, and others are plain texts"
+        assert "by a glob (**/*.txt) to leave these files out" in error.change
     error = refused(path=[f"file://{tmp_path}/*.csv", f"{tmp_path}/a.txt"])
-    assert error.given.startswith(
-        f"1 of 2 files (file://{tmp_path}/1.csv) would be read as one text, and its name says"
-    )
-    error = refused(path=f"{tmp_path}/1.csv")
-    assert error.given.startswith(f"{tmp_path}/1.csv would be read as one text") and "glob" not in error.change
-    line = '{"text": "line"}'
-    assert read(path=[f"{tmp_path}/1.csv", f"{tmp_path}/*.txt"]) == [line] * 3
+    assert error.given == f"1 of 2 files (file://{tmp_path}/1.csv) holds rows, and others are plain texts"
+    text = '{"text": "line"}'
+    assert read(path=[f"{tmp_path}/1.csv", f"{tmp_path}/*.txt"]) == ["line", text, text]
     assert len(scan(SourceConfig(path=[f"{tmp_path}/a.txt", f"file://{tmp_path}/4.json"]), print)) == 2
+    assert read(path=[f"{tmp_path}/[1245].*", f"{tmp_path}/sub"]) == ["line"] * 5, "rows of every kind alone"
 
 
 def test_a_pipe_is_named_as_what_it_is(tmp_path):
@@ -234,11 +230,10 @@ def refused_kinds(paths, outright=(), **source):
 
 
 def test_rows_in_other_ways_are_refused_unless_named_among_texts():
-    assert refused_kinds(["a.txt", "s3://x/b.csv"]).given.startswith("1 of 2 files (s3://x/b.csv) would be read as")
-    assert (
-        refused_kinds(["b.csv"], ["b.csv"]).given
-        == "b.csv would be read as one text, and its name says that it holds rows"
+    assert refused_kinds(["a.txt", "s3://x/b.csv"]).given.startswith(
+        "1 of 2 files (s3://x/b.csv) holds rows, and others"
     )
+    check_kinds(SourceConfig(path="x"), ["b.csv", "c.json", "d.jsonl", "e.parquet"], set())
     check_kinds(SourceConfig(path="x"), ["a.txt", "b.csv"], {"b.csv"})
 
 

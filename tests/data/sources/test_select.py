@@ -7,7 +7,7 @@ from tests.data.conftest import data_config, make_text
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import duplicates, measure, select
+from windlass.data.sources.select import check_not_empty, duplicates, measure, select
 from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
@@ -42,7 +42,7 @@ def test_both_sides_of_a_share_lose_their_duplicates(tmp_path):
 def test_an_empty_set_is_refused_by_name(tmp_path):
     one, none = source(tmp_path, "one", ["a"]), source(tmp_path, "none", [""])
     with pytest.raises(UserError, match="the source of extra holds no text"):
-        measure(select([one], one, {"extra": none}, False)[0], None)
+        check_not_empty(measure(select([one], one, {"extra": none}, False)[0]), None)
 
 
 def test_a_preparation_tells_what_it_dropped_and_stops_at_its_limits(tmp_path):

@@ -17,6 +17,7 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader, Writer
+from windlass.data.sources.bad_rows import raised
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.stream.collate import collate
 from windlass.data.tokenize.chat_template import Template, check_template, encode_chat
@@ -413,7 +414,7 @@ def test_conversations_read_as_text_are_recognised(tmp_path, row):
 
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     with open(tmp_path / "a.jsonl", "rb") as stream, pytest.raises(UserError) as caught:
-        list(read_rows(stream, str(tmp_path / "a.jsonl"), "text"))
+        list(raised(read_rows(stream, str(tmp_path / "a.jsonl"), "text")))
     assert caught.value.change == f"it holds {' and '.join(row)}: set `format: chat` of the source"
 
 

@@ -175,6 +175,7 @@ def _prepared(
         isolated_baselines=scored[1],
         commits=plan.commits,
         written_order=plan.written_order,
+        bad_rows={name: dict(found.counts) for name, found in plan.bad_rows.items() if found.num},
         date=plan.date,
     )
 

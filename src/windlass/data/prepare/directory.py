@@ -21,6 +21,7 @@ from windlass.data.config import DataConfig
 from windlass.data.files import sync_directory
 from windlass.data.prepare.manifest import PREPARED_NAME, SCORES_NAME, TOKENIZER_NAME, load_prepared
 from windlass.data.shards.journal import JOURNAL_FILES, JOURNAL_NAME, open_journal
+from windlass.data.sources.bad_rows import TooManyBadRows
 from windlass.data.sources.known_hashes import KNOWN_NAME
 from windlass.errors import UserError
 from windlass.object_store import is_url
@@ -50,8 +51,8 @@ def check_writable(directory: Path) -> None:
         raise UserError(given, "prepared data needs a directory to write", "give another data.directory")
 
 
-def check_apart(directory: Path, paths: Iterable[str]) -> None:
-    """Raises UserError where the directory is inside one of its own sources and would be read as one next time."""
+def check_apart(directory: Path, paths: Iterable[str], what: str = "data.directory") -> None:
+    """Raises UserError where what is written is inside one of its own sources and would be read as one next time."""
     for path in paths:
         source = Path(path).resolve()
         if is_url(path) or not source.is_dir() or not directory.resolve().is_relative_to(source):
@@ -59,9 +60,9 @@ def check_apart(directory: Path, paths: Iterable[str]) -> None:
         inside = directory.resolve().relative_to(source)
         if not any(part.startswith(".") for part in inside.parts):  # hidden files are no source
             raise UserError(
-                f"data.directory {directory} is inside the source {path}",
-                "a directory means every text file below it, and the next time the prepared files would be some of them",
-                f"give a data.directory elsewhere, or name the files of the source, such as {path}/*.jsonl",
+                f"{what} {directory} is inside the source {path}",
+                "a directory means every text file below it, and the next time what is written there would be some of them",
+                f"give a {what} elsewhere, or name the files of the source, such as {path}/*.jsonl",
             )
 
 
@@ -148,10 +149,13 @@ def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def kept_work(directory: Path) -> Iterator[Path]:
     """A sibling for work that survives a kill. It is removed when the block ends, with success or a UserError; but it stays where
-    a run may be reading the unfinished preparation, which then continues once the mistake is fixed."""
+    a run may be reading the unfinished preparation, which then continues once the mistake is fixed, and where there are too many
+    bad rows, since the recipe may allow them."""
     work = sibling(directory, "work")
     try:
         yield work
+    except TooManyBadRows:
+        raise
     except UserError:
         if not (directory / JOURNAL_NAME).exists() or (directory / PREPARED_NAME).exists():
             shutil.rmtree(work, ignore_errors=True)

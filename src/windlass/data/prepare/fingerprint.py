@@ -36,11 +36,29 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
     for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
         if isinstance(source, dict):
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
+            if source["bad_rows"]["at_most"] == 0:  # as before there was the setting
+                del source["bad_rows"]
+            else:
+                del source["bad_rows"]["report"]
             if source["file_format"] is None:  # as before there was the setting
                 del source["file_format"]
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
+    return found
+
+
+def without_bad_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without the limits on bad rows, which decide what is refused: of one source all shards are the same."""
+
+    def without(source: Any) -> Any:
+        is_source = isinstance(source, Mapping)
+        return {key: value for key, value in source.items() if key != "bad_rows"} if is_source else source
+
+    found = {**settings, "sources": list(map(without, settings["sources"]))}
+    found["validation"] = without(settings["validation"])
+    if "sets" in settings:
+        found["sets"] = {name: without(source) for name, source in settings["sets"].items()}
     return found
 
 
@@ -71,7 +89,9 @@ def stream_fingerprint(
     tokenizer_files: Sequence[Path],
     date: str | None = None,
 ) -> str:
-    """The same without the further validation sets, which may come and go."""
+    """The same without the further validation sets, which may come and go, and without limits on bad rows, so that a run goes on
+    where a row was one too many."""
+    settings = without_bad_rows(settings)
     kept = {name: listed for name, listed in files.items() if not name.startswith("sets.")}
     return fingerprint({key: value for key, value in settings.items() if key != "sets"}, kept, tokenizer_files, date)
 

@@ -7,22 +7,29 @@ validation share is of the first documents, duplicates stay, the tokenizer must 
 """
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
-from windlass.data.prepare.fingerprint import corpus_hash, fingerprint, settings_of, stream_fingerprint
+from windlass.data.prepare.fingerprint import (
+    corpus_hash,
+    fingerprint,
+    settings_of,
+    stream_fingerprint,
+    without_bad_rows,
+)
+from windlass.data.sources.bad_rows import BadRows, Report, judge
 from windlass.data.sources.config import DEFAULT_SPLIT
 from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import Amount, Selection, measure, select
+from windlass.data.sources.select import Amount, Selection, check_not_empty, measure, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
-from windlass.data.tokenize.template_files import check_has_template, reads_clock
+from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
@@ -40,6 +47,8 @@ class PreparePlan(NamedTuple):
     log: Callable[[str], None]
     written_order: dict[str, dict[str, str]]
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
+    bad_rows: dict[str, BadRows]
+    """What was found of each source, by its use; filled while they are read."""
     date: str | None = None
     """The day that the chat template sees as today; None where no template writes it (`dated`)."""
 
@@ -54,6 +63,11 @@ class PreparePlan(NamedTuple):
     @property
     def stream(self) -> str:
         return stream_fingerprint(self.settings, self.files, self.loaded, self.date)
+
+    @property
+    def work(self) -> str:
+        """The fingerprint of what was fetched and encoded before: all of it stays where more bad rows are allowed."""
+        return fingerprint(without_bad_rows(self.settings), self.files, self.loaded, self.date)
 
     @property
     def named(self) -> dict[str, SourceConfig]:
@@ -92,7 +106,7 @@ def scan_sources(
     if any(source.format == "chat" for source in named.values()):
         check_has_template(loaded, str(config.tokenizer.from_))
     files = {name: scan(source, log, commits.get(_pin(source)), hashes) for name, source in named.items()}
-    return PreparePlan(config, sets, files, loaded, log, {})
+    return PreparePlan(config, sets, files, loaded, log, {}, {})
 
 
 def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
@@ -104,7 +118,7 @@ def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PrepareP
         return plan
     for known, date in kept:
         found = plan._replace(date=date)
-        if date is not None and known in (found.fingerprint, found.stream):
+        if date is not None and known in (found.fingerprint, found.stream, found.work):
             return found
     return plan._replace(date=_today())
 
@@ -139,23 +153,10 @@ def choose(
         log(f"{given}: {share:g} of the training documents are held out for validation, by the hash of their text")
         del named["validation"]
     streamed = [n for n in named if n.startswith("sources.") and config.may_grow and any(map(is_remote, files[n]))]
-    if streamed:
-        _check_streamed(config, named[streamed[0]], share)
-    sources: dict[str, Source] = {}
-    for name, source in named.items():
-        if not any(map(is_remote, files[name])):
-            sources[name] = source_of(source, files[name])
-            continue
-        taken: dict[str, str] = {}
-        if source.grows_until is not None:
-            plan.written_order[name] = taken
-        kept, patience = work / "fetched" / name, Patience(config.order.deadline_s, tick, taken.__setitem__)
-        sources[name] = Source([], num_tokens=source.tokens, format=source.format, too_long=source.too_long)
-        if name in streamed:
-            stream = Stream(source, files[name], kept, log, patience)
-            sources[name] = sources[name]._replace(stream=stream.texts)
-        else:
-            sources[name] = sources[name]._replace(files=fetch(source, files[name], kept, log, patience))
+    for name in streamed:
+        _check_streamed(config, named[name], share)
+    plan.bad_rows.update(_bad_rows(named, streamed))
+    sources = _opened(plan, named, streamed, work, tick)
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
         sources["validation"] if share is None else share,
@@ -170,7 +171,46 @@ def choose(
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
         )
         log(f"{held_out}; those behind are trained on, but for copies of what is held out")
-    return selections, measure(selections, share, ["train"] if streamed else [])
+    amounts = measure(selections, ["train"] if streamed else [])
+    judge([plan.bad_rows[name] for name in named], log)
+    check_not_empty(amounts, share)
+    return selections, amounts
+
+
+def _opened(
+    plan: PreparePlan, named: Mapping[str, SourceConfig], streamed: Sequence[str], work: Path, tick: Callable[[], None]
+) -> dict[str, Source]:
+    """The sources by their use, fetched where they are not local; those of `streamed` are read as they arrive."""
+    specials = special_tokens(plan.loaded)
+    sources: dict[str, Source] = {}
+    for name, source in named.items():
+        files = [file._replace(specials=specials) for file in plan.files[name]]
+        bad_rows = plan.bad_rows[name]
+        if not any(map(is_remote, files)):
+            sources[name] = source_of(source, files)._replace(bad_rows=bad_rows)
+            continue
+        taken: dict[str, str] = {}
+        if source.grows_until is not None:
+            plan.written_order[name] = taken
+        kept, patience = work / "fetched" / name, Patience(plan.config.order.deadline_s, tick, taken.__setitem__)
+        sources[name] = source_of(source, [])._replace(rows=(0, None), num_documents=None, bad_rows=bad_rows)
+        if name in streamed:
+            stream = Stream(source, files, kept, plan.log, patience)
+            sources[name] = sources[name]._replace(stream=stream.texts)
+        else:
+            fetched = fetch(source, files, kept, plan.log, patience, bad_rows)
+            sources[name] = sources[name]._replace(files=fetched)
+    return sources
+
+
+def _bad_rows(named: Mapping[str, SourceConfig], streamed: Sequence[str]) -> dict[str, BadRows]:
+    """What collects the bad rows of each source. Raises UserError where a report cannot be written."""
+    paths = dict.fromkeys(source.bad_rows.report for source in named.values())
+    reports = {path: Report(path) for path in paths if path is not None}
+    return {
+        name: BadRows(name, source.label, source.bad_rows, reports.get(source.bad_rows.report or ""), name in streamed)
+        for name, source in named.items()
+    }
 
 
 def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
@@ -184,6 +224,9 @@ def _check_streamed(config: DataConfig, source: SourceConfig, share: float | Non
         raise UserError(f"data.tokenizer.train: {config.tokenizer.train}, on all training text", rule, change)
     if config.deduplicate:
         raise UserError("data.deduplicate: true compares all documents first", rule, "leave it out")
+    if isinstance(source.bad_rows.at_most, float):
+        given = f"bad_rows.at_most: {source.bad_rows.at_most:g} of {source.label}, a share of all its rows"
+        raise UserError(given, rule, "give a number of rows")
 
 
 def _lacks_split(config: DataConfig, files: list[SourceFile]) -> bool:

@@ -117,7 +117,11 @@ def _plan(
     """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError. `is_asked`: nothing
     will be written."""
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
-    check_apart(directory, [path for source in named for path in source.paths])
+    paths = [path for source in named for path in source.paths]
+    check_apart(directory, paths)
+    for report in (source.bad_rows.report for source in named):
+        if report is not None:
+            check_apart(Path(report).expanduser(), paths, "bad_rows.report")
     found = _what_is_there(config)
     if found is None and not is_asked:  # else it may be used as it is, where nothing can be written
         check_writable(directory)
@@ -128,10 +132,10 @@ def _plan(
 def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
     if plan.config.may_grow:
         with refused_if_full(directory, directory), kept_work(directory) as work:
-            make_growing(plan, directory, open_parts(work, plan.fingerprint, plan.date), begun)
+            make_growing(plan, directory, open_parts(work, plan.work, plan.date), begun)
         return
     with replaced(directory) as temporary, kept_work(directory) as work:
-        make(plan, temporary, open_parts(work, plan.fingerprint, plan.date)).save(temporary)
+        make(plan, temporary, open_parts(work, plan.work, plan.date)).save(temporary)
 
 
 def other_stream(place: str) -> UserError:

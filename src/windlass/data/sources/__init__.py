@@ -10,10 +10,16 @@ chat_rows        rows that hold a conversation
 preference_rows  rows that hold two answers to one prompt
 fetch            copies what is not on this host, once
 select           which documents a set keeps, without duplicates where asked
+bad_rows         rows that are no document: named, counted, left out or refused
 
 Inside:
 
 urls             files at URLs, and what is wrong where their file system fails
 compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
+text_rows        rows as text: JSON lines, JSON, CSV
+table_rows       rows as columns: Parquet, Arrow
+shape_config     where a conversation is in a row
+row_shapes       conversations in rows of other names: sharegpt, alpaca, one's own
+row_text         a row's text, in a key, a nested one, or several
 """

@@ -3,15 +3,16 @@
 A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. A message that
 calls tools may have no content; a null counts as missing. Arguments of a call that are JSON in a text, as OpenAI writes them,
 become the object that they hold, since templates write them as JSON themselves. An answer of `weight: 0` is context and no
-target. Rows that could not be learned as they are meant are refused: images, tools declared beside the messages, answers without
+target. Rows that could not be learned as they are meant are bad: images, tools declared beside the messages, answers without
 words, keys of a message that nothing reads.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from windlass.errors import UserError, nearest
+from windlass.data.sources.bad_rows import BadRow
+from windlass.errors import nearest
 
 ASSISTANT: Final = "assistant"
 CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools")
@@ -25,18 +26,23 @@ MESSAGE_KEYS: Final = (
     "thinking",
     "weight",
 )
+TEXT_KEYS: Final = ("role", "content")
 PROMPT_KEYS: Final = ("prompt", "completion")
+Specials = tuple[str, ...]
+"""The special tokens of a tokenizer."""
 RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
 
 
 def conversation_of(row: Mapping[str, Any], where: str) -> str:
-    """A row's messages up to the last answer, as JSON: the document that is hashed, counted and encoded. Raises UserError."""
+    """A row's messages up to the last answer, as JSON: the document that is hashed, counted and encoded. Raises BadRow."""
     check_tools(row, where)
     held = [
         key for key in ("messages", *PROMPT_KEYS) if row.get(key) is not None
     ]  # null: a table's column of other rows
     if held[:1] == ["messages"] and len(held) > 1:
-        raise UserError(f"{where} has `{'` and `'.join(held)}`", RULE, "leave one of the two out of the row")
+        raise BadRow(
+            "of two shapes", f"{where} has `{'` and `'.join(held)}`", RULE, "leave one of the two out of the row"
+        )
     if "messages" in row and ("messages" in held or not held):
         messages = as_messages(row["messages"], where, "messages", "", RULE)
     elif row.keys() >= set(PROMPT_KEYS):
@@ -44,17 +50,17 @@ def conversation_of(row: Mapping[str, Any], where: str) -> str:
         messages = prompt + as_messages(row["completion"], where, "completion", ASSISTANT, RULE)
     else:
         kind = "preference" if {"chosen", "rejected"} <= row.keys() else "text"
-        raise UserError(
-            f"{where} has the keys {', '.join(row) or 'none'}", RULE, f"rename its keys, or use format: {kind}"
-        )
+        given = f"{where} has the keys {', '.join(row) or 'none'}"
+        raise BadRow("missing key", given, RULE, f"rename its keys, or use format: {kind}")
     return json.dumps(up_to_last_answer(messages, where), ensure_ascii=False)
 
 
 def check_tools(row: Mapping[str, Any], where: str) -> None:
-    """Raises UserError where a row declares tools; the template would have to write them before the conversation."""
+    """Raises BadRow where a row declares tools; the template would have to write them before the conversation."""
     if row.get("tools"):
         rule = "declarations of tools are not read; calls inside messages are"
-        raise UserError(f"{where} has `tools`", rule, "leave the row out, or write its tools into the system message")
+        change = "leave the row out, or write its tools into the system message"
+        raise BadRow("with tools", f"{where} has `tools`", rule, change)
 
 
 def is_learned(message: Mapping[str, Any]) -> bool:
@@ -63,64 +69,71 @@ def is_learned(message: Mapping[str, Any]) -> bool:
 
 
 def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Without the turns after the last answer that is learned. Raises UserError where there is no such answer."""
+    """Without the turns after the last answer that is learned. Raises BadRow where there is no such answer."""
     answers = [number for number, message in enumerate(messages) if is_learned(message)]
     if not answers:
         has_some = any(message["role"] == ASSISTANT for message in messages)
         given = f"{where} holds no message of the role {ASSISTANT}{' but with weight 0' if has_some else ''}"
         rule = "the answers of the assistant are what is learned of a conversation"
-        raise UserError(given, rule, "leave the row out, or mend its roles")
+        raise BadRow("without an answer", given, rule, "leave the row out, or mend its roles")
     return messages[: answers[-1] + 1]
 
 
 def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[dict[str, Any]]:
     """`value` as messages. A text becomes one message of `role`, where that is given. A null counts as missing, since a table has
-    a column for each key that any message has. A message that calls tools may have no content. Raises UserError."""
+    a column for each key that any message has. A message that calls tools may have no content. Raises BadRow."""
     if isinstance(value, str) and role:
         value = [{"role": role, "content": value}]
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         found = "nothing" if value is None else type(value).__name__
-        raise UserError(f"{where} has {found} under `{key}`", rule, "mend the row")
-    messages = [_without_nulls(message) for message in value]
+        raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
+    messages = [_with_joined_parts(_without_nulls(message)) for message in value]
     for number, message in enumerate(messages):
         _check_keys(message, f"{where}, message {number} of `{key}`,")
         if message.get("tool_calls"):
             message.setdefault("content", "")
             calls = message["tool_calls"]
             message["tool_calls"] = list(map(_with_object, calls)) if isinstance(calls, list) else calls
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+        if not all(_is_text(message.get(key)) for key in TEXT_KEYS):
             given = f"{where}, message {number} of `{key}`, holds {json.dumps(message, ensure_ascii=False)[:80]}"
-            raise UserError(
-                given, "a message has a role and a content, both texts", "mend the row; images are not read"
-            )
+            kind = next(kind_of_value(value[number].get(key)) for key in TEXT_KEYS if not _is_text(message.get(key)))
+            rule = "a message has a role and a content, both texts"
+            raise BadRow(kind, given, rule, "mend the row; images are not read")
         if message["role"] == ASSISTANT and not message["content"].strip() and not message.get("tool_calls"):
             given = f"{where}, message {number} of `{key}`, is an answer without words"
-            raise UserError(given, "an answer says something, or calls a tool", "leave the row out")
+            raise BadRow("empty answer", given, "an answer says something, or calls a tool", "leave the row out")
         _take_weight(message, f"{where}, message {number} of `{key}`,")
     return messages
 
 
+def kind_of_value(value: Any) -> str:
+    """Of a value that is no text or list where one is meant."""
+    return "null" if value is None else "wrong type"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _check_keys(message: Mapping[str, Any], where: str) -> None:
-    """Raises UserError for a key that nothing reads: it may hold what the user wants to be learned, or not to be."""
+    """Raises BadRow for a key that nothing reads: it may hold what the user wants to be learned, or not to be."""
     unknown = [name for name in message if name not in MESSAGE_KEYS]
     if unknown:
         change = f"{nearest(unknown[0], list(MESSAGE_KEYS))}rename the key, or take it out of every message"
-        raise UserError(
-            f"{where} has the key `{unknown[0]}`", f"a message has the keys {', '.join(MESSAGE_KEYS)}", change
-        )
+        rule = f"a message has the keys {', '.join(MESSAGE_KEYS)}"
+        raise BadRow("unknown key", f"{where} has the key `{unknown[0]}`", rule, change)
 
 
 def _take_weight(message: dict[str, Any], where: str) -> None:
-    """Leaves `weight` in answers of weight 0 alone. Raises UserError for any weight that would have no effect."""
+    """Leaves `weight` in answers of weight 0 alone. Raises BadRow for any weight that would have no effect."""
     weight = message.pop("weight", None)
     allowed = (0, 1) if message["role"] == ASSISTANT else (0,)
     if weight is None:
         return
     if isinstance(weight, bool) or weight not in allowed:
         rule = "a weight is 0 or 1: an answer is learned or is not, and other messages never are"
-        raise UserError(
-            f"{where} has weight {weight!r} and the role {message['role']}", rule, "set it to 0 or 1, or take it out"
-        )
+        given = f"{where} has weight {weight!r} and the role {message['role']}"
+        raise BadRow("wrong weight", given, rule, "set it to 0 or 1, or take it out")
     if weight == 0 and message["role"] == ASSISTANT:
         message["weight"] = 0
 
@@ -135,6 +148,16 @@ def _with_object(call: Any) -> Any:
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list of parts, all of them texts, with one text. Another part stays, to be refused."""
+    parts = message.get("content")
+    if not isinstance(parts, list) or not parts:
+        return message
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]
+    is_text = len(texts) == len(parts) and all(map(_is_text, texts))
+    return {**message, "content": "".join(texts)} if is_text else message
 
 
 def _without_nulls(value: Any) -> Any:
@@ -168,6 +191,27 @@ def unwritten_fields(message: Mapping[str, Any], written: str) -> list[str]:
 def _is_in(text: str, written: str) -> bool:
     """Whether the text is there, as it is or as JSON."""
     return any(form in written for form in (text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]))
+
+
+def check_specials(document: str, where: str, specials: Specials) -> None:
+    """Of a conversation or a pair as JSON. Raises BadRow where a message holds a special token of the tokenizer."""
+    if not any(json.dumps(special, ensure_ascii=False)[1:-1] in document for special in specials):
+        return
+    found = json.loads(document)
+    for value in [found] if isinstance(found, list) else found.values():
+        for message in value if isinstance(value, list) else []:  # a pair may be of texts, which no template writes
+            check_message(message, where, specials)
+
+
+def check_message(message: Mapping[str, Any], where: str, specials: Iterable[str]) -> None:
+    """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises BadRow."""
+    words = "\0".join(texts_in(message))
+    found = next((text for text in specials if text in words), None)
+    if found is not None:
+        key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
+        given = f"{where} holds {found} in {'the words' if key == 'content' else f'`{key}`'} of the {message['role']}"
+        rule = "in a conversation the special tokens are the template's: words look the same as they do"
+        raise BadRow("special token", given, rule, "take it out of the text, or leave the conversation out")
 
 
 def texts_in(value: Any) -> Iterator[str]:

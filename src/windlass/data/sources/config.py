@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
+from windlass.data.sources.shape_config import SHAPES, RowsConfig
 from windlass.hub.config import NAME, revision_errors
 from windlass.safe_text import redacted
 from windlass.settings import Count, Settings, Violation
@@ -13,7 +14,7 @@ from windlass.settings import Count, Settings, Violation
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
 Format = Literal["text", "chat", "preference"]
-Kind = Literal["jsonl", "parquet", "text"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text"]
 TooLong = Literal["refuse", "drop", "cut-prompt"]
 MAX_ROW_MIB = 64
 CONVERSATION = "messages, or prompt and completion"
@@ -22,15 +23,48 @@ MOST_ROWS = 10**18  # what counts rows and tokens holds 63 bits
 HELD = {"chat": CONVERSATION, "preference": PAIR}  # what the rows hold that are no plain text
 
 
+class BadRowsConfig(Settings):
+    """Rows of a source that are no document: bad JSON, no text or a null, another type or shape, half of a surrogate pair, a
+    special token in a user's words, an empty answer. All are named before anything is encoded."""
+
+    at_most: int | float = 0
+    """Bad rows that are left out: more are refused. A whole number is a count, a decimal between 0 and 1 a share of the source's
+    rows."""
+    report: str | None = None
+    """A local file to list every bad row in, a line of JSON each."""
+
+    @field_validator("at_most", mode="before")
+    @classmethod
+    def _count_or_share(cls, given: object) -> object:
+        is_count = isinstance(given, int) and not isinstance(given, bool) and given >= 0
+        if not is_count and not (isinstance(given, float) and 0 < given < 1):
+            raise ValueError(
+                f"`at_most: {given}` is neither a count (a whole number, 0 or more) nor a share (a decimal between 0 and 1)"
+            )
+        return given
+
+    @field_validator("report")
+    @classmethod
+    def _local(cls, report: str | None) -> str | None:
+        if report is not None and ("://" in report or not report):
+            raise ValueError(f"`report: {report}` is no local file; give one")
+        return report
+
+
+def _slice_or_shape(value: object) -> str:
+    return "shape" if isinstance(value, (dict, RowsConfig)) else "slice"
+
+
 class SourceConfig(Settings):
     """Where documents come from: exactly one of `path`, `hub` and `builtin`."""
 
     path: str | list[str] | None = None
     """A file, a directory, a glob (`**` allowed) or a URL that fsspec opens (s3://, gs://, https://, hf://; globs where the
-    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet` file
-    is one, any other text file is one; JSON lines and text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a
-    directory every text file below it is read, sorted. A file at a URL is fetched once, when it is prepared. The query of a
-    URL, such as a signature, is written nowhere: with another one it is the same file while size and ETag stay."""
+    store can list), or a list of these. A line of a `.jsonl` or `.ndjson` file is one document, a row of a `.parquet`, `.arrow`,
+    `.feather`, `.csv` or `.tsv` file is one, an object of a `.json` file (an array, lines, or one object) is one, any other text
+    file is one; what is text also as `.gz`, `.zst`, `.xz` or `.bz2`. Of a directory every text file below it is read, sorted. A
+    file at a URL is fetched once, when it is prepared. The query of a URL, such as a signature, is written nowhere: with another
+    one it is the same file while size and ETag stay."""
     grows_until: str | None = None
     """With `path`, one local directory that is still being filled: files are taken in the order of their names as they come,
     until there is a file of this name, such as _SUCCESS. A file has its name when it is whole; before, a dot begins it."""
@@ -53,8 +87,8 @@ class SourceConfig(Settings):
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
     begin with; `objective.kind: dpo` trains on them."""
     file_format: Kind | None = None
-    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. parquet: Parquet. text: one document
-    each. Compression goes by the name always."""
+    """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. json: an array, lines, or one object.
+    csv, tsv, parquet, arrow: columns. text: one document each. Compression goes by the name always."""
     max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
     """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
     too_long: TooLong | None = None
@@ -62,11 +96,18 @@ class SourceConfig(Settings):
     sequence; nothing of an answer is ever cut. refuse, as without it: an error that names the length that holds all. drop: it is
     left out and counted. cut-prompt, of chat: messages that are no answers lose their middle, the longest most, and keep the
     template's marks, their begin and their end; a conversation that is still too long is left out; `prepare` counts both."""
+    bad_rows: BadRowsConfig = BadRowsConfig()
+    """What becomes of rows that are no document."""
     text: str | None = None
-    """The key of a line of JSON, or the column of Parquet or of a dataset, that holds the document; `text` if not given."""
-    rows: str | None = None
-    """A slice of the rows (lines of JSON, rows of Parquet and of datasets, whole text files) as first:end, counted from 0:
-    "1000:50000", "1000:", ":50000". Empty rows count; blank lines do not."""
+    """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
+    dots a nested one: meta.text."""
+    rows: (
+        Annotated[Annotated[str, Tag("slice")] | Annotated[RowsConfig, Tag("shape")], Discriminator(_slice_or_shape)]
+        | None
+    ) = None
+    """A slice of the rows (lines of JSON, rows of tables and of datasets, whole text files) as first:end, counted from 0:
+    "1000:50000", "1000:", ":50000". Empty and bad rows count; blank lines do not. Or, with `format: chat`, where the conversation
+    is in a row: messages, sharegpt, alpaca, prompt-completion, or the row's own names."""
     documents: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
     """The largest number of documents (rows that hold text) to take, from the first on."""
     tokens: Count | None = Field(default=None, ge=1, le=MOST_ROWS)
@@ -78,8 +119,8 @@ class SourceConfig(Settings):
     @field_validator("format", mode="before")
     @classmethod
     def _no_file_format(cls, given: object) -> object:
-        if given in ("jsonl", "ndjson", "json", "parquet"):
-            kind = "parquet" if given == "parquet" else "jsonl"
+        if given in ("jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"):
+            kind = "jsonl" if given == "ndjson" else given
             raise ValueError(
                 f"`format: {given}` says what a file is; `format` says what a row is: write `file_format: {kind}`"
             )
@@ -142,16 +183,22 @@ class SourceConfig(Settings):
             yield ValueError(f"`grows_until: {self.grows_until}` is no file's name; give one, such as _SUCCESS")
 
     def _rows(self) -> Iterator[ValueError]:
-        if self.rows is None:
+        rows = self._slice_text
+        if self.shape is not None and self.format != "chat":
+            yield ValueError(
+                f"`rows` says where a conversation is, and has no effect with `format: {self.format}`: set `format: chat`"
+            )
+        if rows is None:
             return
-        found = SLICE.fullmatch(self.rows)
+        found = SLICE.fullmatch(rows)
         numbers = [] if found is None else [number.lstrip("0") for number in found.groups()]
         if any(len(number) >= len(str(MOST_ROWS)) for number in numbers):
+            yield ValueError(f"`rows: {rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it")
+        elif found is None or rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
+            known = ", ".join(SHAPES)
             yield ValueError(
-                f"`rows: {self.rows[:60]}` counts to {MOST_ROWS} or beyond, where no source has rows: mend it"
+                f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000; or of chat one of {known}"
             )
-        elif found is None or self.rows == ":" or (found[2] and int(found[2]) <= int(found[1] or 0)):
-            yield ValueError(f"`rows: {self.rows}` is no slice of at least one row; write first:end, as in 1000:50000")
 
     @property
     def text_key(self) -> str:
@@ -167,8 +214,20 @@ class SourceConfig(Settings):
     @property
     def slice(self) -> tuple[int, int | None]:
         """`rows` as numbers: first row, and the row behind the last."""
-        first, _, end = (self.rows or "0:").partition(":")
+        first, _, end = (self._slice_text or "0:").partition(":")
         return int(first or 0), int(end) if end else None
+
+    @property
+    def _slice_text(self) -> str | None:
+        if isinstance(self.rows, RowsConfig):
+            return self.rows.slice
+        return None if self.rows in SHAPES else self.rows
+
+    @property
+    def shape(self) -> RowsConfig | None:
+        """Where a conversation is in a row; None under the usual names."""
+        found = self.rows if isinstance(self.rows, RowsConfig) else SHAPES.get(self.rows or "")
+        return SHAPES[found.shape] if found is not None and found.shape is not None else found
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from windlass.data.files import write_durably
+from windlass.data.sources.bad_rows import FETCHED, BadRow, BadRows, Row, attempted, fetched_line, fetched_text
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import Patience, growing_rows
 from windlass.data.sources.hub import hub_rows
@@ -39,12 +40,14 @@ def fetch(
     directory: Path,
     log: Callable[[str], None],
     patience: Patience | None = None,
+    bad_rows: BadRows | None = None,
 ) -> list[SourceFile]:
     """The rows of a source as local files in `directory`, with `rows` and `documents` applied. Chunks that a killed fetch of the
-    same source left there are reused. `patience`: for a source that grows. Raises UserError."""
+    same source left there are reused. `patience`: for a source that grows; `bad_rows` collects bad rows, and ends a fetch that is
+    of nothing else. Raises UserError."""
     most_bytes = math.inf if config.tokens is None else config.tokens * BYTES_PER_TOKEN
     stream = Stream(config, files, directory, log, patience, most_bytes)
-    while stream.advance() is not None:
+    for _ in stream.rows() if bad_rows is None else bad_rows.without(stream.rows()):
         pass
     return stream.files()
 
@@ -70,38 +73,41 @@ class Stream:
         if config.grows_until is None:
             self._rows = _rows_of(config, files, first + self._chunks.rows, end)
         else:
-            rows = islice(growing_rows(config, patience or Patience()), first, end)
+            rows = islice(growing_rows(config, patience or Patience(), files[0].specials), first, end)
             self._rows = _behind(self._chunks.kept(), rows, config.label)
         self._most_texts = math.inf if config.documents is None else config.documents
         self._begun_bytes, self._is_whole = self._chunks.bytes, False
         self._start_s = self._logged_s = time.monotonic()
 
-    def advance(self) -> str | None:
+    def advance(self) -> Row | None:
         """The next row, which is kept; None after the last."""
         if self._is_whole:
             return None
         chunks = self._chunks
         may_more = chunks.texts < self._most_texts and chunks.bytes < self._most_bytes
-        text = next(self._rows, None) if may_more else None
-        if text is None:
+        row = next(self._rows, None) if may_more else None
+        if row is None:
             self._is_whole = True
             chunks.flush()
         else:
-            chunks.add(text)
+            chunks.add(row)
         now_s = time.monotonic()
         if self._is_whole or now_s - self._logged_s > REPORT_EVERY_S:
             self._logged_s = now_s
             rate = (chunks.bytes - self._begun_bytes) / max(1e-3, now_s - self._start_s)
             took = f"{format_bytes(rate)}/s, {format_duration(now_s - self._start_s)}"
             self._log(f"{self._config.label}: fetched {chunks.rows} rows, {format_bytes(chunks.bytes)}, {took}")
-        return text
+        return row
 
-    def texts(self) -> Iterator[str]:
-        """Every text: first those that are kept, then new ones."""
-        yield from filter(None, self._chunks.kept())
-        while (text := self.advance()) is not None:
-            if text:
-                yield text
+    def texts(self) -> Iterator[Row]:
+        """Every row but empty ones: first those that are kept, then new ones."""
+        return filter(None, self.rows())
+
+    def rows(self) -> Iterator[Row]:
+        """Every row: first those that are kept, then new ones."""
+        yield from self._chunks.kept()
+        while (row := self.advance()) is not None:
+            yield row
 
     def files(self) -> list[SourceFile]:
         """The chunks, once all rows are fetched."""
@@ -110,7 +116,7 @@ class Stream:
 
 
 class _Chunks:
-    """Rows as files of compressed JSON lines. A file's name counts its rows, texts (rows that are not empty) and bytes."""
+    """Rows as files of compressed JSON lines. A file's name counts its rows, texts (neither empty nor bad) and bytes."""
 
     def __init__(self, directory: Path):
         directory.mkdir(parents=True, exist_ok=True)
@@ -121,18 +127,18 @@ class _Chunks:
         self._begin = (self.rows, self.texts, self.bytes)
         self._held: list[bytes] = []
 
-    def add(self, text: str) -> None:
-        line = json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n"
+    def add(self, row: Row) -> None:
+        line, is_text = fetched_line(row), row != "" and not isinstance(row, BadRow)
         self._held.append(line)
-        self.rows, self.texts, self.bytes = self.rows + 1, self.texts + bool(text), self.bytes + len(line)
+        self.rows, self.texts, self.bytes = self.rows + 1, self.texts + is_text, self.bytes + len(line)
         if self.bytes - self._begin[2] >= CHUNK_BYTES:
             self.flush()
 
-    def kept(self) -> Iterator[str]:
-        """Every row so far, empty ones too. No row may be added meanwhile."""
+    def kept(self) -> Iterator[Row]:
+        """Every row so far, empty and bad ones too. No row may be added meanwhile."""
         yield from all_rows(self.files())
         for line in self._held:
-            yield json.loads(line)["text"]
+            yield attempted(fetched_text, json.loads(line), "")
 
     def flush(self) -> None:
         import zstandard
@@ -153,7 +159,7 @@ class _Chunks:
                 path.name,
                 path.stat().st_size,
                 xxhash.xxh3_128_hexdigest(path.read_bytes()),
-                "text",
+                FETCHED,
                 max_row_bytes=ANY_SIZE,
             )
             for path in self._paths
@@ -166,16 +172,16 @@ def fetched_bytes(files: list[SourceFile]) -> int:
     return sum(int(name[1]) for name in names if name)
 
 
-def _rows_of(config: SourceConfig, files: list[SourceFile], first: int, end: int | None) -> Iterator[str]:
+def _rows_of(config: SourceConfig, files: list[SourceFile], first: int, end: int | None) -> Iterator[Row]:
     if config.hub is not None:
         return hub_rows(config, files[0], first, end)
     return islice(url_rows(files), first, None if end is None else max(first, end))
 
 
-def _behind(kept: Iterator[str], rows: Iterator[str], label: str) -> Iterator[str]:
+def _behind(kept: Iterator[Row], rows: Iterator[Row], label: str) -> Iterator[Row]:
     """`rows` without the `kept` ones that they start with. Raises UserError where they start otherwise."""
-    for number, text in enumerate(kept):
-        if next(rows, None) != text:
+    for number, row in enumerate(kept):
+        if next(rows, None) != row:
             rule = "a source that grows keeps the files that were taken, and their order"
             change = "put its files back as they were; or delete the preparation, and begin again"
             raise UserError(f"{label}: row {number} is not the one that was taken before", rule, change)

@@ -1,48 +1,55 @@
-"""The file formats of a source: bytes in, texts out, one row at a time.
+"""The file formats of a source: bytes in, texts out, one row at a time; which files a source may hold.
 
     *.jsonl, *.ndjson    a line is a row: an object whose key `text` (or another) holds the document
-    *.parquet            a row is a row: the column `text` (or another), read row group by row group
+    *.json               an array of such objects, or lines, or one object
+    *.csv, *.tsv         a row is a row: the column `text` (or another)
+    *.parquet            the same, read row group by row group
+    *.arrow, *.feather   the same, as a file or a stream of record batches
     everything else      the file is one row: plain text
 
-Where rows hold conversations or pairs (the keys CONVERSATION and PAIR), the text is their JSON (chat_rows.conversation_of,
-preference_rows.pair_of).
+All but Parquet and Arrow may be compressed: the name then ends in `.gz`, `.zst`, `.xz` or `.bz2` (compression). `file_format`
+of a source overrules the names. The rows are read by text_rows and table_rows, their texts by row_text.
 
-All but Parquet may be compressed: the name then ends in `.gz`, `.zst`, `.xz` or `.bz2` (compression). Compressed `.json` is read
-as JSON lines, as large corpora name theirs. `file_format` of a source overrules the names. Memory: one row of at most
-`max_row_mib`, or a batch of 256 rows of Parquet and its pages. A text is exact: its UTF-8 bytes are those of the file.
-
-An empty document is a row too, "", and counts as one. A blank line of JSON lines is no row. A byte order mark before the first
-line is dropped. A .json, .csv or .tsv file most likely holds rows and would be read as one text: it is refused, unless the recipe
-names it among other files.
+An empty document is a row too, "", and counts as one. A blank line is no row. `.json`, `.csv` and `.tsv` among plain texts are
+most likely no part of the corpus: they are refused there, unless the recipe names them.
 """
 
-import codecs
-import json
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from windlass.data.sources import compression
-from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
-from windlass.data.sources.config import CONVERSATION, MAX_ROW_MIB, PAIR, Kind
-from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
-from windlass.errors import UserError, nearest
+from windlass.data.sources.bad_rows import Row, attempted
+from windlass.data.sources.chat_rows import Specials
+from windlass.data.sources.config import MAX_ROW_MIB, Kind
+from windlass.data.sources.row_text import Form, decode
+from windlass.data.sources.shape_config import RowsConfig
+from windlass.data.sources.table_rows import table_rows
+from windlass.data.sources.text_rows import check_size, csv_rows, json_lines, json_rows
+from windlass.errors import UserError
 from windlass.units import MIB
 
 FEW: Final = 3  # files that a message names
-ROWS_AT_ONCE: Final = 256  # of Parquet
-OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of}
-COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
+ENDS: Final[dict[str, Kind]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
 
 def kind_of(name: str) -> Kind:
     """The format, by the end of a file's name or URL."""
     name = _name_in(name)
     stem = compression.without_compression(name)
-    is_lines = stem.endswith((".jsonl", ".ndjson")) or (stem != name and stem.endswith(".json"))
-    return "jsonl" if is_lines else "parquet" if name.endswith(".parquet") else "text"
+    kind = next((kind for end, kind in ENDS.items() if stem.endswith(end)), None)
+    return "text" if kind is None or (kind in TABLES and stem != name) else kind
 
 
 def _name_in(where: str) -> str:
@@ -50,44 +57,46 @@ def _name_in(where: str) -> str:
     return (where.partition("?")[0] if "://" in where else where).lower()
 
 
-def holds_rows(name: str) -> bool:
-    """Whether a file that is read as one text is of a kind that holds rows."""
-    return kind_of(name) == "text" and compression.without_compression(_name_in(name)).endswith(
-        (".json", ".csv", ".tsv")
-    )
+def may_be_no_corpus(name: str) -> bool:
+    """Whether a file of rows beside plain texts is most likely no part of a corpus."""
+    return kind_of(name) in ("json", "csv", "tsv")
 
 
 def names_rows(name: str) -> bool:
     """Whether the name says that the file holds rows as text: bytes that are no text mean that it is damaged."""
-    return kind_of(name) == "jsonl" or holds_rows(name)
+    return kind_of(name) in ("jsonl", "json", "csv", "tsv")
 
 
 def read_rows(
-    stream: IO[bytes], where: str, text_key: str, kind: Kind | None = None, max_row_bytes: int = MAX_ROW_MIB * MIB
-) -> Iterator[str]:
-    """Every row's text of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it.
-    Raises UserError naming the row that is wrong, or larger than `max_row_bytes`."""
-    kind = kind or kind_of(where)
-    if kind == "parquet":
-        yield from _parquet_rows(stream, where, text_key)
+    stream: IO[bytes],
+    where: str,
+    text_key: str,
+    kind: Kind | None = None,
+    max_row_bytes: int = MAX_ROW_MIB * MIB,
+    specials: Specials = (),
+    shape: RowsConfig | None = None,
+) -> Iterator[Row]:
+    """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
+    of the tokenizer, which no message may hold; `shape`: where a conversation is. Raises UserError for a file that cannot be
+    read, or a row larger than `max_row_bytes`."""
+    kind, form = kind or kind_of(where), Form(text_key, specials, shape)
+    if kind in ("parquet", "arrow"):
+        yield from table_rows(stream, where, kind, form)
         return
     try:
         data = unpacked(stream, where)
         if kind == "jsonl":
-            yield from _lines(data, where, text_key, max_row_bytes)
+            yield from json_lines(data, where, form, max_row_bytes)
+        elif kind == "json":
+            yield from json_rows(data, where, form, max_row_bytes)
+        elif kind in ("csv", "tsv"):
+            yield from csv_rows(data, where, form, max_row_bytes, "," if kind == "csv" else "\t")
         else:
             whole = data.read(max_row_bytes + 1)
-            _check_size(whole, where, max_row_bytes)
-            yield decode(whole, where, 0)
+            check_size(len(whole), where, max_row_bytes)
+            yield attempted(decode, whole, where, 0)
     except compression.broken() as error:
         raise damaged(where, error) from None
-
-
-def _check_size(row: bytes, where: str, max_row_bytes: int) -> None:
-    if len(row) > max_row_bytes:
-        given = f"{where} is a row of more than {max_row_bytes // MIB} MiB"
-        rule = "a row (a line of JSON, a whole text file) is read into memory, up to `max_row_mib` of its source"
-        raise UserError(given, rule, "raise `max_row_mib` of the source, or cut the text into documents")
 
 
 def damaged(where: str, error: Exception) -> UserError:
@@ -105,12 +114,12 @@ def check_compression(where: str) -> None:
     stem, ends = name, (*compression.OTHER, *compression.KNOWN)
     while end := next((end for end in ends if stem.endswith(end)), ""):
         stem = stem.removesuffix(end)  # several in .jsonl.tar.gz
-    is_other = (
-        stem.endswith((".jsonl", ".ndjson", ".json", ".csv", ".tsv")) and compression.without_compression(name) != stem
-    )
-    if stem != name and (is_other or stem.endswith(".parquet")):
+    kind = kind_of(stem)
+    is_other = kind != "text" and compression.without_compression(name) != stem
+    if stem != name and (is_other or kind in TABLES):
         end = name.removeprefix(stem)
-        rule = f"rows as text may be compressed as {', '.join(compression.KNOWN)}; Parquet is compressed inside, and not again"
+        known = ", ".join(compression.KNOWN)
+        rule = f"rows as text may be compressed as {known}; Parquet and Arrow are compressed inside, and not again"
         raise UserError(
             f"{where} holds rows in the compression {end}", rule, "unpack it, or compress it as one of these"
         )
@@ -123,127 +132,18 @@ def few(names: Iterable[str]) -> str:
 
 
 def of_rows(paths: list[str], num_all: int) -> UserError:
-    """The error for files that hold rows, of `num_all` files, and would be read as one text each."""
-    first = few(paths)
-    among = f"{len(paths)} of {num_all} files ({first})" if num_all > 1 else first
-    rule = "rows are read from .jsonl, .ndjson and .parquet; any other file is one document, whole"
-    change = "write the rows as JSON lines, one object each, into a .jsonl file, or as Parquet"
-    if len(paths) < num_all:
-        change += (
-            "; to leave these files out, name the others by a glob (**/*.txt); to take one whole, name it in `path`"
-        )
-    does = "would be read as one text, and its name says that it holds rows"
-    does = does if len(paths) == 1 else "would be read as one text each, and their names say that they hold rows"
-    return UserError(f"{among} {does}", rule, change)
+    """The error for files of rows among plain texts, of `num_all` files, that the recipe does not name."""
+    hold = "holds rows" if len(paths) == 1 else "hold rows"
+    return UserError(
+        f"{len(paths)} of {num_all} files ({few(paths)}) {hold}, and others are plain texts",
+        "a directory or glob is of rows or of texts: .json, .csv and .tsv among texts are most likely no part of the corpus",
+        "name the texts by a glob (**/*.txt) to leave these files out; name these files in `path` to read their rows too",
+    )
 
 
 def binary_file(path: Path) -> UserError:
     """The error for a binary file that the recipe names, or whose name promises rows."""
-    rule = f"a source is text in UTF-8, .jsonl (both also as {', '.join(compression.KNOWN)}), or .parquet"
+    rule = f"a source is text in UTF-8, .jsonl, .json, .csv (all also as {', '.join(compression.KNOWN)}), .parquet or .arrow"
     return UserError(
         f"{path} is a binary file (it holds NUL bytes)", rule, "bring it again, unpack it, or convert it to UTF-8"
     )
-
-
-def _lines(stream: IO[bytes], where: str, text_key: str, max_row_bytes: int) -> Iterator[str]:
-    offset = number = 0
-    while line := stream.readline(max_row_bytes + 1):
-        number += 1
-        _check_size(line, f"{where}:{number}", max_row_bytes)
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        text = _text_of_line(decode(line, f"{where}:{number}", offset), f"{where}:{number}", text_key)
-        if text is not None:
-            yield text
-        offset += len(line)
-
-
-def _text_of_line(line: str, where: str, text_key: str) -> str | None:
-    if not line.strip():
-        return None
-    rule = f"a line of a .jsonl file is an object whose key `{text_key}` holds the text"
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}", rule, "mend or remove the line") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{where} is {type(value).__name__}, not an object", rule, "mend or remove the line")
-    return text_of(value, where, "key", text_key, rule)
-
-
-def text_of(row: Mapping[str, Any], where: str, what: str, text_key: str, rule: str) -> str:
-    """The document of a row. `what`: a key or a column, for messages. Raises UserError."""
-    if text_key in OF_ROWS:
-        return checked(OF_ROWS[text_key](row, where), where, text_key, rule)
-    if text_key not in row:
-        raise no_column(where, what, text_key, list(map(str, row)), rule)
-    return checked(row[text_key], where, text_key, rule)
-
-
-def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> UserError:
-    if "messages" in names or {"prompt", "completion"} <= set(names):
-        held = "messages" if "messages" in names else "prompt and completion"
-        return UserError(
-            f"{where} has no {what} `{text_key}`", rule, f"it holds {held}: set `format: chat` of the source"
-        )
-    if {"chosen", "rejected"} <= set(names):
-        change = f"it holds {PAIR}: set `format: preference` of the source"
-        return UserError(f"{where} has no {what} `{text_key}`", rule, change)
-    change = f"{nearest(text_key, names)}set `text` of the source to one of its {what}s: {', '.join(names) or 'none'}"
-    return UserError(f"{where} has no {what} `{text_key}`", rule, change)
-
-
-def checked(text: Any, where: str, text_key: str, rule: str) -> str:
-    """`text`, if it is a string of valid Unicode. Raises UserError."""
-    if not isinstance(text, str):
-        found = "nothing" if text is None else type(text).__name__
-        raise UserError(f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{where} holds half of a surrogate pair", "text must be valid Unicode", "mend it") from None
-    return text
-
-
-def _parquet_rows(stream: IO[bytes], where: str, text_key: str) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    rule = f"the column `{text_key}` of a Parquet file holds one text per row"
-    try:
-        file = pyarrow.parquet.ParquetFile(stream)
-        names = list(file.schema_arrow.names)
-        held = COLUMNS_OF.get(text_key, (text_key,))
-        if text_key not in OF_ROWS and text_key not in names:
-            raise no_column(where, "column", text_key, names, rule)
-        wanted = [name for name in names if name in held] or names[:1]
-        if len(set(wanted)) < len(wanted):
-            given = f"{where} has several columns of one name: {', '.join(wanted)}"
-            raise UserError(given, rule, "write the file again with each name once")
-        number = 0
-        for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
-            for row in batch.to_pylist():
-                number += 1
-                yield text_of(row, f"{where}, row {number},", "column", text_key, rule)
-    except (pyarrow.ArrowException, OSError) as error:
-        if not isinstance(error, pyarrow.ArrowException) and not _is_of_arrow(error):
-            raise
-        said = str(error).splitlines()[0]
-        raise UserError(f"{where} cannot be read as Parquet: {said}", rule, "bring the file again") from None
-    except UnicodeDecodeError as error:
-        given = f"{where} holds text that is not UTF-8: byte 0x{error.object[error.start]:02x}"
-        raise UserError(given, "text is read as UTF-8", "write the file again with a text column") from None
-
-
-def _is_of_arrow(error: OSError) -> bool:
-    """Whether Arrow raised it (it raises OSError for damaged pages too), not the file or store that it reads."""
-    origin = traceback.extract_tb(error.__traceback__)[-1].filename
-    return error.errno is None and origin.startswith("pyarrow/")
-
-
-def decode(data: bytes, where: str, offset: int) -> str:
-    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises UserError."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
-        raise UserError(given, "text is read as UTF-8", f"convert it: iconv -f LATIN1 -t UTF-8 {where}") from None

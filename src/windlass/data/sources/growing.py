@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from windlass.data.sources.bad_rows import Row
+from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.formats import kind_of
 from windlass.data.sources.source_files import SourceFile, all_rows, file_at, names_below
@@ -53,8 +55,8 @@ def scan_growing(config: SourceConfig) -> SourceFile:
     return SourceFile(str(directory), directory.name, 0, identity, text_key)
 
 
-def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
-    """Every row, empty ones too, in the order of the files' names. Waits for files. Raises UserError."""
+def growing_rows(config: SourceConfig, patience: Patience, specials: Specials = ()) -> Iterator[Row]:
+    """Every row, empty and bad ones too, in the order of the files' names. Waits for files. Raises UserError."""
     directory = _directory(config)
     assert config.grows_until is not None
     last, num_files, since_s = "", 0, time.monotonic()
@@ -67,7 +69,7 @@ def growing_rows(config: SourceConfig, patience: Patience) -> Iterator[str]:
             _check_kind(config, name)
             file = file_at(directory / name, name, config)
             patience.take(name, file.xxh3)
-            yield from all_rows([file])
+            yield from all_rows([file._replace(specials=specials)])
             last, num_files, since_s = name, num_files + 1, time.monotonic()
         if is_whole:
             _check_key(config, names)
@@ -107,13 +109,15 @@ def _check_kind(config: SourceConfig, name: str) -> None:
         what = "conversations" if config.format == "chat" else "pairs"
         given = f"`format: {config.format}` with {_directory(config) / name}, which is read as one text"
         change = "take it out, or give it a name that begins with a dot; then begin again"
-        raise UserError(given, f"{what} are lines of .jsonl or rows of .parquet, and so is every file", change)
+        raise UserError(
+            given, f"{what} are rows of .jsonl, .json, .csv, .parquet or .arrow, and so is every file", change
+        )
 
 
 def _check_key(config: SourceConfig, names: list[str]) -> None:
     """Raises UserError where `text` names a key or column, and no file has any."""
     if config.text is not None and all((config.file_format or kind_of(name)) == "text" for name in names):
-        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
+        rule = "`text` names a key of rows or a column (.jsonl, .json, .csv, .parquet, .arrow), and the source has no such file"
         raise UserError(f"`text: {config.text}` with {_directory(config)}", rule, "leave `text` out")
 
 

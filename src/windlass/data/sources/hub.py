@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import xxhash
 
+from windlass.data.sources.bad_rows import Row, attempted
 from windlass.data.sources.config import DEFAULT_SPLIT, SourceConfig
-from windlass.data.sources.formats import text_of
+from windlass.data.sources.row_text import Form, text_of
 from windlass.data.sources.source_files import READ_BYTES, SourceFile
 from windlass.errors import AbsentSource, UserError, nearest
 from windlass.hub.client import refused_dataset, resolve_dataset
@@ -72,8 +73,8 @@ def split_names(config: SourceConfig, file: SourceFile) -> list[str]:
     return list(_open(config, file))
 
 
-def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None) -> Iterator[str]:
-    """The texts of rows first..end, empty ones too. Raises UserError naming the row that is wrong."""
+def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None) -> Iterator[Row]:
+    """Rows first..end, empty and bad ones too. Raises UserError where the dataset cannot be read."""
     splits = _open(config, file)
     split = config.split or DEFAULT_SPLIT
     if split not in splits:
@@ -81,9 +82,11 @@ def hub_rows(config: SourceConfig, file: SourceFile, first: int, end: int | None
         raise UserError(f"{config.label} has no split `{split}`", "a source of a dataset is one of its splits", change)
     rows = iter(splits[split].skip(first) if first else splits[split])
     rule = f"the column `{file.text_key}` of the dataset holds one text per row"
+    form = Form(file.text_key, file.specials, config.shape)
     wanted = None if end is None else max(0, end - first)
     for number, row in enumerate(islice(_stepwise(config, file, rows), wanted), first):
-        yield text_of(row, f"{config.label}, split {split}, row {number},", "column", file.text_key, rule)
+        where = f"{config.label}, split {split}, row {number},"
+        yield attempted(text_of, row, where, "column", form, rule)
 
 
 def _stepwise(config: SourceConfig, file: SourceFile, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

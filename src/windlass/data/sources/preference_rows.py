@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools, up_to_last_answer
 from windlass.errors import UserError
 
@@ -24,11 +25,12 @@ RULE: Final = (
 
 
 def pair_of(row: Mapping[str, Any], where: str) -> str:
-    """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises UserError."""
+    """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises BadRow."""
     check_tools(row, where)
     if "chosen" not in row or "rejected" not in row:
         kind = "format: chat" if "messages" in row else "another `format`"
-        raise UserError(f"{where} has the keys {', '.join(row) or 'none'}", RULE, f"rename its keys, or use {kind}")
+        given = f"{where} has the keys {', '.join(row) or 'none'}"
+        raise BadRow("missing key", given, RULE, f"rename its keys, or use {kind}")
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, list):
         pair = _texts(prompt, chosen, rejected, where)
@@ -36,16 +38,18 @@ def pair_of(row: Mapping[str, Any], where: str) -> str:
         pair = _conversations(prompt, chosen, rejected, where)
     if pair["chosen"] == pair["rejected"]:
         rule = "of a pair one answer is preferred to another"
-        raise UserError(f"{where} holds the same answer as chosen and as rejected", rule, "leave the row out")
+        given = f"{where} holds the same answer as chosen and as rejected"
+        raise BadRow("no preference", given, rule, "leave the row out")
     return json.dumps(pair, ensure_ascii=False)
 
 
 def _texts(prompt: Any, chosen: str, rejected: str, where: str) -> dict[str, Any]:
     if prompt is not None and not isinstance(prompt, str):
-        raise UserError(f"{where} has {type(prompt).__name__} under `prompt`", RULE, "mend the row")
+        raise BadRow("wrong type", f"{where} has {type(prompt).__name__} under `prompt`", RULE, "mend the row")
     for key, answer in (("chosen", chosen), ("rejected", rejected)):
         if not answer.strip():
-            raise UserError(f"{where} has an empty text under `{key}`", "an answer says something", "leave the row out")
+            given = f"{where} has an empty text under `{key}`"
+            raise BadRow("empty answer", given, "an answer says something", "leave the row out")
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
@@ -61,9 +65,8 @@ def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[
         before = as_messages(prompt, where, "prompt", "user", RULE)
     if any("weight" in message for message in (*before, *answers[0], *answers[1])):
         rule = "both answers of a pair count, and nothing of its prompt does"
-        raise UserError(
-            f"{where} has an answer of weight 0", rule, "take `weight` out of the row, or leave the row out"
-        )
+        change = "take `weight` out of the row, or leave the row out"
+        raise BadRow("wrong weight", f"{where} has an answer of weight 0", rule, change)
     if before and all(answer[: len(before)] == before for answer in answers):
         answers = [answer[len(before) :] for answer in answers]
     if not before:
@@ -71,12 +74,13 @@ def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[
         answers = [answer[len(before) :] for answer in answers]
     if not before:
         rule = "both answers of a pair go on with one prompt"
-        raise UserError(f"{where} holds two conversations that begin differently", rule, "leave the row out")
+        given = f"{where} holds two conversations that begin differently"
+        raise BadRow("no preference", given, rule, "leave the row out")
     for key, answer in zip(("chosen", "rejected"), answers):
         if not answer or answer[0]["role"] != ASSISTANT:
             found = f"goes on with the role {answer[0]['role']}" if answer else "holds no answer of its own"
             rule = f"behind the messages that both have, the {ASSISTANT} speaks, and says different things"
-            raise UserError(f"{where} {found} under `{key}`", rule, "leave the row out, or mend it")
+            raise BadRow("no preference", f"{where} {found} under `{key}`", rule, "leave the row out, or mend it")
     return {"prompt": before, "chosen": answers[0], "rejected": answers[1]}
 
 
@@ -100,4 +104,5 @@ def _common(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[d
 def _check_said(prompt: str, answers: list[list[dict[str, Any]]], where: str) -> None:
     if not any(message["content"].strip() == prompt.strip() for message in _common(*answers)):
         rule = "a text as `prompt` beside whole conversations is a message of both"
-        raise UserError(f"{where} has a `prompt` that no message is: {prompt[:60]!r}", rule, "leave `prompt` out")
+        given = f"{where} has a `prompt` that no message is: {prompt[:60]!r}"
+        raise BadRow("no preference", given, rule, "leave `prompt` out")

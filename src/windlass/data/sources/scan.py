@@ -83,19 +83,18 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None], hashes: KnownH
 
 
 def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
-    """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one;
-    among files of other kinds such a file is read as one text."""
+    """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one."""
     kinds = {source.file_format or formats.kind_of(path) for path in paths}
-    rows = [path for path in paths if formats.holds_rows(path) and source.file_format is None]
-    unasked = rows if len(rows) == len(paths) else [path for path in rows if path not in outright]
+    rows = [path for path in paths if formats.may_be_no_corpus(path) and path not in outright]
+    unasked = rows if source.file_format is None and "text" in kinds else []
     if unasked and source.format == "text":
         raise formats.of_rows(unasked, len(paths))
     if source.text is not None and kinds == {"text"}:
-        rule = "`text` names the key of a .jsonl file's lines or a column of Parquet, and the source has no such file"
+        rule = "`text` names a key of rows or a column (.jsonl, .json, .csv, .parquet, .arrow), and the source has no such file"
         raise UserError(f"`text: {source.text}` with {', '.join(source.paths)}", rule, "leave `text` out")
     if source.format != "text" and "text" in kinds:
         what = "conversations" if source.format == "chat" else "pairs"
-        rule = f"{what} are lines of .jsonl or rows of .parquet, and the source has other files"
+        rule = f"{what} are rows of .jsonl, .json, .csv, .parquet or .arrow, and the source has other files"
         given = f"`format: {source.format}` with {', '.join(source.paths)}"
         raise UserError(given, rule, f"name the files by a glob: {source.format}/*.jsonl")
 

@@ -101,11 +101,8 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
     return np.split(came_before_N, np.cumsum(counts)[:-1])
 
 
-def measure(
-    selections: Mapping[str, Selection], share: float | None, unknown: Sequence[str] = ()
-) -> dict[str, list[Amount]]:
-    """Documents and bytes of every set, per source, so that an empty set is refused before slow work. `share`: the share held out
-    for validation, or None; `unknown`: sets that are not read before they are written. Raises UserError."""
+def measure(selections: Mapping[str, Selection], unknown: Sequence[str] = ()) -> dict[str, list[Amount]]:
+    """Documents and bytes of every set, per source. `unknown`: sets that are not read before they are written."""
     amounts: dict[str, list[Amount]] = {}
     for name, selection in selections.items():
         amounts[name] = [UNKNOWN] * len(selection.sources) if name in unknown else []
@@ -116,9 +113,14 @@ def measure(
             for text in selection.texts_of(number):
                 num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
             amounts[name].append(Amount(num_documents, num_bytes))
+    return amounts
+
+
+def check_not_empty(amounts: Mapping[str, Sequence[Amount]], share: float | None) -> None:
+    """Raises UserError where a set holds no document: before slow work. `share`: the share held out for validation, or None."""
     total = total_of(amounts["train"]).documents + total_of(amounts["validation"]).documents
     for name, found in amounts.items():
-        if total_of(found).documents or name in unknown:
+        if total_of(found).documents or UNKNOWN in found:
             continue
         if name in ("train", "validation") and share is not None and total:
             given = f"validation: {share:g} of {total} documents leaves none for {name}"
@@ -128,7 +130,6 @@ def measure(
             )
             raise UserError(given, rule, "give another share, or a source of its own: validation: {path: ...}")
         raise UserError(f"the source of {name} holds no text", "a set has at least one document", "give another source")
-    return amounts
 
 
 def total_of(amounts: Sequence[Amount]) -> Amount:

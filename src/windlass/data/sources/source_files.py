@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import xxhash
 
 from windlass.data.sources import compression, formats
+from windlass.data.sources.bad_rows import BadRows, Row, raised
+from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
+from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import UserError
 from windlass.units import MIB
 
@@ -34,6 +37,10 @@ class SourceFile(NamedTuple):
     kind: Kind | None = None
     """Its format, where the recipe overrules its name."""
     max_row_bytes: int = MAX_ROW_MIB * MIB
+    specials: Specials = ()
+    """Special tokens of the tokenizer, which a message may not hold."""
+    shape: RowsConfig | None = None
+    """Where a conversation is in a row, if not under the usual names."""
 
 
 class Source(NamedTuple):
@@ -46,17 +53,18 @@ class Source(NamedTuple):
     num_tokens: int | None = None
     format: Format = "text"
     too_long: TooLong | None = None
-    stream: Callable[[], Iterator[str]] | None = None
+    stream: Callable[[], Iterator[Row]] | None = None
     """Yields the documents instead of `files`, for a source that is trained on while it is read."""
     first_documents: int | None = None
     """Limit on all documents above."""
+    bad_rows: BadRows | None = None
+    """Collects bad rows. Without it the first one is raised."""
 
     def documents(self) -> Iterator[str]:
-        """Every document that is not empty, in order. Raises UserError naming the file and row that is wrong."""
-        if self.stream is not None:
-            return islice(self.stream(), self.first_documents)
-        rows = islice(all_rows(self.files), *self.rows)
-        texts = islice((text for text in rows if text), self.num_documents)
+        """Every document that is not empty, in order. Raises UserError naming the file that is wrong, or the row."""
+        rows = islice(all_rows(self.files), *self.rows) if self.stream is None else self.stream()
+        good = raised(rows) if self.bad_rows is None else self.bad_rows.without(rows)
+        texts = islice((text for text in good if text), self.num_documents)
         return islice(texts, self.first_documents)
 
 
@@ -97,20 +105,18 @@ def file_at(path: Path, name: str, config: SourceConfig) -> SourceFile:
     """A text file of any format, hashed. Raises UserError."""
     if is_binary(path, config.file_format):
         raise formats.binary_file(path)
-    if formats.holds_rows(name) and config.file_format is None:
-        raise formats.of_rows([str(path)], 1)
     return as_asked(hash_file(path, name, config.text_key), config)
 
 
 def as_asked(file: SourceFile, config: SourceConfig) -> SourceFile:
-    """The file with the source's own format and limit."""
-    return file._replace(kind=config.file_format, max_row_bytes=config.max_row_mib * MIB)
+    """The file with the source's own format, limit and names."""
+    return file._replace(kind=config.file_format, max_row_bytes=config.max_row_mib * MIB, shape=config.shape)
 
 
 def is_binary(path: Path, kind: Kind | None = None) -> bool:
     """A compressed file is judged by its content. Raises UserError where it is damaged, or in a compression not read."""
     formats.check_compression(str(path))
-    if (kind or formats.kind_of(path.name)) == "parquet":
+    if (kind or formats.kind_of(path.name)) in formats.TABLES:
         return False
     with _open(path) as file:
         try:
@@ -150,12 +156,12 @@ class _Hashed(io.RawIOBase):
         return count
 
 
-def all_rows(files: list[SourceFile]) -> Iterator[str]:
-    """Every row, empty ones too. Raises UserError naming what is wrong."""
+def all_rows(files: list[SourceFile]) -> Iterator[Row]:
+    """Every row, empty and bad ones too. Raises UserError for a file that cannot be read, or changed."""
     for file in files:
         path = Path(file.path)
-        known = file.text_key, file.kind, file.max_row_bytes
-        if (file.kind or formats.kind_of(path.name)) == "parquet":  # Parquet is not read front to back
+        known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape
+        if (file.kind or formats.kind_of(path.name)) in formats.TABLES:  # not read front to back
             check_unchanged(file, hash_file(path, "", "").xxh3)
             with _open(path) as stream:
                 yield from formats.read_rows(stream, str(path), *known)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import xxhash
 
+from windlass.data.sources.bad_rows import Row
 from windlass.data.sources.formats import read_rows
 from windlass.data.sources.source_files import SourceFile, all_rows, check_unchanged, is_remote
 from windlass.errors import AbsentSource, Unavailable, UnreachableSource, UserError
@@ -121,8 +122,8 @@ def _attempt(url: str, operation: Callable[[], Any], is_first_look: bool = False
         raise refused from None
 
 
-def url_rows(files: list[SourceFile]) -> Iterator[str]:
-    """Every row of local files and files at URLs, empty ones too. Raises UserError where a file fails or has changed."""
+def url_rows(files: list[SourceFile]) -> Iterator[Row]:
+    """Every row of local files and files at URLs, empty and bad ones too. Raises UserError where a file fails or has changed."""
     import fsspec
 
     for file in files:
@@ -133,7 +134,8 @@ def url_rows(files: list[SourceFile]) -> Iterator[str]:
         system, path = _attempt(url, lambda url=url: fsspec.url_to_fs(url, skip_instance_cache=True))  # type: ignore[misc]
         check_unchanged(file, _mark(_attempt(url, lambda s=system, p=path: s.info(p))))  # type: ignore[misc]
         with _attempt(url, lambda s=system, p=path: s.open(p, "rb")) as stream:  # type: ignore[misc]
-            rows = read_rows(stream, redacted(url), file.text_key, file.kind, file.max_row_bytes)
+            known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape
+            rows = read_rows(stream, redacted(url), *known)
             while (row := _attempt(url, lambda r=rows: next(r, None))) is not None:  # type: ignore[misc]
                 yield row
         system.invalidate_cache()

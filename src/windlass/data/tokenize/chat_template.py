@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from windlass.data.sources.chat_rows import ASSISTANT, is_learned, said_by, texts_in, unwritten_fields
+from windlass.data.sources.chat_rows import ASSISTANT, check_message, is_learned, said_by, unwritten_fields
 from windlass.data.tokenize.answer_spans import behind_cue, common_begin, end_of_all, up_to_turn_ends
 from windlass.data.tokenize.flags import flagged
 from windlass.data.tokenize.template_files import no_template, on_day
@@ -123,18 +123,9 @@ class Template:
         return is_words_N
 
     def check_words(self, messages: list[dict[str, Any]], where: str) -> None:
-        """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises UserError."""
+        """Raises UserError where a message holds a special token."""
         for message in messages:
-            words = "\0".join(texts_in(message))
-            found = next((text for text in self._specials.values() if text in words), None)
-            if found is not None:
-                key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
-                place = "the words" if key == "content" else f"`{key}`"
-                raise UserError(
-                    f"{where} holds {found} in {place} of the {message['role']}",
-                    "in a conversation the special tokens are the template's: words look the same as they do",
-                    "take it out of the text, or leave the conversation out",
-                )
+            check_message(message, where, self._specials.values())
 
     def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from windlass.errors import UserError
 
 CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
@@ -43,6 +43,12 @@ def check_has_template(files: Sequence[Path], where: str) -> None:
     is_file = any(file.name == TEMPLATE_FILE for file in files)
     if not is_file and not any(b'"chat_template"' in file.read_bytes() for file in configs):
         raise no_template(where)
+
+
+def special_tokens(files: Sequence[Path]) -> tuple[str, ...]:
+    """The special tokens that a tokenizer's files name, before it is opened; none where its own code makes it."""
+    found = [json.loads(file.read_bytes()) for file in files if file.name == TOKENIZER_FILE]
+    return tuple(token["content"] for held in found for token in held.get("added_tokens") or [] if token["special"])
 
 
 def reads_clock(files: Sequence[Path]) -> bool:

@@ -1,0 +1,194 @@
+"""Bad rows: a reader yields a row that is no document as a value, BadRow, and goes on behind it.
+
+A row is bad by itself: it is not JSON, has no text or a null, is of another shape, or holds a special token in a user's words.
+What makes a whole file unreadable (damaged compression, a missing column, a line beyond `max_row_mib`) is raised as an error.
+
+BadRows counts and names those of one source, so that all are named before anything is encoded. `bad_rows.at_most` decides at the
+end whether they are left out or refused. Which rows are bad does not depend on it, and so neither do the shards.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from windlass.data.sources.config import BadRowsConfig
+from windlass.errors import UserError
+
+NAMED: Final = 100  # rows of a preparation that are named
+FEW: Final = 3  # rows that an error names
+FETCHED: Final = "text, or bad_row"  # the key of a fetched row: see `fetched_line`
+HOPELESS: Final = 1000  # rows: where the first ones are all bad, a setting is wrong, and the rest is not read
+
+
+class BadRow(UserError):
+    """A row that is no document. Readers yield it in the row's place; where nothing collects bad rows it is raised."""
+
+    def __init__(self, kind: str, given: str, rule: str, change: str):
+        """`kind`: what is counted together, in words that follow a number: "2 null"."""
+        super().__init__(given, rule, change)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
+        return type(self), self.as_texts()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BadRow) and self.as_texts() == other.as_texts()
+
+    def __hash__(self) -> int:
+        return hash(self.as_texts())
+
+    def as_texts(self) -> tuple[str, str, str, str]:
+        return self.kind, self.given, self.rule, self.change
+
+
+Row = str | BadRow
+"""A row's text, "" where it is empty; or why it is none."""
+
+
+class TooManyBadRows(UserError):
+    """More bad rows than a recipe allows. What was fetched and encoded before stays for the next attempt."""
+
+
+def attempted(read: Callable[..., Any], *arguments: Any) -> Any:
+    """read(*arguments); the BadRow that it raises as a value, without the data that its traceback holds."""
+    try:
+        return read(*arguments)
+    except BadRow as error:
+        return BadRow(*error.as_texts())
+
+
+def raised(rows: Iterable[Row]) -> Iterator[str]:
+    """The texts among `rows`. Raises the first BadRow."""
+    for row in rows:
+        if isinstance(row, BadRow):
+            del rows  # which closes its file, though the error's traceback lives on
+            raise row
+        yield row
+
+
+def fetched_line(row: Row) -> bytes:
+    """A row of a source that is not on this host, as a line to keep."""
+    if isinstance(row, BadRow):
+        return json.dumps({"bad_row": row.as_texts()}).encode() + b"\n"
+    return json.dumps({"text": row}, ensure_ascii=False).encode() + b"\n"
+
+
+def fetched_text(row: Mapping[str, Any], _where: str) -> str:
+    """What `fetched_line` kept. Raises BadRow where it was one."""
+    if "bad_row" in row:
+        raise BadRow(*row["bad_row"])
+    text: str = row["text"]
+    return text
+
+
+class Report:
+    """A file that lists bad rows as they are found, a line of JSON each."""
+
+    def __init__(self, path: str):
+        """Empties the file. Raises UserError where it cannot be written."""
+        self._path = Path(path).expanduser()
+        try:
+            self._path.write_text("")
+        except OSError as error:
+            given = f"`bad_rows.report: {path}` cannot be written: {error.strerror}"
+            rule = "the report is a file in a directory that is there"
+            raise UserError(given, rule, "make its directory, or name another file") from None
+
+    def add(self, source: str, row: BadRow) -> None:
+        entry = {"source": source, "kind": row.kind, "row": row.given, "rule": row.rule, "change": row.change}
+        with open(self._path, "a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+class BadRows:
+    """Those of one source. Every pass over its rows begins at the first; each row is counted once."""
+
+    def __init__(
+        self,
+        use: str,
+        label: str,
+        config: BadRowsConfig,
+        report: Report | None = None,
+        is_streamed: bool = False,
+    ):
+        """`use`: its place in the recipe, sources.0. `is_streamed`: nothing reads the source to its end before it is encoded; so
+        the row that is one too many is refused at once."""
+        self.use, self.label, self.at_most = use, label, config.at_most
+        self._report, self._is_streamed = report, is_streamed
+        self.num_rows = 0
+        self.counts: Counter[str] = Counter()
+        self.named: list[BadRow] = []
+
+    def without(self, rows: Iterable[Row]) -> Iterator[str]:
+        """The texts among `rows`, which begin at the first. Raises TooManyBadRows where no later row can change it."""
+        for number, row in enumerate(rows, 1):
+            is_new = number > self.num_rows
+            self.num_rows = max(number, self.num_rows)
+            if not isinstance(row, BadRow):
+                yield row
+            elif is_new and not self._add(row):
+                del rows  # which closes its file, though the error's traceback lives on
+                raise refusal([self])
+
+    def _add(self, row: BadRow) -> bool:
+        """Whether reading goes on."""
+        self.counts[row.kind] += 1
+        if len(self.named) < NAMED:
+            self.named.append(row)
+        if self._report is not None:
+            self._report.add(self.use, row)
+        is_hopeless = self.num == self.num_rows == HOPELESS
+        return not (self.is_too_many and (self._is_streamed or is_hopeless))
+
+    @property
+    def num(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def is_too_many(self) -> bool:
+        return self.num > (self.at_most * self.num_rows if isinstance(self.at_most, float) else self.at_most)
+
+    def in_words(self) -> str:
+        return f"{self.num:,} of {self.num_rows:,} rows of {self.label} are bad ({in_words(self.counts)})"
+
+
+def in_words(counts: dict[str, int]) -> str:
+    """Counts by kind, the largest first."""
+    return ", ".join(
+        f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    )
+
+
+def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
+    """Names the bad rows of all sources, the first NAMED of them. Raises TooManyBadRows where a source has more than it may."""
+    refused = [one for one in found if one.is_too_many]
+    rows = [row for one in found for row in one.named]
+    is_in_the_error = len(rows) == 1 and refused
+    for row in [] if is_in_the_error else rows[:NAMED]:
+        log(f"bad row: {row.given}")
+    num_more = sum(one.num for one in found) - NAMED
+    if num_more > 0:
+        log(f"bad row: {num_more:,} more; `bad_rows: {{report: FILE}}` of a source lists all")
+    for one in found:
+        if one.num and not one.is_too_many:
+            log(f"{one.in_words()}, and left out (bad_rows.at_most: {one.at_most:g})")
+    if refused:
+        raise refusal(refused)
+
+
+def refusal(refused: Sequence[BadRows]) -> TooManyBadRows:
+    rows = [row for one in refused for row in one.named]
+    first, num = rows[0], sum(one.num for one in refused)
+    needed = f"`bad_rows: {{at_most: {max(one.num for one in refused)}}}` of the source"
+    if num == 1:
+        return TooManyBadRows(first.given, first.rule, f"{first.change}; or leave it out: {needed}")
+    examples = "; ".join(row.given for row in rows[:FEW])
+    given = f"{'; '.join(one.in_words() for one in refused)}: {examples}{'; ...' if num > FEW else ''}"
+    limits = ", ".join(dict.fromkeys(f"{one.at_most:g}" for one in refused))
+    rule = f"a source leaves out at most `bad_rows.at_most` of its rows, {limits} here"
+    if any(one.num == one.num_rows == HOPELESS for one in refused):
+        rule += f"; where the first {HOPELESS:,} are all bad, no more are read"
+        return TooManyBadRows(given, rule, first.change)
+    return TooManyBadRows(given, rule, f"of the first: {first.change}; or leave them out: {needed}")

@@ -1,0 +1,100 @@
+"""A row -> its text: under a key, in a nested one, or of several keys as JSON (a conversation, a pair).
+
+Where rows hold conversations or pairs (the keys CONVERSATION and PAIR), the text is their JSON (chat_rows.conversation_of,
+preference_rows.pair_of). A key with dots, meta.text, is a key of that name, or else `text` of what `meta` holds. A text is exact:
+its UTF-8 bytes are those of the file.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
+from windlass.data.sources.config import CONVERSATION, PAIR
+from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
+from windlass.data.sources.row_shapes import as_chat_row, columns_of
+from windlass.data.sources.shape_config import RowsConfig
+from windlass.errors import nearest
+
+OF_ROWS: Final = {CONVERSATION: conversation_of, PAIR: pair_of, FETCHED: fetched_text}
+COLUMNS_OF: Final = {CONVERSATION: CHAT_COLUMNS, PAIR: PAIR_COLUMNS}
+ABSENT: Final = object()
+
+
+class Form(NamedTuple):
+    """What a source's rows are to hold."""
+
+    text_key: str
+    specials: Specials = ()
+    """Special tokens of the tokenizer, which no message may hold."""
+    shape: RowsConfig | None = None
+    """Where a conversation is, if not under the usual names."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of a table that are read; None of `text_key` alone."""
+        return COLUMNS_OF.get(self.text_key) if self.shape is None else columns_of(self.shape)
+
+
+def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str) -> str:
+    """The document of a row. `what`: a key or a column, for messages. Raises BadRow."""
+    key = form.text_key
+    if key in OF_ROWS:
+        row = row if form.shape is None else as_chat_row(row, form.shape, where)
+        text = checked(OF_ROWS[key](row, where), where, key, rule)
+        check_specials(text, where, form.specials)
+        return text
+    value = value_at(row, key)
+    if value is ABSENT:
+        raise no_column(where, what, key, list(map(str, row)), rule)
+    return checked(value, where, key, rule)
+
+
+def value_at(row: Mapping[str, Any], key: str) -> Any:
+    """What the row holds under a key, or under a path of keys; ABSENT where it has none. A null on the way is one."""
+    if key in row:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or part not in value:
+            return ABSENT
+        value = value[part]
+    return value
+
+
+def no_column(where: str, what: str, text_key: str, names: list[str], rule: str) -> BadRow:
+    given = f"{where} has no {what} `{text_key}`"
+    if "messages" in names or {"prompt", "completion"} <= set(names):
+        held = "messages" if "messages" in names else "prompt and completion"
+        return BadRow("missing key", given, rule, f"it holds {held}: set `format: chat` of the source")
+    if {"chosen", "rejected"} <= set(names):
+        change = f"it holds {PAIR}: set `format: preference` of the source"
+        return BadRow("missing key", given, rule, change)
+    change = f"{nearest(text_key, names)}set `text` of the source to one of its {what}s: {', '.join(names) or 'none'}"
+    return BadRow("missing key", given, rule, change)
+
+
+def checked(text: Any, where: str, text_key: str, rule: str) -> str:
+    """`text`, if it is a string of valid Unicode. Raises BadRow."""
+    if not isinstance(text, str):
+        found = "nothing" if text is None else type(text).__name__
+        kind = "null" if text is None else "wrong type"
+        raise BadRow(kind, f"{where} has {found} under `{text_key}`", rule, "give one that holds text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        given = f"{where} holds half of a surrogate pair"
+        raise BadRow("lone surrogate", given, "text must be valid Unicode", "mend it") from None
+    return text
+
+
+def decode(data: bytes, where: str, offset: int) -> str:
+    """The text that `data`, which begins at `offset` of `where`, is in UTF-8. Raises BadRow."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        given = f"{where} is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset + error.start}"
+        change = f"convert it: iconv -f LATIN1 -t UTF-8 {where}"
+        raise BadRow("not UTF-8", given, "text is read as UTF-8", change) from None

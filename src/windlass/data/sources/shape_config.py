@@ -1,0 +1,71 @@
+"""What a recipe may say about where a conversation is in a row, and the shapes that are known. No torch."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from windlass.settings import Settings, Violation
+
+Shape = Literal["messages", "sharegpt", "alpaca", "prompt-completion"]
+SHARED_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class RowsConfig(Settings):
+    """Where a conversation is in a row of `format: chat`: in a list of messages (`messages`), or in columns (`prompt` and
+    `completion`)."""
+
+    shape: Shape | None = None
+    """A known one, as `rows: alpaca`; here beside `slice`."""
+    slice: str | None = None
+    """The rows to take, first:end, as `rows: "0:1000"`."""
+    messages: str | None = None
+    """Key of the list of messages."""
+    role: str = "role"
+    """With `messages`: key of a message's role."""
+    content: str = "content"
+    """With `messages`: key of a message's words."""
+    roles: dict[str, str] = {}
+    """With `messages`: role in the row -> role that the chat template knows, such as human: user. Then it knows no other role."""
+    prompt: str | list[str] | None = None
+    """Key of the question, or several: of these the first holds a text, others may be empty, and a blank line joins them."""
+    completion: str | None = None
+    """Key of the answer."""
+    system: str | None = None
+    """Key of a text for the system's message; none is written where it is empty, or not there."""
+
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._one_form(),)
+
+    def _one_form(self) -> Iterator[ValueError]:
+        of_list = [name for name in ("messages", "role", "content", "roles") if name in self.model_fields_set]
+        of_columns = [name for name in ("prompt", "completion") if name in self.model_fields_set]
+        if self.shape is not None and self.model_fields_set - {"shape", "slice"}:
+            others = ", ".join(sorted(self.model_fields_set - {"shape", "slice"}))
+            yield ValueError(f"`shape: {self.shape}` says all names, and {others} are given too: leave one out")
+        elif of_list and of_columns:
+            yield ValueError(f"`{of_list[0]}` is of a list of messages, `{of_columns[0]}` of columns: leave one out")
+        elif (of_list and self.messages is None) or (of_columns and not (self.prompts and self.completion)):
+            needed = "`messages`" if of_list else "`prompt` and `completion`"
+            yield ValueError(f"`{(of_list or of_columns)[0]}` needs {needed} beside it")
+        elif not (self.model_fields_set - {"slice"}):
+            yield ValueError(
+                "`rows` says nothing of where a conversation is: give `shape`, `messages`, or `prompt` and `completion`"
+            )
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt or []
+
+
+SHAPES: dict[str, RowsConfig] = {
+    "messages": RowsConfig(messages="messages"),
+    "sharegpt": RowsConfig(messages="conversations", role="from", content="value", roles=SHARED_ROLES, system="system"),
+    "alpaca": RowsConfig(prompt=["instruction", "input"], completion="output", system="system"),
+    "prompt-completion": RowsConfig(prompt="prompt", completion="completion"),
+}

@@ -1,0 +1,180 @@
+"""Rows of other names: each shape gives the conversation that `messages` would, in every format, and what is wrong has a name."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from pydantic import ValidationError
+
+from tests.data.conftest import data_config
+from tests.data.prepare.test_prepare import content, quietly
+from tests.data.sources.test_scan import read, refused
+from tests.data.sources.test_text_rows import judged
+from tests.data.tokenize.test_chat_template import PLAIN, template_of
+from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.data.config import SourceConfig
+from windlass.data.prepare.fingerprint import settings_of
+from windlass.data.sources.fetch import fetch
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import Source
+
+OWN_LIST = {"messages": "dialogue", "role": "who", "content": "said", "roles": {"A": "user", "B": "assistant"}}
+OWN_COLUMNS = {"prompt": ["question", "context"], "completion": "answer", "system": "persona"}
+
+
+def said(*words, system=None):
+    """A conversation of these words, turn about."""
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(words)]
+    return ([{"role": "system", "content": system}] if system else []) + turns
+
+
+CASES = [
+    ("messages", {"id": 7, "messages": said("Why?", "Wind.")}, said("Why?", "Wind.")),
+    (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "human", "value": "Why?"},
+                {"from": "gpt", "value": "Wind."},
+                {"from": "human", "value": "And?"},
+                {"from": "gpt", "value": "Tide."},
+            ],
+            "id": "x_0",
+        },
+        said("Why?", "Wind.", "And?", "Tide."),
+    ),
+    (
+        "sharegpt",
+        {
+            "system": "Be brief.",
+            "conversations": [{"from": "user", "value": "Why?"}, {"from": "assistant", "value": "Wind."}],
+        },
+        said("Why?", "Wind.", system="Be brief."),
+    ),
+    ("alpaca", {"instruction": "Add.", "input": "1 2", "output": "3", "text": "all"}, said("Add.\n\n1 2", "3")),
+    ("alpaca", {"instruction": "Name a rope.", "input": "", "output": "Sheet."}, said("Name a rope.", "Sheet.")),
+    ("alpaca", {"instruction": "Why?", "output": "Wind.", "system": ""}, said("Why?", "Wind.")),
+    ("prompt-completion", {"prompt": "Why?", "completion": "Wind."}, said("Why?", "Wind.")),
+    (
+        "prompt-completion",
+        {"prompt": said("Why?"), "completion": [{"role": "assistant", "content": "Wind."}]},
+        said("Why?", "Wind."),
+    ),
+    ({"shape": "alpaca"}, {"instruction": "Why?", "input": None, "output": "Wind."}, said("Why?", "Wind.")),
+    (
+        OWN_LIST,
+        {"dialogue": [{"who": "A", "said": "Why?"}, {"who": "B", "said": "Wind."}], "messages": 7},
+        said("Why?", "Wind."),
+    ),
+    (
+        OWN_COLUMNS,
+        {"question": "Why?", "context": "At sea.", "answer": "Wind.", "persona": "Sailor."},
+        said("Why?\n\nAt sea.", "Wind.", system="Sailor."),
+    ),
+]
+
+
+@pytest.mark.parametrize("end", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(("rows", "row", "wanted"), CASES)
+def test_a_shape_is_the_conversation_of_its_messages(tmp_path, rows, row, wanted, end):
+    path = tmp_path / f"a.{end}"
+    if end == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), path)
+    else:
+        path.write_text(json.dumps([row, row]) if end == "json" else f"{json.dumps(row)}\n" * 2)
+    found = read(path=str(path), format="chat", rows=rows)
+    assert [json.loads(text) for text in found] == [wanted] * 2
+
+
+def test_a_slice_goes_beside_a_shape(tmp_path):
+    rows = [{"instruction": f"{number}?", "output": "Yes."} for number in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read(path=str(tmp_path), format="chat", rows={"shape": "alpaca", "slice": "2:4"})
+    assert [json.loads(text)[0]["content"] for text in found] == ["2?", "3?"]
+    assert len(read(path=str(tmp_path), format="chat", rows="alpaca")) == 9
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_rows_of_a_url_and_of_a_dataset_have_shapes_too(tmp_path, is_dataset):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text(json.dumps({"instruction": "Why?", "input": "", "output": "Wind."}) + "\n")
+    place = {"hub": str(tmp_path / "in")} if is_dataset else {"path": f"file://{tmp_path}/in/a.jsonl"}
+    config = SourceConfig(**place, format="chat", rows="alpaca")
+    (text,) = Source(fetch(config, scan(config, print), tmp_path / "kept", print)).documents()
+    assert json.loads(text) == said("Why?", "Wind.")
+
+
+def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
+    good = {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Wind."}]}
+    rows = [
+        good,
+        {"conversation": []},
+        {"conversations": None},
+        {"conversations": "Why?"},
+        {"conversations": [{"from": "observation", "value": "x"}]},
+        {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "Wind."}]},
+        {**good, "tools": [{"name": "f"}]},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts, bad = judged(tmp_path / "a.jsonl", format="chat", rows="sharegpt")
+    assert [json.loads(text) for text in texts] == [said("Why?", "Wind.")]
+    assert [kind for kind, _ in bad] == ["missing key", "null", "wrong type", "unknown role", "null", "with tools"]
+    assert bad[3][1] == ":5, message 0 has the from `observation`"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"instruction": ["Why?", 7], "output": 7}))
+    assert refused(path=str(tmp_path), format="chat", rows="alpaca").given.startswith(f"{tmp_path}/a.jsonl:1")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"rows": "alpaka", "format": "chat"}, "or of chat one of messages, sharegpt, alpaca, prompt-completion"),
+        ({"rows": "alpaca"}, "has no effect with `format: text`"),
+        ({"rows": OWN_LIST, "format": "preference"}, "has no effect with `format: preference`"),
+        ({"rows": {"slice": "1:2"}, "format": "chat"}, "says nothing of where a conversation is"),
+        ({"rows": {"role": "from"}, "format": "chat"}, "`role` needs `messages` beside it"),
+        ({"rows": {"prompt": "q"}, "format": "chat"}, "`prompt` needs `prompt` and `completion` beside it"),
+        ({"rows": {**OWN_LIST, "prompt": "q"}, "format": "chat"}, "`messages` is of a list of messages, `prompt` of"),
+        ({"rows": {"shape": "alpaca", "prompt": "q"}, "format": "chat"}, "`shape: alpaca` says all names, and prompt"),
+        ({"rows": {"shape": "alpaca", "slice": "5:5"}, "format": "chat"}, "no slice of at least one row"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_refused(source, said):
+    with pytest.raises(ValidationError) as caught:
+        SourceConfig(path="a", **source)
+    assert said in str(caught.value)
+
+
+def test_content_as_parts_of_text_is_their_text(tmp_path):
+    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "y?", "image_url": None}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "Wind."}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    (text,) = read(path=str(tmp_path), format="chat")
+    assert json.loads(text) == said("Why?", "Wind.")
+    for other in ({"type": "image_url", "image_url": "x"}, {"type": "text", "text": 7}, "Why?"):
+        row["messages"][0]["content"] = [parts[0], other]
+        (tmp_path / "a.jsonl").write_text(json.dumps(row))
+        assert "images are not read" in refused(path=str(tmp_path), format="chat").change
+
+
+def test_a_mapping_makes_the_shards_that_messages_make(planted, tmp_path):
+    template_of(planted, PLAIN)
+    asked = [(f"Which rope is number {number}?", f"The {number}th one. " * (1 + number % 5)) for number in range(40)]
+    forms = {
+        "messages": [{"messages": said(*pair)} for pair in asked],
+        "alpaca": [{"instruction": question, "input": "", "output": answer} for question, answer in asked],
+    }
+    made = {}
+    for name, rows in forms.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = data_config(
+            tmp_path,
+            sources=[{"path": str(tmp_path / f"{name}.jsonl"), "format": "chat", "rows": name}],
+            tokenizer={"from": str(planted.directory / "tokenizer")},
+            sequence_length=128,
+            directory=str(tmp_path / name),
+        )
+        assert settings_of(config, {})["sources"][0]["rows"] == name
+        made[name] = quietly(config)
+    for name in ("train", "validation"):
+        assert content(made["messages"].directory / name) == content(made["alpaca"].directory / name)
