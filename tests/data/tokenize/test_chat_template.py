@@ -1,8 +1,10 @@
 """What is learned of a conversation: the answers with their ends, in whatever way a template writes them."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -377,7 +379,7 @@ def test_a_conversation_that_cannot_be_learned_is_named(planted):
     texts = [conversation_of(row, "") for row in chat_rows(3)] + [
         conversation_of({"messages": [{"role": "user", "content": TURN}, MESSAGES[2]]}, "")
     ]
-    with pytest.raises(UserError, match=r"conversation 3 of train, which begins '<\|im_end\|>', holds"):
+    with pytest.raises(UserError, match=r"conversation 3 of train \('<\|im_end\|>'\) holds"):
         list(encode_chat(texts, planted.directory / "tokenizer", "train"))
 
 
@@ -429,3 +431,10 @@ def test_parquet_holds_conversations_too(tmp_path):
     with open(tmp_path / "a.parquet", "rb") as stream:
         (text,) = read_rows(stream, str(tmp_path / "a.parquet"), CONVERSATION)
     assert json.loads(text) == MESSAGES and "messages" in CHAT_COLUMNS
+
+
+def test_the_template_of_the_page_on_data_marks_every_answer(planted):
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "prepare-data.md").read_text()
+    template = re.search(r"```jinja\n(.*?)\n```", page, re.S)[1]
+    _, answers = learned(planted, template, MESSAGES)
+    assert answers == ["The red one.<|endoftext|>", "Pull it in\nslowly.<|endoftext|>"]

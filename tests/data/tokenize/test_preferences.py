@@ -97,9 +97,7 @@ def test_a_template_that_writes_the_prompt_in_two_ways_is_refused(planted):
         encoded(planted, {"chosen": [ASKED, GOOD], "rejected": longer})
     assert "cannot be found by the chat template" in caught.value.given or "in two ways" in caught.value.given
     template_of(planted, COUNTING)
-    with pytest.raises(
-        UserError, match="pair 0 of train, which begins 'Which rope\\?', chosen: message 1 cannot be found"
-    ):
+    with pytest.raises(UserError, match="pair 0 of train \\('Which rope\\?'\\) chosen: message 1 cannot be found"):
         encoded(planted, {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})
 
 
@@ -108,7 +106,7 @@ def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pa
     call = {"function": {"name": "pull", "arguments": {"rope": TURN}}}
     with pytest.raises(UserError) as caught:
         encoded(planted, {"chosen": [ASKED, {**GOOD, "tool_calls": [call]}], "rejected": [ASKED, BAD]})
-    begin = "pair 0 of train, which begins 'Which rope?', chosen"
+    begin = "pair 0 of train ('Which rope?') chosen"
     assert caught.value.given == f"{begin} holds {TURN} in `tool_calls` of the assistant"
     told = [ASKED, {"role": "tool", "content": "red"}]
     with pytest.raises(UserError) as caught:

@@ -156,7 +156,8 @@ class Template:
                     raise UserError(
                         f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
                         "an answer comes out of template and tokenizer as it went in",
-                        "mend the chat template of the tokenizer, or take another",
+                        "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
+                        "special token, so that no token holds a part of both; or take another",
                     )
                 at = found + len(words)
 
@@ -268,7 +269,7 @@ def encode_chat(
     held: list[np.ndarray] = []
     for number, text in enumerate(texts):
         messages = json.loads(text)
-        where = f"conversation {number} of {name}, which begins {messages[0]['content'][:40]!r},"
+        where = f"conversation {number} of {name} ({messages[0]['content'][:40]!r})"
         ids_N, is_learned_N, unwritten = template.encode(messages, where)
         is_long = cut_above is not None and len(ids_N) > cut_above
         is_words_N = template.words(messages, ids_N, where) & ~is_learned_N if is_long else None

@@ -72,7 +72,7 @@ class _Encoder:
         if self._template is None:
             self._template = Template(self._directory, self._date)
         prompt = pair["prompt"]
-        where = f"{where}, which begins {prompt[0]['content'][:40]!r},"
+        where = f"{where} ({prompt[0]['content'][:40]!r})"
         rows = [
             self._template.encode(prompt + pair[key], f"{where} {key}", len(prompt)) for key in ("chosen", "rejected")
         ]
