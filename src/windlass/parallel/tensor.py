@@ -46,7 +46,7 @@ from torch.nn import functional
 
 from windlass.model.chunks import head_tokens
 from windlass.model.dropout import dropout
-from windlass.model.head.loss import Cut, Form, Head, head_loss
+from windlass.model.head.loss import Cut, LossForm, Head, head_loss
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.slices import Share
@@ -238,7 +238,7 @@ class VocabularyHead(nn.Module):
         )
         weight_VD = own(self.weight)
         rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
-        form = Form(self.vocab_size, self.chunk_tokens, rows, self.cap)
+        form = LossForm(self.vocab_size, self.chunk_tokens, rows, self.cap)
         return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor)
 
 

@@ -53,7 +53,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Form:
+class LossForm:
     """How a head computes its loss. `vocab_size`: of the whole head. `chunk_tokens`: logits that exist at a time. `cap`: logits l
     become cap tanh(l / cap). `one_pass`: one_pass.py's function, compiled; None: operator by operator."""
 
@@ -88,7 +88,7 @@ def chunk_loss(logits_CV: Tensor, targets_C: Tensor, cut: Cut = Cut(), factors: 
     return loss_C
 
 
-def _logits(hidden_CD: Tensor, weight_VD: Tensor, form: Form) -> tuple[Tensor, Tensor | None]:
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, form: LossForm) -> tuple[Tensor, Tensor | None]:
     """A chunk's logits, and with a cap the tanh in them."""
     logits_CV = (hidden_CD @ weight_VD.T).to(_wide(hidden_CD))
     tanh_CV = None
@@ -100,7 +100,7 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, form: Form) -> tuple[Tensor, T
 
 
 def _loss_and_gradient(
-    hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, form: Form, factors: Tensor | None, keep: bool
+    hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, form: LossForm, factors: Tensor | None, keep: bool
 ) -> tuple[Tensor, Tensor]:
     """A chunk's losses, [C], and with `keep` the gradient of its logits, in their dtype, each token's times its
     factor: `factors` is [C], of each token, or 0-dim, of all."""
@@ -124,7 +124,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         targets_N: Tensor,
-        form: Form,
+        form: LossForm,
         keep_hidden: bool,
         keep_weight: bool,
         weights_N: Tensor | None,
@@ -217,7 +217,7 @@ def head_loss(
     hidden_BTD: Tensor,
     weight_VD: Tensor,
     targets_BT: Tensor,
-    form: Form,
+    form: LossForm,
     per_row_B2: Tensor | None = None,
     by_row: bool = False,
     factor: Tensor | None = None,
@@ -251,7 +251,7 @@ def _wide(hidden: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def _losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, form: Form) -> Tensor:
+def _losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, form: LossForm) -> Tensor:
     """Each target's loss, [N]."""
     found = []
     for start in range(0, len(targets_N), form.chunk_tokens):
@@ -293,5 +293,5 @@ class Head(nn.Linear):
         if targets_BT is None:
             logits_BTV = functional.linear(hidden_BTD, self.weight[: self.vocab_size])
             return logits_BTV if self.cap is None else self.cap * (logits_BTV / self.cap).tanh()
-        form = Form(self.vocab_size, self.chunk_tokens, cap=self.cap, one_pass=self._one_pass)
+        form = LossForm(self.vocab_size, self.chunk_tokens, cap=self.cap, one_pass=self._one_pass)
         return head_loss(hidden_BTD, self.weight, targets_BT, form, per_row_B2, by_row, factor)
