@@ -46,7 +46,7 @@ from torch.nn import functional
 
 from windlass.model.chunks import head_tokens
 from windlass.model.dropout import dropout
-from windlass.model.head.loss import Cut, LossForm, Head, head_loss
+from windlass.model.head.loss import Cut, Head, LossForm, head_loss
 from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.slices import Share
