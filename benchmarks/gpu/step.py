@@ -116,10 +116,11 @@ class Setup:
         return PrecisionConfig.model_validate({"policy": self.policy} | given)
 
     def storage(self) -> Storage:
-        """How the optimizer stores, compiled where the blocks are; as training/assemble has it."""
+        """How the optimizer stores; as training/open_program has it for a GPU."""
         given = self.precision()
-        states = precision_of(given).states if given.is_rounded else None
-        return Storage(states, given.is_stochastic, compiled=self.compile)
+        precision = precision_of(given)
+        states = precision.states if given.is_rounded else None
+        return Storage(states, given.is_stochastic, compiled=self.compile, gradients=precision.gradients)
 
 
 def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: float) -> dict[str, Any]:

@@ -19,13 +19,18 @@ from torch.nn import functional
 
 import windlass.model.transformer
 from windlass.optim.config import OptimConfig
-from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate
+from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
 from windlass.optim.rules import NO_RULES
 
 
 def make_dense(model: nn.Module) -> None:
     head: Any = model.lm_head
-    head.forward = lambda hidden_BTD, targets_BT, *_: dense_loss(head, hidden_BTD, targets_BT)
+
+    def forward(hidden_BTD: Tensor, targets_BT: Tensor, *others: Any) -> Tensor:
+        loss, factor = dense_loss(head, hidden_BTD, targets_BT), others[-1]
+        return loss if factor is None else loss * factor.view(loss.dtype)
+
+    head.forward = forward
 
 
 class MultiTensorAdamW:
@@ -33,6 +38,7 @@ class MultiTensorAdamW:
 
     def __init__(self, records: Sequence[Parameter], config: OptimConfig):
         betas, groups = (config.beta1, config.beta2), parameter_groups(records, config, NO_RULES)
+        self._records = records
         self._engine = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, foreach=True)
 
     def set_learning_rate(self, rate: float) -> None:
@@ -40,6 +46,7 @@ class MultiTensorAdamW:
 
     def step(self, _norm: Tensor) -> None:
         self._engine.step()
+        write_copies(self._records)
         self._engine.zero_grad()
 
 
