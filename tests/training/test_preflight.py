@@ -22,7 +22,7 @@ from windlass.runtime import start_runtime
 from windlass.training import preflight
 from windlass.training.loop import train
 from windlass.training.parameter_rules import rules_of
-from windlass.training.preflight import check_before_training, make_ready, plan_of
+from windlass.training.preflight import check_before_training, make_ready, plan_of, prepare_only
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,15 @@ def test_a_refused_recipe_leaves_no_trace(tmp_path, sections, said):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused_before_the_corpus_is_tokenised(tmp_path):
+@pytest.mark.parametrize("begin", [prepare_only, lambda config: make_ready(config, 1, "cpu")])
+def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused_before_the_corpus_is_tokenised(
+    tmp_path, begin
+):
     save_trained(train_tokenizer(["the same few words"], 300), tmp_path / "tokenizer")
     found = {"train": None, "from": str(tmp_path / "tokenizer")}
     config = tiny.recipe(tmp_path, model={"vocab_size": 100}, data={"tokenizer": found})
     with pytest.raises(UserError) as refused:
-        make_ready(config, 1, "cpu")
+        begin(config)
     entries = vocab_size_of(open_tokenizer(tmp_path / "tokenizer")[0])
     assert refused.value.given == f"model: vocab_size 100, and a tokenizer with {entries} entries"
     assert not (tmp_path / "data").exists() and not config.run.directory.exists()

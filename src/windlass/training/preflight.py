@@ -106,8 +106,7 @@ def check_run(
         if config.model.from_ is not None and config.model.commit is None:  # a directory, with its weights
             source = directory_of(config.model)
             architecture_within(read_hf_config(source), stored_sizes(source), source)
-        tokenizer = config.data.tokenizer
-        architecture = architecture_of(config.model, tokenizer.train or num_entries(tokenizer) or 1)
+        architecture = architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
     config.check_layout(architecture, world)
     check_router_loss(config, architecture)
     rules = rules_of(config, architecture)
@@ -169,6 +168,8 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
         if config.model.commit is not None:
             config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1))
     config = pin_tokenizer(config)
+    if trainer_state is None and config.model.from_ is None:
+        architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
     if reads:
         fetch_weights(config)
     for line in pin_lines(config):

@@ -244,7 +244,9 @@ def vocab_size_of(tokenizer: Tokenizer) -> int:
 
 
 def num_entries(config: TokenizerConfig) -> int | None:
-    """Rows that a model needs for `tokenizer.from`; None where code beside it says what it is. Raises UserError."""
+    """Rows that a model needs for the tokenizer; None where only code beside its files knows. Raises UserError."""
+    if config.from_ is None:
+        return config.train
     file = next((file for file in tokenizer_files(config) if file.name == TOKENIZER_FILE), None)
     has_code = config.trust_remote_code is not None
     return None if file is None or has_code else vocab_size_of(_parsed(file, f"{config.from_}: {TOKENIZER_FILE}"))
