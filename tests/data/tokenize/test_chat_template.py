@@ -407,7 +407,8 @@ def test_files_without_rows_are_refused(planted, tmp_path):
     config = data_config(tmp_path, sources=[source], tokenizer={"from": str(planted.directory / "tokenizer")})
     with pytest.raises(UserError) as caught:
         prepare(config, {}, log=lambda line: None)
-    assert caught.value.rule == "conversations are rows of .jsonl, .json, .csv, .parquet or .arrow, and the source has other files"
+    rule = "conversations are rows of .jsonl, .json, .csv, .parquet or .arrow, and the source has other files"
+    assert caught.value.rule == rule
 
 
 @pytest.mark.parametrize("row", [{"messages": MESSAGES}, {"prompt": "Why?", "completion": "Wind."}])
