@@ -116,7 +116,7 @@ class Setup:
         return PrecisionConfig.model_validate({"policy": self.policy} | given)
 
     def storage(self) -> Storage:
-        """How the optimizer stores; as training/open_program has it for a GPU."""
+        """How the optimizer stores, compiled where the blocks are."""
         given = self.precision()
         precision = precision_of(given)
         states = precision.states if given.is_rounded else None

@@ -1,7 +1,6 @@
 """RunConfig: the rooms' configs side by side, from a YAML recipe and `a.b=value` overrides. No torch, no files but the recipe.
 
-Everything that can be checked without looking at data, weights or devices is checked here, before anything starts. What
-depends on those (the trained vocabulary, `shard: -1`, `epochs`) is resolved in training/assemble.
+What can be checked without looking at data, weights or devices is checked here; training/assemble resolves the rest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +110,8 @@ class RunConfig(Settings):
         )
 
     def _precision(self) -> Iterator[UserError]:
-        yield from self.precision.errors_beside(self.parallel.zero, self.optim.kind, self.optim.beta2)
+        parallel, optim = self.parallel, self.optim
+        yield from self.precision.errors_beside(parallel.zero, optim.kind, optim.beta2, parallel.offload)
 
     def _whole_sequences(self) -> Iterator[UserError]:
         tokens, length = self.run.tokens_per_step, self.data.sequence_length

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import tiny
 from windlass.errors import UserError
 
 
@@ -20,6 +21,15 @@ def test_evaluation_of_a_checkpoint_repeats_the_loss_of_training_on_any_world(ru
     assert lines[1:] == [[]] * (world - 1), "rank 0 alone speaks"
     assert f"step {logged['step']}, loss {logged['loss']:.4f}" in lines[0][0].line
     assert f"{logged['bits_per_byte']:.3f} bits per byte" in lines[0][0].line
+
+
+def test_one_process_in_bf16_scores_the_weights_of_the_checkpoint(ranks, tmp_path):
+    """Its products read copies of them (precision/masters.py)."""
+    config = tiny.recipe(tmp_path, precision={"policy": "bf16"}, optim={"learning_rate": 1e-2})
+    ranks.run(1, tiny.train, config)
+    ((score, *_),) = ranks.run(1, evaluate, config.run.directory)
+    first, *_, last = [line["loss"] for line in tiny.lines(config.run.directory) if line["kind"] == "validation"]
+    assert score.loss == pytest.approx(last, rel=1e-6) and abs(last - first) > 0.01
 
 
 def test_a_number_of_sequences_below_one_is_refused(run):

@@ -194,3 +194,22 @@ def test_compiled_it_is_bit_equal():
             optimizer.step(torch.tensor(1.0))
         states.append({one.name: one.tensor.detach() for one in ones} | optimizer.state_tensors())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # inductor's own import
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile builds C++ for CPU")
+@pytest.mark.parametrize("gradients", [torch.float32, BF16])
+def test_a_compiled_update_writes_the_copy_too_and_leaves_it_in_a_skipped_step(gradients):
+    found, start = [], torch.linspace(-2, 2, 600).view(30, 20)
+    for storage in (Storage(gradients=gradients, compiled=True), Storage(gradients=gradients)):
+        weight = torch.nn.Parameter(start.clone())
+        weight.grad_dtype = gradients
+        copy = torch.nn.Parameter(start.to(BF16))
+        one = Record("a", weight, weight.shape, copy=copy)
+        optimizer = AdamW([one], OptimConfig(learning_rate=1e-2), storage=storage)
+        for step in range(3):
+            weight.grad = torch.randn(30, 20, generator=torch.Generator().manual_seed(step)).to(gradients)
+            optimizer.step(torch.tensor(1.0 if step < 2 else float("nan")))
+            assert torch.equal(copy, weight.to(BF16)), step
+        found.append(weight.detach())
+    assert torch.allclose(*found, rtol=1e-6, atol=1e-7) and not torch.allclose(found[0], start)

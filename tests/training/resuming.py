@@ -57,6 +57,7 @@ SETTINGS = {
     "foreach": {"optim": {"kernel": "foreach"}},
     "dropout": {"model": GPT2},
     "muon and groups": {"optim": {"kind": "muon", "groups": GROUPS}, "checkpoint": {"keep_steps": [0]}},
+    "bf16": {"precision": {"policy": "bf16"}},
     "fp16": {"precision": {"policy": "fp16"}},
     "bf16-pure": {"precision": {"policy": "bf16-pure"}},
     "bf16 states": {"precision": {"policy": "bf16", "states": "bf16"}},

@@ -6,6 +6,7 @@ import torch
 from tests import tiny
 from windlass.optim.elementwise import Storage
 from windlass.precision.policy import precision_of
+from windlass.training import open_program
 from windlass.training.open_program import storage_of
 
 PURE = {"policy": "bf16-pure"}
@@ -29,8 +30,18 @@ def test_updates_are_rounded_and_counted_where_the_precision_loses_some(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("device_type", "compile", "is_compiled"), [("cpu", False, False), ("cpu", True, True), ("cuda", False, True)]
+    ("device_type", "has_triton", "settings", "is_compiled"),
+    [
+        ("cpu", True, {}, False),
+        ("cpu", False, {"parallel": {"compile": True}}, True),
+        ("cuda", True, {}, True),
+        ("cuda", False, {}, False),
+        ("cuda", True, {"optim": {"kernel": "foreach"}}, False),
+        ("cuda", True, {"parallel": {"offload": True}}, False),
+    ],
 )
-def test_an_update_is_always_compiled_on_a_gpu(tmp_path, device_type, compile, is_compiled):
-    config = tiny.recipe(tmp_path, parallel={"compile": compile})
+def test_an_update_is_compiled_on_a_gpu_that_can(tmp_path, monkeypatch, device_type, has_triton, settings, is_compiled):
+    monkeypatch.setattr(open_program, "has_triton", lambda: has_triton)
+    monkeypatch.setattr(open_program.shutil, "which", lambda name: f"/usr/bin/{name}")
+    config = tiny.recipe(tmp_path, **settings)
     assert storage_of(config, precision_of(config.precision), device_type).compiled is is_compiled

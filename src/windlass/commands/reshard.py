@@ -61,7 +61,8 @@ def move(
     config = config_with(trainer_state, settings)
     layout, architecture = layout_of(config, num_ranks), architecture_from_hf(trainer_state["model"])
     is_nf4 = config.adapter.base == "nf4"
-    beside = Beside(policy=config.precision.policy, optimizer=config.optim.kind, is_nf4=is_nf4)
+    adds_in_bf16 = config.precision.gradients == "bf16"
+    beside = Beside(config.precision.policy, config.optim.kind, is_nf4=is_nf4, adds_in_bf16=adds_in_bf16)
     check_layout(config.parallel, architecture, layout.world, beside)
     parts = parts_of(read_index(checkpoint), held_by_ranks(config, architecture, layout))
     files = len({part.rank for held in parts.values() for part in held})

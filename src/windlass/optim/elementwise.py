@@ -13,9 +13,9 @@ everywhere, draw the noise from the global generator, so that a layout or a rest
 found_inf.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -96,6 +96,12 @@ def _update_numbered(weight_N: Tensor, *others: Any) -> None:
     update(weight_N, gradient_N, mean_N, square_N, copy_N, numbers, *constants)
 
 
+def _compiled() -> Callable[..., None]:
+    """dynamo keeps at most eight graphs per code object, over all runs of a process: a copy of the function has its own."""
+    copy = FunctionType(_update_numbered.__code__.replace(), _update_numbered.__globals__)
+    return torch.compile(copy, dynamic=True, fullgraph=True)
+
+
 class ElementwiseAdamW(torch.optim.Optimizer):
     """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored by the rules of `storage`.
     `names`: of every parameter, for the noise. `copies`: what each update writes too, by parameter. `found_inf`: set it before
@@ -118,7 +124,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         keys = [[stream_keys(storage.seed, f"{name}.{kind}") for kind in ("moments", "weight")] for name in self._names]
         self._keys_P22 = torch.tensor(keys, dtype=torch.int32, device=self.parameters[0].device)
         self._places = [place_of(parameter) for parameter in self.parameters]
-        self._compiled = torch.compile(_update_numbered, dynamic=True, fullgraph=True) if storage.compiled else None
+        self._compiled = _compiled() if storage.compiled else None
 
     def fresh_state(self, parameter: Tensor) -> dict[str, Tensor]:
         return {

@@ -26,7 +26,7 @@ from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
-from windlass.precision.masters import apply_masters, has_masters, write_copies
+from windlass.precision.masters import apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
@@ -111,6 +111,7 @@ def build_program(
     # after all that replaces parameters; one process has one part
     masters = apply_masters(parts[0], precision) if _keeps_masters(mesh, precision, config) else NO_MASTERS
     fill({**named, **masters})
+    fill_copies(named, masters)
     for part in parts:
         probe.watch(part)
     program: Program
@@ -124,7 +125,6 @@ def build_program(
         bucket_mib = config.bucket_mib if config.zero == 0 and not is_wrapped else None
         program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib, base, masters)
     _check(program, parts, config, precision)
-    write_copies(program.records())
     return program
 
 

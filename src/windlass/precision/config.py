@@ -43,8 +43,8 @@ class PrecisionConfig(Settings):
     """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
     digits with every rank."""
     output: Literal["fp32", "bf16"] | None = None
-    """What the model's output, the summed loss of a micro-batch, is cast to before it is divided and summed over ranks. Left out:
-    fp32 (fp64 with fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
+    """What the model's output, the loss of a micro-batch, is cast to before it is summed over ranks. Left out: fp32 (fp64 with
+    fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
 
     @property
     def assumed(self) -> str:
@@ -131,8 +131,14 @@ class PrecisionConfig(Settings):
                 "remove precision.gradients, or use precision.policy=bf16",
             )
 
-    def errors_beside(self, zero: int, optimizer: str, beta2: float) -> Iterator[UserError]:
-        """Violated rules on `parallel.zero`, `optim.kind` and `optim.beta2`."""
+    def errors_beside(self, zero: int, optimizer: str, beta2: float, is_offloaded: bool = False) -> Iterator[UserError]:
+        """Violated rules on `parallel.zero`, `optim.kind`, `optim.beta2` and `parallel.offload`."""
+        if self.gradients == "bf16" and is_offloaded:
+            yield UserError(
+                "precision.gradients=bf16 with parallel.offload=true",
+                "offloaded parameters are gathered by FSDP2, which keeps their gradients in fp32",
+                "remove precision.gradients, or set parallel.offload=false",
+            )
         if self.gradients == "bf16" and optimizer != "adamw":
             yield UserError(
                 f"precision.gradients=bf16 with optim.kind={optimizer}",

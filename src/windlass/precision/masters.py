@@ -20,7 +20,7 @@ FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32.
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -38,7 +38,7 @@ def has_masters(world: int, precision: Precision, zero: int, is_offloaded: bool)
 
 def apply_masters(model: nn.Module, precision: Precision) -> dict[str, nn.Parameter]:
     """Makes each parameter that is stored in fp32 one of the computing dtype, in place -> its master, by name, with the memory
-    that the parameter had. Both are without values: fill the masters, then `write_copies`. A frozen base has none: it is stored
+    that the parameter had. Both are without values: fill the masters, then `fill_copies`. A frozen base has none: it is stored
     as it computes."""
     masters = {}
     for name, parameter in model.named_parameters():
@@ -61,6 +61,13 @@ def _hand_over(master: nn.Parameter, dtype: torch.dtype, parameter: torch.Tensor
         master.grad.add_(gradient)
 
 
+@torch.no_grad()
+def fill_copies(named: Mapping[str, torch.Tensor], masters: Mapping[str, nn.Parameter]) -> None:
+    """The values of the masters into the parameters of these names."""
+    for name, master in masters.items():
+        named[name].copy_(master)
+
+
 class HasCopy(Protocol):
     """A parameter and what products read in its place (parallel's Record)."""
 
@@ -72,7 +79,7 @@ class HasCopy(Protocol):
 
 @torch.no_grad()
 def write_copies(records: Iterable[HasCopy]) -> None:
-    """After the weights of records were written from outside (filled, restored): what products read follows."""
+    """After the weights of records were written from outside (restored): what products read follows."""
     pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
     if pairs:
         torch._foreach_copy_([copy for copy, _ in pairs], [tensor for _, tensor in pairs])

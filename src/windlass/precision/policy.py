@@ -46,7 +46,7 @@ class Precision:
     gradients: torch.dtype
     """Of the sum of a step's gradients on one process (precision/masters.py)."""
     output: torch.dtype | None
-    """What the summed loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
+    """What the loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
     is_stochastic: bool
     """How the optimizer rounds what it stores in bf16."""
 
@@ -67,7 +67,7 @@ class Precision:
         )
 
     def as_output(self, loss: torch.Tensor) -> torch.Tensor:
-        """The summed loss with the digits of `output`, in its own dtype: in that it is divided and summed over ranks."""
+        """A loss with the digits of `output`, in its own dtype: in that it is summed over ranks."""
         return loss if self.output is None else loss.to(self.output).to(loss.dtype)
 
     def autocast(self, device_type: str) -> AbstractContextManager[object]:

@@ -1,8 +1,10 @@
 """The program and the optimizer of a run: the model laid out over the ranks, and what updates it."""
 
+import shutil
 from collections.abc import Sequence
 
 import torch
+from torch.utils._triton import has_triton
 
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
@@ -44,16 +46,22 @@ def optimizer_of(config: RunConfig, program: Program, rules: Rules, precision: P
     return optimizer
 
 
+def can_compile(device_type: str) -> bool:
+    """Whether a GPU's update may be compiled without being asked: operator by operator it moves up to 590 bytes per parameter,
+    for 16 to 32. It needs Triton, a GPU that Triton knows, and the host's compiler, which builds its launchers."""
+    return device_type == "cuda" and has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
+
+
 def storage_of(config: RunConfig, precision: Precision, device_type: str) -> Storage:
     """How the optimizer stores. Updates that round to nothing are counted where they can: bf16 weights, to the nearest."""
     rounded = config.precision.is_rounded
+    is_default = config.optim.kernel != "foreach" and not config.parallel.offload
     can_lose = precision.stored == torch.bfloat16 and not precision.is_stochastic
     return Storage(
         states=precision.states if rounded else None,
         stochastic=precision.is_stochastic,
         gradients=precision.gradients,
         seed=config.run.seed,
-        compiled=config.parallel.compile
-        or device_type == "cuda",  # operator by operator it moves up to 590 bytes per parameter
+        compiled=config.parallel.compile or (is_default and can_compile(device_type)),
         watch_every=config.report.every_steps if can_lose else 0,
     )

@@ -11,6 +11,7 @@ from windlass.model.chunks import head_tokens
 from windlass.model.config import ModelConfig
 from windlass.model.head import loss as loss_module
 from windlass.model.head.loss import Head, as_bits, factor_bits
+from windlass.model.head.one_pass import one_pass
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder
 
@@ -244,3 +245,22 @@ def test_chunks_are_whole_tiles_where_one_fits():
     head = Head(8, 151900, 151936)
     head.compile_loss(1 << 30, 8192)
     assert head.chunk_tokens == 7040
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_under_autocast_every_chunk_multiplies_in_its_dtype(is_compiled):
+    """Hidden states are in fp32 there, as a norm leaves them; the compiled pass's gradient is in bf16. (Not compiled here.)"""
+    head, hidden_BTD, targets_BT = make_head(torch.float32)
+    found = []
+    for chunk_tokens in (1000, 7):
+        head.chunk_tokens = chunk_tokens
+        head._one_pass = one_pass if is_compiled else None
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(loss_and_gradients(head, hidden_BTD, targets_BT))
+    for whole, chunked in zip(*found, strict=True):
+        assert chunked.dtype == torch.float32 and (chunked - whole).norm() <= 2**-8 * whole.norm()
+    product = torch.randn(3, 9), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        added = loss_module._add_product(torch.zeros(9, 4), *product, torch.float32)
+    narrow = [one.bfloat16() for one in product]
+    assert torch.equal(added, (narrow[0].T @ narrow[1]).float()), "not a product in fp32"

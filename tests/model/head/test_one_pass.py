@@ -49,3 +49,12 @@ def test_a_compiled_pass_is_two_graphs_whatever_the_sizes_of_chunks():
         rows = hidden_BTD.flatten(0, 1)[:tokens][None], targets_BT.flatten()[:tokens][None]
         head(*rows).backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_every_head_has_a_code_object_of_its_own():
+    """dynamo counts graphs by it, and raises at the ninth: the tenth model of a notebook would not train."""
+    heads = [make_head(torch.float32)[0] for _ in range(2)]
+    for head in heads:
+        head.compile_loss(7 * 256, 8192)
+    codes = [head._one_pass._torchdynamo_orig_callable.__code__ for head in heads]
+    assert codes[0] is not codes[1]

@@ -11,8 +11,8 @@ Measured (4,096 tokens x 32,000, fp32, 2 cores): dense +1,510 MiB and 4.8 s, che
 +203 MiB and 2.8 s.
 Idea: Liger Kernel, arXiv 2410.10989.
 
-Bytes moved per logit in bf16, besides the products' weights: 58 by these operators; 10 compiled on a CPU and 12 on a GPU
-(one_pass.py), of which 2 are a product's write and 4 the reads of the two products of the gradient.
+Bytes moved per logit in bf16 (benchmarks/step_bytes.py): 70 by these operators, 10 compiled on a CPU (one_pass.py); of both 2
+are a product's write and 4 the reads of the two products of the gradient. On a GPU 12 are expected; none has run it.
 
 Softmax and sums run in promote_types(dtype, float32): fp32 for bf16, fp64 for fp64. The padded columns of the
 vocabulary are -inf: no probability and no gradient, whatever their rows hold.
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.model.chunks import Chunks, head_tokens
-from windlass.model.head.one_pass import one_pass
+from windlass.model.head.one_pass import compiled_pass
 
 IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
@@ -163,28 +163,30 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def _add_product(sum_VD: Tensor | None, grad_CV: Tensor, hidden_CD: Tensor, wide: torch.dtype) -> Tensor:
-    """sum + grad^T hidden, in `wide` from the second chunk on. A product that adds to an fp32 sum reads and writes that alone."""
+    """sum + grad^T hidden, in `wide` from the second chunk on, in autocast's dtype where that is on: it casts for no `out`."""
+    device = hidden_CD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_CD.dtype
+    grad_CV, hidden_CD = grad_CV.to(dtype), hidden_CD.to(dtype)
     if sum_VD is None:
         return grad_CV.T @ hidden_CD
     sum_VD = sum_VD.to(wide)
     if sum_VD.dtype == hidden_CD.dtype:
         return torch.addmm(sum_VD, grad_CV.T, hidden_CD, out=sum_VD)
-    if adds_wide(hidden_CD.device.type, hidden_CD.dtype):
+    if adds_wide(device, dtype):
         return torch.addmm(sum_VD, grad_CV.T, hidden_CD, out_dtype=wide, out=sum_VD)
     return sum_VD.add_(grad_CV.T @ hidden_CD)
 
 
 @cache
 def adds_wide(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether torch has a product in `dtype` here that adds to a sum in fp32, in place, and is right: tried once, on whole
-    numbers. (torch 2.13: on CUDA alone.)"""
+    """Whether torch has a product in `dtype` that adds to a sum in fp32 in place: tried once. (torch 2.13: on CUDA alone.)"""
     ones = torch.ones(16, 16, dtype=dtype, device=device_type)
     total = torch.full((16, 16), 4097.0, device=device_type)  # bf16 has 4096 and 4128
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
+        return bool((total == 4113).all())
     except (RuntimeError, TypeError):
         return False
-    return bool((total == 4113).all())
 
 
 def _scaled(grad_RD: Tensor, scale: Tensor) -> Tensor:
@@ -278,7 +280,7 @@ class Head(nn.Linear):
 
     def compile_loss(self, chunk_logits: int, most_tokens: int) -> None:
         """The loss of each chunk by one compiled function; its logits are in the dtype of products, so chunks may be larger."""
-        self._one_pass = torch.compile(one_pass, fullgraph=True)
+        self._one_pass = compiled_pass()
         self.chunk_tokens = min(head_tokens(chunk_logits, self.weight.shape[0]), most_tokens)
 
     def forward(

@@ -110,7 +110,8 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
         yield UserError(
             f"precision.gradients=bf16 on {world} ranks",
             "one process may add its gradients up in bf16; what ranks sum is kept in fp32",
-            "remove precision.gradients, or use precision.reduce=bf16, which halves what is sent",
+            "remove precision.gradients (a run goes on without it by run.accept_drift=[precision.gradients]); "
+            "precision.reduce=bf16 halves what is sent",
         )
     if beside.tokens_per_step is not None and beside.sequence_length is not None:
         batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
