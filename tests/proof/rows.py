@@ -302,8 +302,9 @@ NEAR = [
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora fp16")),
     *pairs("qwen3 tied", each(split("shard2, tp2"), "lora bf16-pure")),
     *pairs("qwen3 tied wide", split("shard2 nf4 fp16, zero0 replicate2 nf4 fp16, shard2 nf4 bf16-pure")),
-    *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2"), "nf4 dpo bf16")),
-    *pairs("qwen3 tied wide", split("shard2 nf4 dpo fp16, shard2 nf4 dpo bf16-pure")),
+    # two steps: in the third log-probabilities of pairs, summed over answers, are off by 3.4e-3 on a CPU that multiplies bf16
+    *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2"), "steps2 nf4 dpo bf16")),
+    *pairs("qwen3 tied wide", split("shard2 nf4 dpo fp16, shard2 steps2 nf4 dpo bf16-pure")),
     *pairs("qwen3 tied", split("shard2 lora dpo fp16, shard2 dpo bf16-pure, shard2 lora dpo bf16-pure")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2, tp2"), "dpo bf16")),
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora dpo bf16")),
