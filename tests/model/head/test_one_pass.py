@@ -32,11 +32,11 @@ def test_one_compiled_pass_is_as_exact_as_the_operators(dtype, tolerance):
         head.compile_loss(7 * 256, 8192)
         assert head.chunk_tokens == 7
         compiled = loss_and_gradients(head, hidden_BTD, targets_BT, factor=factor)
-        assert abs(compiled[0] - operators[0]) <= max(1e-15, 1e-6 * (dtype != torch.float64)) * operators[0]
+        assert abs(compiled[0] - operators[0]) <= (1e-13 if dtype == torch.float64 else 1e-5) * operators[0]
         for ours, theirs in zip(compiled[1:], operators[1:], strict=True):
             assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
         assert compiled[2][211:].count_nonzero() == 0
-        assert torch.allclose(head(hidden_BTD, targets_BT, by_row=True), scores, rtol=1e-6)
+        assert torch.allclose(head(hidden_BTD, targets_BT, by_row=True), scores, rtol=1e-5)
 
 
 @needs_compiler
