@@ -165,7 +165,8 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 def _add_product(sum_VD: Tensor | None, grad_CV: Tensor, hidden_CD: Tensor, wide: torch.dtype) -> Tensor:
     """sum + grad^T hidden, in `wide` from the second chunk on, in autocast's dtype where that is on: it casts for no `out`."""
     device = hidden_CD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_CD.dtype
+    is_cast = device != "meta" and torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if is_cast else hidden_CD.dtype
     grad_CV, hidden_CD = grad_CV.to(dtype), hidden_CD.to(dtype)
     if sum_VD is None:
         return grad_CV.T @ hidden_CD
@@ -179,7 +180,7 @@ def _add_product(sum_VD: Tensor | None, grad_CV: Tensor, hidden_CD: Tensor, wide
 
 @cache
 def adds_wide(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether torch has a product in `dtype` that adds to a sum in fp32 in place: tried once. (torch 2.13: on CUDA alone.)"""
+    """Whether torch has a product in `dtype` that adds to a sum in fp32 in place: tried once. (2.13: on CUDA alone.)"""
     ones = torch.ones(16, 16, dtype=dtype, device=device_type)
     total = torch.full((16, 16), 4097.0, device=device_type)  # bf16 has 4096 and 4128
     try:
