@@ -45,6 +45,13 @@ def test_a_set_is_told_in_figures_and_one_sample(base):
     assert "sample 1 (validation, shard.00000.mds, sample 1)" in out and "\x1b" not in out
 
 
+def test_a_sample_is_found_by_the_shard_and_row_that_a_run_names(base):
+    by_number, by_place = (told(base / "data", "--sample", name) for name in ("2", "0/2"))
+    assert by_place == by_number and "sample 2 (train, shard.00000.mds, sample 2)" in by_place
+    with pytest.raises(UserError, match=r"--sample 9/0\n.*or shard/row, of the shards 0 to \d"):
+        told(base / "data", "--sample", "9/0")
+
+
 def test_a_directory_is_told_as_its_recipe_is(base):
     assert told(base / "data") == told(base / "tiny.yaml")
 

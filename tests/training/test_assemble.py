@@ -73,7 +73,7 @@ def test_a_sentence_of_the_checkpoints_erases_the_progress_line(base, prepared):
     ):
         run.validate(0)
         run.save_if_due(0, is_last=True)
-        run.health.add(torch.ones(()), torch.ones(()))
+        run.health.add(torch.ones(()), torch.ones(()), 8)
         run.record(1, torch.ones(()), torch.ones(()), 1e-3, torch.tensor(128))
         assert "step 1/" in terminal.getvalue().rpartition("\n")[2].replace("step  1", "step 1"), "left open"
         newest = config.run.directory / "checkpoints" / "step-00000000"

@@ -9,7 +9,7 @@ from tests import tiny
 from tests.parallel.tiny import Operators
 from windlass.errors import Diverged
 from windlass.proof.pool import RankFailed
-from windlass.training.health import Health, open_health
+from windlass.training.health import Health, Spike, open_health
 
 NAN = float("nan")
 
@@ -20,8 +20,8 @@ def health(max_skips=3, step=10, **more):
 
 
 def give(one, norms, loss=2.0):
-    for norm in norms:
-        one.add(torch.tensor(loss), torch.tensor(norm))
+    for number, norm in enumerate(norms, 1):
+        one.add(torch.tensor(loss), torch.tensor(norm), 8 * number)
 
 
 def test_skips_are_counted_since_the_last_look_and_read_only_then():
@@ -46,13 +46,26 @@ def test_a_norm_far_above_the_usual_is_found_once_with_its_step_and_the_median()
     give(one, [5.0] + [1.0] * 5 + [3.0] * 5 + [NAN, 301.0, 2.0])
     one.look()
     (spike,) = one.spikes()
-    assert (spike.step, spike.norm, spike.median, spike.count) == (13, 301.0, 3.0, 11), (
+    assert (spike.step, spike.norm, spike.median, spike.count, spike.end) == (13, 301.0, 3.0, 11, 13 * 8), (
         "the one that is not finite counts not"
     )
     assert one.spikes() == []
     give(one, [300.0] * 3 + [1e6])
     one.look()
     assert [found.norm for found in one.spikes()] == [1e6], "100 times is not more than 100 times"
+
+
+def test_the_incident_of_a_spike_names_its_samples_the_first_of_many_in_its_sentence():
+    spike = Spike(step=13, norm=400.0, median=2.0, count=11, end=104)
+    ids = [f"0/{row}" for row in range(20)]
+    fields = spike.fields(20, ids)
+    assert (fields["places"], fields["samples"]) == ([84, 104], ids)
+    said = "the gradient norm 400 is 200 times the median 2 of the 11 steps before. Its batch: places 84 to 104 of the stream"
+    assert fields["what"] == (
+        f"{said}, shard/row {' '.join(ids[:16])} ...; `windlass data inspect RECIPE --sample 0/0` shows the first"
+    )
+    assert " ..." not in spike.fields(16, ids[:16])["what"]
+    assert spike.fields(20, [])["what"] == said
 
 
 def test_the_median_is_of_the_last_hundred_steps_and_needs_ten():
@@ -185,7 +198,7 @@ class Events(list):
 def test_an_overflow_of_fp16_is_no_incident_and_its_cure_is_bf16(tmp_path, policy, is_scaled):
     config, events = tiny.recipe(tmp_path, precision={"policy": policy}, optim={"max_skips": 1}), Events()
     one = open_health(config, events, 3)
-    one.add(torch.tensor(2.0), torch.tensor(float("nan")))
+    one.add(torch.tensor(2.0), torch.tensor(float("nan")), 8)
     assert one.look() == 1
     skipped = [("incident", 4, "the gradient norm is not finite: the update was skipped")]
     assert events == ([] if is_scaled else skipped)

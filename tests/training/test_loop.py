@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests import tiny
+from windlass.commands.data_consumed import consumed
 from windlass.errors import UserError
 from windlass.signals import signals_of_process
 from windlass.status import is_locked, read_status
@@ -103,7 +104,10 @@ def test_a_run_names_the_batch_of_a_norm_far_above_the_usual_and_goes_on(base, m
     (incident,) = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
     assert incident["step"] == 14 and incident["places"] == [13 * 8, 14 * 8], "8 sequences a step"
     assert incident["gradient_norm"] > 100 * incident["median"] and "of the 13 steps before" in incident["what"]
-    assert "lines 105 to 112 of `windlass data consumed RUN --list FILE`" in incident["what"]
+    list(consumed(config.run.directory, base / "list"))
+    listed = [line.replace(" ", "/") for line in (base / "list").read_text().splitlines()]
+    assert incident["samples"] == listed[13 * 8 : 14 * 8], "what `data consumed` says of that step"
+    assert " ".join(incident["samples"]) in incident["what"]
 
 
 def test_off_the_main_thread_a_run_trains_without_signals_and_says_so(base, monkeypatch, capsys):

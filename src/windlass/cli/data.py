@@ -16,7 +16,9 @@ def data_inspect(
     place: PreparedPlace,
     overrides: Overrides = None,
     name: Annotated[str, typer.Option("--set", help="train, validation, or a further set.")] = "train",
-    sample: Annotated[int, typer.Option(help="Which sample is shown, in the order of the shards, from 0.")] = 0,
+    sample: Annotated[
+        str, typer.Option(help="Which sample is shown: its number in the order of the shards, from 0, or SHARD/ROW.")
+    ] = "0",
     no_color: Annotated[bool, typer.Option("--no-color", help="Mark what is not learned with brackets.")] = False,
 ) -> None:
     """Documents, tokens, lengths, fill, vocabulary, and one sample with its borders and loss mask."""

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from windlass.commands.data_lint import choose_set, open_data
-from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
+from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey
 from windlass.data.prepare.manifest import Prepared
 from windlass.data.sources.bad_rows import in_words
 from windlass.safe_text import escaped, shown
@@ -24,17 +24,18 @@ TITLES: Final = ("chosen", "rejected")  # the rows of a pair
 STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
 
 
-def show(path: str, overrides: list[str], name: str, sample: int, is_plain: bool) -> None:
+def show(path: str, overrides: list[str], name: str, sample: str, is_plain: bool) -> None:
     """Prints the set `name` of a recipe's or a directory's prepared data. Raises UserError."""
     prepared, config = open_data(path, overrides)
     choose_set(prepared, name)
     is_isolated = config is not None and config.data.isolate
-    found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, sample, is_isolated)
+    number = sample_number(prepared, name, sample)
+    found, read = survey(prepared, name, MOST_SAMPLES), read_sample(prepared, name, number, is_isolated)
     console = Console(file=sys.stdout, no_color=is_plain or None, highlight=False, soft_wrap=True)
     is_marked = is_plain or not console.is_terminal or console.no_color
     for line in describe(prepared, found):
         console.print(Text(shown(line)))
-    console.print(Text(f"\nsample {sample} ({read.where})", style="bold"))
+    console.print(Text(f"\nsample {number} ({read.where})", style="bold"))
     console.print(Text(_legend(is_marked), style="" if is_marked else "italic"))
     for title, row in zip(TITLES if len(read.rows) > 1 else [""], read.rows):
         if title:

@@ -11,8 +11,9 @@ numbers, so all come to the same end.
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -28,6 +29,7 @@ NAMED: int = 3  # tensors that the alarm names
 SPIKE: float = 100.0  # times the median: clipped, such a batch still turns the whole update its way
 MEDIAN_OF: int = 100  # steps, of which at least MEDIAN_FROM have been taken
 MEDIAN_FROM: int = 10
+SAMPLES_NAMED: int = 16  # of a spike's batch, in its sentence; its event has them all
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,26 @@ class Spike:
     norm: float
     median: float
     count: int
+    end: int
+    """The place of the stream behind its global batch."""
+
+    def fields(self, num_samples: int, samples: Sequence[str]) -> dict[str, Any]:
+        """Of its incident; `samples`: `shard/row` of those of its global batch, which has `num_samples`."""
+        start, more = self.end - num_samples, " ..." if len(samples) > SAMPLES_NAMED else ""
+        what = (
+            f"the gradient norm {self.norm:.4g} is {self.norm / self.median:.0f} times the median {self.median:.4g} of the "
+            f"{self.count} steps before. Its batch: places {start} to {self.end} of the stream"
+        )
+        if samples:
+            ids = " ".join(samples[:SAMPLES_NAMED])
+            what += f", shard/row {ids}{more}; `windlass data inspect RECIPE --sample {samples[0]}` shows the first"
+        return {
+            "what": what,
+            "gradient_norm": self.norm,
+            "median": self.median,
+            "places": [start, self.end],
+            "samples": list(samples),
+        }
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,7 @@ class Health:
         self._max_skips, self._incident, self._advice = max_skips, incident, advice
         self._skips_are_normal = skips_are_normal
         self._norms: list[torch.Tensor] = []
+        self._ends: list[int] = []
         self._losses: list[torch.Tensor] = []
         self._step = step
         self._finite: Finite | None = None
@@ -72,21 +95,22 @@ class Health:
         self._recent: deque[float] = deque(maxlen=MEDIAN_OF)
         self._spikes: list[Spike] = []
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor) -> None:
-        """The loss and the gradient norm of the next step; nothing is read."""
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, end: int) -> None:
+        """The loss and the gradient norm of the next step, whose global batch ends at place `end`; no tensor is read."""
         self._losses.append(loss)
         self._norms.append(norm)
+        self._ends.append(end)
 
     def look(self) -> int:
         """-> how many steps were skipped since the last look."""
         norms, losses = (torch.stack(kept).tolist() for kept in (self._norms, self._losses))
-        self._norms, self._losses = [], []
+        ends, self._norms, self._losses, self._ends = self._ends, [], [], []
         skipped = 0
-        for loss, norm in zip(losses, norms):
+        for loss, norm, end in zip(losses, norms, ends):
             self._step += 1
             if math.isfinite(norm):
                 self._finite, self._in_a_row = Finite(self._step, loss, norm), 0
-                self._look_for_spike(norm)
+                self._look_for_spike(norm, end)
                 continue
             skipped, self._in_a_row = skipped + 1, self._in_a_row + 1
         if skipped and not self._skips_are_normal:
@@ -95,9 +119,9 @@ class Health:
         self._loss, self._norm = losses[-1], norms[-1]
         return skipped
 
-    def _look_for_spike(self, norm: float) -> None:
+    def _look_for_spike(self, norm: float, end: int) -> None:
         if len(self._recent) >= MEDIAN_FROM and norm > SPIKE * (median := statistics.median(self._recent)) > 0:
-            self._spikes.append(Spike(self._step, norm, median, len(self._recent)))
+            self._spikes.append(Spike(self._step, norm, median, len(self._recent), end))
         self._recent.append(norm)
 
     def spikes(self) -> list[Spike]:

@@ -30,10 +30,11 @@ def open_source(
 ) -> BatchSource:
     """The training stream, cut over the batch axes, from where the run starts; a pair with its `reference` scores."""
     batch_ranks, sequences = mesh.layout.batch_ranks, config.data.sequences_per_sample
+    micro_batch, accumulation = config.run.micro_batch // sequences, config.accumulation(batch_ranks)
     return open_stream(
         prepared,
         config.data,
-        BatchCut(config.run.micro_batch // sequences, config.accumulation(batch_ranks), mesh.batch_rank, batch_ranks),
+        BatchCut(micro_batch, accumulation, mesh.batch_rank, batch_ranks, runtime.rank),
         seed=config.run.seed,
         with_keys=bool(architecture.dropout or config.adapter.dropout),
         change=_adding(reference, "train", prepared),

@@ -17,6 +17,7 @@ from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
+from windlass.data.stream.ledger import samples_before
 from windlass.errors import EXIT_STOPPED, OutOfSync, UserError, exit_code_of
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
@@ -135,10 +136,10 @@ class Run:
         is_due = self.recorder.is_due(step)
         for event in self.source.drain_events(is_due):
             self.recorder.event(event.kind, step, **event.fields)
-        self.health.add(loss, norm)
+        self.health.add(loss, norm, self.source.consumed)
         skipped = self.health.look() if is_due else 0
         for spike in self.health.spikes():
-            self._log_spike(spike, step)
+            self._log_spike(spike)
         figures = {**self.program.figures(), **self.objective.figures()} if is_due else {}
         numbers = {name: value.tolist() for name, value in figures.items()}
         self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, numbers)
@@ -147,20 +148,12 @@ class Run:
             self.health.look_for_stagnation(self.optimizer)
             self.health.end_if_diverged()
 
-    def _log_spike(self, spike: Spike, step: int) -> None:
-        """The samples are named by their places in the stream, `step` being the newest that was read."""
-        batch = self.config.samples_per_step
-        end = self.source.consumed - (step - spike.step) * batch
-        self.recorder.event(
-            "incident",
-            spike.step,
-            what=f"the gradient norm {spike.norm:.4g} is {spike.norm / spike.median:.0f} times the median {spike.median:.4g} "
-            f"of the {spike.count} steps before. Its batch: places {end - batch} to {end} of the stream, lines "
-            f"{end - batch + 1} to {end} of `windlass data consumed RUN --list FILE`",
-            gradient_norm=spike.norm,
-            median=spike.median,
-            places=[end - batch, end],
-        )
+    def _log_spike(self, spike: Spike) -> None:
+        if self.runtime.rank:
+            return
+        count = self.config.samples_per_step
+        ids = samples_before(self.source.entry(), spike.end, count, self.source.shards)
+        self.recorder.event("incident", spike.step, **spike.fields(count, ids))
 
     def validation_is_due(self, step: int) -> bool:
         return step % self.config.evaluate.every_steps == 0 or step == self.total_steps

@@ -1,10 +1,12 @@
 """What is counted of a set, and what each token of a sample is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from tests.data.planted import LENGTH, Planted, text, texts
-from windlass.data.lint.statistics import read_sample, survey
+from windlass.data.lint.statistics import read_sample, sample_number, survey
 from windlass.data.packing import NOT_COUNTED
 from windlass.errors import UserError
 
@@ -73,10 +75,20 @@ def test_isolated_documents_have_no_first_target(planted):
     assert isolated == ["context", "masked", "target", "end", "masked", "target", "end", "padding"]
 
 
-@pytest.mark.parametrize("number", [-1, 10**6])
-def test_a_sample_that_is_not_there_is_refused(planted, number):
-    prepared = planted.prepared(texts())
+def fake_set(counts):
+    shards = SimpleNamespace(shards=[SimpleNamespace(num_samples=count) for count in counts])
+    return SimpleNamespace(shards=lambda name: shards)
+
+
+def test_a_sample_is_named_by_its_number_or_by_shard_and_row():
+    prepared = fake_set([3, 3, 1])
+    given = ["0", "6", "0/2", "1/0", "1/2", "2/0", "02/00"]
+    assert [sample_number(prepared, "train", sample) for sample in given] == [0, 6, 2, 3, 5, 6, 6]
+
+
+@pytest.mark.parametrize("sample", ["-1", "7", "1/3", "3/0", "0/", "/1", "one", "1/2/3", "٣", ""])
+def test_a_sample_that_is_not_there_is_refused(sample):
     with pytest.raises(UserError) as caught:
-        read_sample(prepared, "train", number)
-    assert caught.value.given == f"--sample {number}"
-    assert caught.value.rule == f"the samples of train are 0 to {prepared.sets['train'].samples - 1}"
+        sample_number(fake_set([3, 3, 1]), "train", sample)
+    assert caught.value.given == f"--sample {sample}"
+    assert caught.value.rule == "the samples of train are 0 to 6; or shard/row, of the shards 0 to 2"

@@ -7,7 +7,7 @@ import pytest
 from tests.data.shards.test_mds import write
 from tests.data.streams import open_bare
 from windlass.data.shards.mds import Folder, Reader
-from windlass.data.stream.ledger import Span, chain, fingerprint, samples, span_before, spans, waited_s
+from windlass.data.stream.ledger import Span, chain, fingerprint, samples, samples_before, span_before, spans, waited_s
 from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -73,6 +73,17 @@ def test_the_batch_before_a_place_is_what_the_loader_gave_last(folder):
     assert all(shard for shard, _ in samples([span_before([*events, without], 66, 9)], folder.shards))
     with pytest.raises(UserError, match="no start in its events"):
         span_before([], 48, 9)
+
+
+def test_the_samples_before_a_place_are_those_that_the_loader_gave(folder):
+    entry, reader = opening(folder, "resume", 5, 30, 9)["data"], Reader(folder)
+    ids = samples_before(entry, 48, 9, folder.shards)
+    assert [reader.read(*map(int, name.split("/")))[0][:-1].tolist() for name in ids] == read(folder, 30, 2, 9)[9:]
+    without = opening(folder, "resume", 8, 57, 9, left_out=[[0, 0]])["data"]
+    assert 0 < len(found := samples_before(without, 66, 9, folder.shards)) <= 9
+    assert not any(name.startswith("0/") for name in found)
+    assert samples_before(entry, 48, 9, folder.shards[1:]) == [], "these are not the shards of the entry"
+    assert samples_before({}, 48, 9, folder.shards) == [], "a source of one's own"
 
 
 def test_a_restart_that_did_nothing_is_no_span_and_a_killed_run_ends_at_its_last_line(folder):

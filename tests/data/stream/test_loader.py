@@ -186,7 +186,7 @@ from windlass.errors import Unavailable
 reader = Reader(Path(sys.argv[1]))
 def make(places, start):  # a disk that never answers
     threading.Event().wait()
-loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3), 6, "cpu", 0.2)
+loader = Loader(Order(reader.shard_samples, 17, 1), reader.shards, make, BatchCut(2, 1, 1, 3, rank=5), 6, "cpu", 0.2)
 try:
     loader.next()
 except Unavailable as error:
@@ -202,7 +202,7 @@ def test_a_batch_that_never_comes_ends_the_run_with_words_and_the_process_too(di
     given, rule, change = done.stdout.splitlines()
     shard = Reader(directory).shards[Order(Reader(directory).shard_samples, 17, 1).take(8, 2)[0, 0]].stored.name
     assert given.startswith(
-        "batch rank 1 of 3 has waited 0.2 s for the batch of places 6 to 12 of the training stream; it reads "
+        "rank 5 (batch rank 1 of 3) has waited 0.2 s for the batch of places 6 to 12 of the training stream; it reads "
     )
     assert shard in given and "data.timeout_s" in rule and "goes on from the last checkpoint" in change
 

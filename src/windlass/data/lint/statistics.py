@@ -4,6 +4,7 @@ Amounts of the whole set come from prepared.json. Lengths, the share of targets 
 over at most `most_samples` samples in runs of neighbours spread over the set; the result says how many.
 """
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
@@ -131,12 +132,24 @@ def _frequent(counts_V: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, flo
     return [(tokenizer.decode([number], skip_special_tokens=False), counts_V[number] / total) for number in top]
 
 
+def sample_number(prepared: Prepared, name: str, sample: str) -> int:
+    """The number, in the order of the shards, of what a user calls a sample of the set: that number, or `shard/row` as the events
+    of a run name it. Raises UserError where the set has no such sample."""
+    counts = [shard.num_samples for shard in prepared.shards(name).shards]
+    match = re.fullmatch(r"(?:(\d{1,9})/)?(\d{1,18})", sample, re.ASCII)
+    if match is not None:
+        shard, row = None if match[1] is None else int(match[1]), int(match[2])
+        if shard is None and row < sum(counts):
+            return row
+        if shard is not None and shard < len(counts) and row < counts[shard]:
+            return sum(counts[:shard]) + row
+    rule = f"the samples of {name} are 0 to {sum(counts) - 1}; or shard/row, of the shards 0 to {len(counts) - 1}"
+    raise UserError(f"--sample {sample}", rule, "give one of them")
+
+
 def read_sample(prepared: Prepared, name: str, number: int, is_isolated: bool = False) -> Sample:
-    """Sample `number` of the set, in the order of the shards. Raises UserError where the set has fewer, BadShard."""
+    """Sample `number` of the set, in the order of the shards. Raises BadShard."""
     reader = Reader(prepared.shards(name))
-    if not 0 <= number < reader.num_samples:
-        rule = f"the samples of {name} are 0 to {reader.num_samples - 1}"
-        raise UserError(f"--sample {number}", rule, "give one of them")
     block = next(blocks(reader, [range(number, number + 1)], *kind_of_rows(prepared, name)))
     rows = [list(_segments(block, row, prepared, is_isolated)) for row in range(len(block.ids_NL))]
     return Sample(f"{name}, {position(reader, number)}", rows)

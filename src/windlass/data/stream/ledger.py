@@ -119,6 +119,18 @@ def span_before(events: Iterable[Mapping[str, Any]], end: int, num_samples: int)
     return _span({**current, "samples_consumed": end - num_samples}, end, left_out)
 
 
+def samples_before(entry: Mapping[str, Any], end: int, num_samples: int, shards: Sequence[Shard]) -> list[str]:
+    """`shard/row` of the samples among the `num_samples` places that end at `end`, in order, of a stream whose `entry` this is
+    (see BatchSource). Without those of shards that are left out; none where a source of one's own has an entry of other data."""
+    if "shards" not in entry:
+        return []
+    span = _span({**entry, "samples_consumed": end - num_samples}, end, dict(entry.get("left_out", ())))
+    try:
+        return [f"{shard}/{row}" for shard, row in samples([span], shards)]
+    except UserError:  # this explains what has happened: it must not end the run
+        return []
+
+
 def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> Span:
     mixture = tuple(current.get("source_shards", ())), tuple(current.get("weights", ()))
     facts = current["shards"], current["seed"], current["shuffle_window"]

@@ -55,6 +55,8 @@ class BatchCut:
     accumulation: int = 1
     batch_rank: int = 0
     batch_ranks: int = 1
+    rank: int = 0
+    """Of the world: what an error calls this process. Several ranks share a batch rank where tp, pp or context is over 1."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.batch_rank < self.batch_ranks and self.micro_batch >= 1 and self.accumulation >= 1
@@ -170,8 +172,8 @@ class Loader:
         cut, places = self._cut, f"{self.consumed:,} to {self.consumed + self._cut.global_batch:,}"
         names = ", ".join(map(self._named, self._read_shards)) or "no shard yet"
         return Unavailable(
-            f"batch rank {cut.batch_rank} of {cut.batch_ranks} has waited {self._timeout_s:g} s for the batch of places {places} "
-            f"of the training stream; it reads {names}",
+            f"rank {cut.rank} (batch rank {cut.batch_rank} of {cut.batch_ranks}) has waited {self._timeout_s:g} s for the batch "
+            f"of places {places} of the training stream; it reads {names}",
             "a batch that takes longer than data.timeout_s is taken for a disk or a store that does not answer",
             "look at that storage; the same command goes on from the last checkpoint (a slower store: raise data.timeout_s)",
         )
