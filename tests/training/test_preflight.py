@@ -1,6 +1,8 @@
 """What is refused before something lasting happens: nothing is prepared, replaced or made."""
 
+import json
 import re
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -54,6 +56,25 @@ def test_a_tokenizer_with_more_entries_than_the_model_has_rows_is_refused_before
         begin(config)
     entries = vocab_size_of(open_tokenizer(tmp_path / "tokenizer")[0])
     assert refused.value.given == f"model: vocab_size 100, and a tokenizer with {entries} entries"
+    assert not (tmp_path / "data").exists() and not config.run.directory.exists()
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [prepare_only, partial(prepare_only, with_weights=False), lambda config: make_ready(config, 1, "cpu")],
+    ids=["prepare", "prepare --data-only", "train"],
+)
+def test_a_tokenizer_too_large_for_the_model_that_a_run_begins_from_is_refused_as_early(tmp_path, exported, begin):
+    shape = json.loads((exported.directory / "config.json").read_text())
+    save_trained(train_tokenizer([Path(__file__).read_text()], 2 * shape["vocab_size"]), tmp_path / "tokenizer")
+    found = {"train": None, "from": str(tmp_path / "tokenizer")}
+    model = {**dict.fromkeys(tiny.MODEL), "from": str(exported.directory)}
+    config = tiny.recipe(tmp_path, model=model, data={"tokenizer": found})
+    with pytest.raises(UserError) as refused:
+        begin(config)
+    entries = vocab_size_of(open_tokenizer(tmp_path / "tokenizer")[0])
+    assert entries > shape["vocab_size"]
+    assert f"vocab_size {shape['vocab_size']}, and a tokenizer with {entries} entries" in refused.value.given
     assert not (tmp_path / "data").exists() and not config.run.directory.exists()
 
 

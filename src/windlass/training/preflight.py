@@ -8,6 +8,7 @@ already is.
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.config import RunConfig
@@ -165,11 +166,9 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
     reads = with_weights and reads_weights(trainer_state)
     if reads:
         config = pin_model(config)
-        if config.model.commit is not None:
-            config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1))
-    config = pin_tokenizer(config)
-    if trainer_state is None and config.model.from_ is None:
-        architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
+    config, model = pin_tokenizer(config), config.model.from_
+    if trainer_state is None and (reads or model is None or Path(model).is_dir()):
+        config.check_layout(architecture_of(config.model, num_entries(config.data.tokenizer) or 1))
     if reads:
         fetch_weights(config)
     for line in pin_lines(config):
