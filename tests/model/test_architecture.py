@@ -27,6 +27,9 @@ def test_parameters_are_those_the_shapes_promise(preset):
     ("fields", "words"),
     [
         ({"num_key_value_heads": 4}, "6 attention heads and 4 key/value heads"),
+        ({"hidden_size": 2**24 + 8}, "model: hidden_size 16,777,224, num_attention_heads x head_dim 16,777,224"),
+        ({"vocab_size": 10**12}, "model: vocab_size 1,000,000,000,000"),
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000"),
         ({"num_key_value_heads": 4}, "one of [1, 2, 3, 6]"),
         ({"family": "qwen3", "num_key_value_heads": 2, "head_dim": 9}, "set head_dim to 8 or 10"),
         ({"pad_token_id": 211}, "pad_token_id 211 and vocab_size 211"),

@@ -18,8 +18,8 @@ from windlass.model.families.rope_scaling import RopeScaling
 VOCAB_MULTIPLE: Final = (
     128  # 50,257 -> 50,304: 25 % faster on an A100 (A. Karpathy, nanoGPT, 2023-02); Megatron-LM's default too
 )
-
-
+LARGEST: Final = 1 << 24
+"""The largest dimension of a matrix: two of them, and 8 bytes of each product, are still counted in 64 bits."""
 DROPOUT_NAMES: Final = {
     "gpt2": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
     "phi3": ("resid_pdrop", "", "attention_dropout"),
@@ -86,6 +86,7 @@ class Architecture:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"model: {self.num_heads} attention heads and {self.num_kv_heads} key/value heads",
@@ -116,6 +117,22 @@ class Architecture:
                 f"model: head_dim is {self.head_dim}, of which partial_rotary_factor rotates {self.rotary_dim} channels",
                 "rotary positions turn pairs of channels",
                 "set partial_rotary_factor so that it leaves an even number of channels, and at least 2",
+            )
+
+    def _check_sizes(self) -> None:
+        sizes = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads x head_dim": self.num_heads * self.head_dim,
+            "num_experts": self.num_experts,
+            "moe_intermediate_size": self.expert_size,
+        }
+        if too_large := [f"{name} {size:,}" for name, size in sizes.items() if size > LARGEST]:
+            raise UserError(
+                f"model: {', '.join(too_large)}",
+                f"no dimension of a matrix is over {LARGEST:,}: products of two are counted in 64 bits",
+                "see whether a number has digits too many",
             )
 
     @property

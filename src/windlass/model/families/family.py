@@ -18,6 +18,9 @@ from windlass.settings import Settings
 Activation = Literal["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 TokenIds = int | list[int] | None
 Size = Annotated[int, Field(ge=1)]
+Layers = Annotated[
+    int, Field(ge=1, le=10_000)
+]  # ten times the deepest that is published (arXiv 2203.00555); each is a module
 
 # Fields of transformers' PreTrainedConfig, of its older versions, and of generation configs inside config.json.
 _INFERENCE = """

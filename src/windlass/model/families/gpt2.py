@@ -6,7 +6,16 @@ from pydantic import Field
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
-from windlass.model.families.family import INFERENCE, NEVER, Activation, Family, Size, common_fields, token_ids_of
+from windlass.model.families.family import (
+    INFERENCE,
+    NEVER,
+    Activation,
+    Family,
+    Layers,
+    Size,
+    common_fields,
+    token_ids_of,
+)
 
 
 class GPT2Fields(Family):
@@ -37,7 +46,7 @@ class GPT2Fields(Family):
 
     n_embd: Size
     """Width of the residual stream."""
-    n_layer: Size
+    n_layer: Layers
     """Number of blocks."""
     n_head: Size
     """Heads."""

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture, divisors
-from windlass.model.families.family import NEVER, Activation, Family, Size, common_fields, token_ids_of
+from windlass.model.families.family import NEVER, Activation, Family, Layers, Size, common_fields, token_ids_of
 from windlass.model.families.rope_scaling import Rope, read_layer_ropes, read_rope
 
 Windows = tuple[int | None, tuple[int, ...]]  # keys that a query sees, and the layers where that holds
@@ -37,7 +37,7 @@ class DecoderFields(Family):
     """Width of the residual stream."""
     intermediate_size: Size
     """Width inside the MLP."""
-    num_hidden_layers: Size
+    num_hidden_layers: Layers
     """Number of blocks."""
     num_attention_heads: Size
     """Query heads."""
