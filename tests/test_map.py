@@ -169,7 +169,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "flyte": ("tasks", "ranks"),
     "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
-    "supervise": ("heartbeat", "places", "incident", "watchdog", "kernel_log"),
+    "supervise": ("heartbeat", "places", "incident", "watchdog", "gpu_health", "kernel_log"),
     "model": (
         "config",
         "open_config",

@@ -6,9 +6,10 @@ import pynvml
 import pytest
 
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
+from windlass.supervise.gpu_health import GpuHealth
 from windlass.supervise.kernel_log import DriverFault
 
-H100 = Gpu(0, "NVIDIA H100 80GB HBM3", (9, 0), links=(True,) * 18, lanes=(16, 16), uncorrected=0, rows=(False, False))
+H100 = Gpu(0, "NVIDIA H100 80GB HBM3", (9, 0), links=(True,) * 18, lanes=(16, 16), health=GpuHealth(0, (False, False)))
 
 
 def nvml(**answers):
@@ -64,7 +65,7 @@ def test_all_that_nvml_says_is_read():
     }
     found = read_gpus(one_host(**answers))[1][0]
     assert found == Gpu(
-        0, H100.name, (9, 0), True, (True, False), (8, 16), 3, (True, False), ("too hot (hardware)",), (77,)
+        0, H100.name, (9, 0), True, (True, False), (8, 16), GpuHealth(3, (True, False), ("too hot (hardware)",)), (77,)
     )
 
 
@@ -82,10 +83,10 @@ def test_all_that_nvml_says_is_read():
         ),
         ({"links": ()}, "nvlink-down", "0 NVLinks are active, 18 on another"),
         ({"lanes": (4, 16)}, "pcie-narrow", "4 lanes of 16"),
-        ({"uncorrected": 2}, "gpu-memory", "2 memory errors since boot"),
-        ({"rows": (True, False)}, "gpu-memory", "waits to be replaced"),
-        ({"rows": (False, True)}, "gpu-memory", "replacing a row of memory failed"),
-        ({"slowed": ("power brake",)}, "gpu-slowed", "power brake"),
+        ({"health": GpuHealth(2)}, "gpu-memory", "2 memory errors since boot"),
+        ({"health": GpuHealth(rows=(True, False))}, "gpu-memory", "waits to be replaced"),
+        ({"health": GpuHealth(rows=(False, True))}, "gpu-memory", "replacing a row of memory failed"),
+        ({"health": GpuHealth(slowed=("power brake",))}, "gpu-slowed", "power brake"),
         ({"pids": (4_194_305, 4_194_306)}, "gpu-in-use", "process 4194305, 4194306 computes on it"),
     ],
 )

@@ -43,6 +43,8 @@ def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monk
     found = None  # a log that this process may not read
     assert _death(1, -6, [], False).driver_faults == []
     assert all(59 < seconds < 70 for seconds in asked)
+    news = "GPU 3 lowers its clocks: power brake"
+    assert _death(1, -6, [], False, [news]).sentence == f"rank 1 failed first, with signal SIGABRT; {news}"
 
 
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():

@@ -49,7 +49,10 @@ if case == "stopped-for-another" and rank == 1:
     sys.exit(75)
 if case == "kill" and rank == 0:
     write_status(run, "running", 3, None)
-if case in ("recovers", "stuck", "mistaken", "stalls"):
+if case == "terminated" and (run / f"starts-{rank}").exists():  # while the second start begins
+    os.kill(os.getppid(), 15)
+    time.sleep(600)
+if case in ("recovers", "stuck", "mistaken", "stalls", "terminated"):
     from windlass.supervise.heartbeat import Heartbeat, folder_of
     beat = Heartbeat(folder_of(run), rank)
     starts = run / f"starts-{rank}"
@@ -342,6 +345,14 @@ def test_a_signal_interrupts_ranks_that_have_not_begun_and_is_the_exit_code_of_t
 ):
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
     assert launched(case)[0].code == code
+
+
+def test_a_signal_while_ranks_start_again_interrupts_them_too(launched, tmp_path, monkeypatch):
+    """The status is of the ranks that failed before: these have not begun, and nothing of theirs is lost."""
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    (end,) = launched("terminated", restarts=2)
+    assert (end.code, starts(tmp_path)) == ("interrupted", 1)
+    assert end.said.endswith("windlass: restart 1 of 2, from the last commit\n")
 
 
 def test_a_second_ctrl_c_waits_for_no_rank(launched, tmp_path):

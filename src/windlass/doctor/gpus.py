@@ -1,21 +1,16 @@
 """What NVML says of this host's GPUs, and what of it is bad. The library (nvidia-ml-py) is NVIDIA's; it is loaded where a driver
 is."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.hardware import Accelerator, fastest_policy, find_device
+from windlass.supervise.gpu_health import GpuHealth, answer, read_health
 from windlass.supervise.kernel_log import DriverFault
 
-SLOWED: Final = {
-    "HwSlowdown": "hardware slowdown",
-    "HwThermalSlowdown": "too hot (hardware)",
-    "HwPowerBrakeSlowdown": "power brake",
-    "SwThermalSlowdown": "too hot (driver)",
-}
-"""NVML's reasons for lower clocks that are no part of normal work; a power cap under load is."""
 FACTOR: Final = {
     "fp16": "bf16 there is emulated and several times slower",
     "fp32": "it has no matrix units for 16 bits",
@@ -35,11 +30,7 @@ class Gpu:
     """Whether each NVLink is active."""
     lanes: tuple[int, int] | None = None
     """Of PCIe: now, and the most that GPU and slot can do."""
-    uncorrected: int | None = None
-    """Memory errors since boot that ECC could not correct."""
-    rows: tuple[bool, bool] | None = None
-    """Whether a row of memory waits to be replaced, and whether that failed."""
-    slowed: tuple[str, ...] = ()
+    health: GpuHealth = field(default_factory=GpuHealth)
     pids: tuple[int, ...] = ()
     """Processes that compute on it."""
 
@@ -66,19 +57,10 @@ def read_gpus(nvml: Any) -> tuple[Driver, list[Gpu]]:
 def _read(nvml: Any, index: int) -> Gpu:
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
 
-    def ask(query: Callable[..., Any], *arguments: Any) -> Any:
-        """None where this GPU or driver has no such thing."""
-        try:
-            return query(gpu, *arguments)
-        except nvml.NVMLError:
-            return None
-
-    lanes = ask(nvml.nvmlDeviceGetCurrPcieLinkWidth), ask(nvml.nvmlDeviceGetMaxPcieLinkWidth)
-    rows = ask(nvml.nvmlDeviceGetRemappedRows)
-    links = [ask(nvml.nvmlDeviceGetNvLinkState, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
-    reasons = ask(nvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
-    divided = ask(nvml.nvmlDeviceGetMigMode)
-    uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    tell = partial(answer, nvml)
+    lanes = tell(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu), tell(nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu)
+    links = [tell(nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    divided = tell(nvml.nvmlDeviceGetMigMode, gpu)
     return Gpu(
         index,
         _text(nvml.nvmlDeviceGetName(gpu)),
@@ -86,10 +68,8 @@ def _read(nvml: Any, index: int) -> Gpu:
         is_divided=bool(divided and divided[0] == nvml.NVML_DEVICE_MIG_ENABLE),
         links=tuple(bool(state) for state in links if state is not None),
         lanes=None if None in lanes else lanes,
-        uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, *uncorrected),
-        rows=None if rows is None else (bool(rows[2]), bool(rows[3])),
-        slowed=tuple(text for name, text in SLOWED.items() if reasons & getattr(nvml, f"nvmlClocksEventReason{name}")),
-        pids=tuple(process.pid for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses) or ()),
+        health=read_health(nvml, gpu),
+        pids=tuple(process.pid for process in tell(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
     )
 
 
@@ -188,15 +168,9 @@ def _check_links(gpu: Gpu, most: int) -> Iterator[Diagnosis]:
 
 
 def _check_health(gpu: Gpu) -> Iterator[Diagnosis]:
-    faults = [f"{gpu.uncorrected} memory errors since boot that ECC could not correct"] if gpu.uncorrected else []
-    if gpu.rows is not None:
-        faults += [
-            text
-            for is_so, text in zip(
-                gpu.rows, ("a row of memory waits to be replaced", "replacing a row of memory failed")
-            )
-            if is_so
-        ]
+    errors, faults = gpu.health.uncorrected, gpu.health.bad_rows
+    if errors:
+        faults = [f"{errors} memory errors since boot that ECC could not correct", *faults]
     if faults:
         yield Diagnosis(
             "gpu-memory",
@@ -204,10 +178,10 @@ def _check_health(gpu: Gpu) -> Iterator[Diagnosis]:
             "an uncorrected error ends the process that meets it; a row is replaced at a reset of the GPU",
             f"nvidia-smi --gpu-reset -i {gpu.index}, or reboot; if it comes back, have the card replaced",
         )
-    if gpu.slowed:
+    if gpu.health.slowed:
         yield Diagnosis(
             "gpu-slowed",
-            f"GPU {gpu.index} lowers its clocks: {', '.join(gpu.slowed)}",
+            f"GPU {gpu.index} lowers its clocks: {', '.join(gpu.health.slowed)}",
             "all ranks wait for the slowest",
             "look at cooling, fans and power supply (nvidia-smi -q -d TEMPERATURE,POWER); leave the host out until then",
         )

@@ -23,6 +23,7 @@ from windlass.launch.restarts import Failure
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
 from windlass.signals import SIGNALS, held_back, on_second_ctrl_c
+from windlass.supervise.gpu_health import new_faults, read_all
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
 from windlass.supervise.kernel_log import read_faults
@@ -58,7 +59,7 @@ def start_ranks(
     _silence("torch.distributed.elastic")  # the launcher says what happened itself
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault(SHUTDOWN, str(SHUTDOWN_S))
-    start_s, stalls, kills = time.time(), _Stalls(), oom_kills()
+    start_s, stalls, kills, health = time.time(), _Stalls(), oom_kills(), read_all()
     forget_beats(run_directory)
     with _folder_of_errors() as (errors, logs):
         config = LaunchConfig(
@@ -80,7 +81,7 @@ def start_ranks(
                 say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
                 seen = [place.beat for place in stalls.found.places]
                 return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
-            incident = _death(*_first(failed.failures), beats, is_oom=oom_kills() > kills)
+            incident = _death(*_first(failed.failures), beats, oom_kills() > kills, new_faults(health, read_all()))
             if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
                 return _failure(EXIT_STOPPED, incident, beats)
             return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
@@ -145,12 +146,14 @@ def _first(failures: dict[int, Any]) -> tuple[int, int]:
     return rank, failures[rank].exitcode
 
 
-def _death(rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool) -> Incident:
-    """`is_oom`: the kernel has killed some process for want of memory meanwhile."""
+def _death(
+    rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool, gpu_faults: Sequence[str] = ()
+) -> Incident:
+    """`is_oom`: the kernel has killed some process for want of memory meanwhile. `gpu_faults`: what NVML says that is new."""
     beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
     step, phase = (beat.step, beat.phase) if beat else (None, None)
     is_oom = is_oom and exit_code == -signal.SIGKILL
-    faults = [fault.sentence for fault in read_faults(time.monotonic() - FAULTS_S) or ()]
+    faults = [*(fault.sentence for fault in read_faults(time.monotonic() - FAULTS_S) or ()), *gpu_faults]
     return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=faults)
 
 

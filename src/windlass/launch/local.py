@@ -88,13 +88,13 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
-    start_s = time.time()  # on the clock of the files' times: an older log or status is not of this launch
     command = [sys.executable, "-m", "windlass", *arguments]
     os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
     sys.stdout.flush()  # lines printed so far come before those of the workers
     try:
         while True:
+            start_s = time.time()  # on the clock of the files' times: an older log or status is not of this start
             failure = start_ranks(command, num_ranks, run_directory, restarts.deadlines() if restarts else None)
             code = 0 if failure is None else failure.code
             code = settle(run_directory, start_s, code) if restarts else code

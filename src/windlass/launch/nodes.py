@@ -77,12 +77,12 @@ def launch_nodes(
 ) -> int:
     """Runs `windlass *arguments` on `num_ranks` workers of this host, as part of the run's -> the exit code. Blocks until the run
     has ended, or a signal has ended this host's part. Raises UserError, and Unavailable where hosts do not come."""
-    start_s = time.time()
     facts = {"--nodes": f"{nodes.least}:{nodes.most}", "--nproc": num_ranks, "windlass": __version__}
     with _as_agent(num_ranks, run_directory):
         meeting = MeetingPlace(*nodes, endpoint, facts)
         try:
             while True:
+                start_s = time.time()
                 code = _start(
                     meeting, [sys.executable, "-m", "windlass", *arguments], nodes, run_directory, restarts, start_s
                 )

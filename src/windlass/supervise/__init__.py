@@ -4,5 +4,6 @@ heartbeat  a page of shared memory per rank: step, phase, place in the stream
 places     the Python line and the last collective of every rank on this host
 incident   what happened to a run, in a sentence and for events.jsonl
 watchdog   which ranks stall, by deadlines that are learned from the run
+gpu_health what NVML says of this host's GPUs, and what of it is new
 kernel_log the NVIDIA driver's faults in the kernel's log
 """

@@ -45,7 +45,8 @@ class Incident:
     """Whether the kernel killed a process for want of host memory meanwhile."""
     places: Sequence[Place] = ()
     driver_faults: Sequence[str] = ()
-    """What NVIDIA's driver wrote to the kernel's log in the minute before."""
+    """What NVIDIA's driver wrote to the kernel's log in the minute before, and what NVML says of a GPU that it did not say when
+    the ranks started."""
 
     @property
     def number(self) -> int | None:
