@@ -109,6 +109,18 @@ def test_what_a_failing_rank_wrote_last_reaches_its_stderr_where_no_launcher_of_
     assert known == ("" if agent else "windlass: rank 1: given\n  rule:   a rule\n  change: a change\n")
 
 
+@pytest.mark.parametrize("agent", [None, "7"])
+def test_rank_0s_traceback_is_on_its_stderr_and_under_our_launcher_in_its_log(tmp_path, agent):
+    environ = {name: value for name, value in os.environ.items() if name != "WINDLASS_AGENT_PID"}
+    environ |= {"WINDLASS_AGENT_PID": agent} if agent else {}
+    code = FAILING.format(error="ValueError('the cause')").replace(", 1)", ", 0)")
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environ, capture_output=True, text=True)
+    log = (tmp_path / "logs" / "rank-0.log").read_text()
+    assert done.returncode == 1 and "line 39\n" in log and "line 39\n" in done.stdout
+    traced, other = (log, done.stderr) if agent else (done.stderr, log)
+    assert traced.endswith("ValueError: the cause\n") and "Traceback" in traced and "Traceback" not in other
+
+
 @pytest.mark.parametrize(
     ("rank", "place", "why"),
     [(0, "logs", "File exists"), (1, "logs", "File exists"), (0, "logs/rank-0.log", "Is a directory")],

@@ -50,7 +50,7 @@ class _Tee(io.TextIOBase):
 def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
     """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too, until the end of the context; the
     others write to their log alone, for the rest of their process. Where one of those fails, the end of its log goes to its
-    stderr too: nobody but our own launcher would show it."""
+    stderr too: nobody but our own launcher would show it. Under that, rank 0's traceback goes to its log."""
     file = run_directory / "logs" / f"rank-{rank}.log"
     descriptor = _open_log(file)
     if rank == 0:
@@ -59,6 +59,11 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
         sys.stdout = _Tee(terminal, log)
         try:
             yield
+        except Exception:
+            if has_agent():  # which shows the end of the log of the rank that failed first: often it is another
+                sys.stderr.flush()
+                os.dup2(log.fileno(), 2)
+            raise
         finally:
             sys.stdout = terminal
             with contextlib.suppress(OSError):  # what a full disk did not take is lost

@@ -43,6 +43,12 @@ if case == "crash" and rank == 1:
     (run / "logs" / "rank-1.log").write_text("first line\\nthe cause\\n")
 if case in ("crash", "crash-unlogged") and rank == 1:
     sys.exit(7)
+if case == "crash-0" and rank == 0:
+    (run / "logs" / "rank-0.log").write_text("first line\\nthe cause\\n")
+    sys.exit(7)
+if case == "kill-0" and rank == 0:
+    (run / "logs" / "rank-0.log").write_text("what the terminal has\\n")
+    os.kill(os.getpid(), 9)
 if case.startswith("stopped") and rank == 0:
     write_status(run, "stopped", 3, 75)
 if case == "stopped-for-another" and rank == 1:
@@ -262,7 +268,12 @@ def test_an_error_is_printed_once_whichever_ranks_raise_it_and_its_code_is_the_l
 
 
 def test_a_failure_names_the_rank_and_shows_its_log_but_none_of_an_earlier_command(launched, tmp_path):
-    unlogged, crash, killed = launched("crash-unlogged", "crash", "kill")
+    unlogged, crash, killed, crash_0, kill_0 = launched("crash-unlogged", "crash", "kill", "crash-0", "kill-0")
+    shown = f"first line\nthe cause\n(the end of {tmp_path}/run/logs/rank-0.log)\n"
+    assert crash_0.said == f"windlass: rank 0 failed first, with exit code 7\n{shown}"
+    assert kill_0.said == "windlass: rank 0 failed first, with signal SIGKILL\n", (
+        "it wrote to the terminal, and no traceback"
+    )
     assert unlogged.code == 7 and unlogged.said == "windlass: rank 1 failed first, with exit code 7\n"
     assert crash.code == 7
     assert crash.said.startswith("windlass: rank 1 failed first, with exit code 7\nfirst line\nthe cause")

@@ -115,6 +115,27 @@ def test_a_whole_section_of_another_tool():
     assert "its keys: windlass keys parallel" in refused_layout({"mystery": 1}, "fsdp").change
 
 
+@pytest.mark.parametrize(
+    ("section", "word", "change"),
+    [
+        ("optim", "adamw_torch", "use optim.kind=adamw"),
+        ("optim", "Muon", "use optim.kind=muon"),
+        ("model", "gpt2", "use model={from: gpt2} for a directory or a name of the hub; presets: windlass keys model"),
+        (
+            "data",
+            "text.txt",
+            "use data.sources=[{path: text.txt}] for files, or [{hub: text.txt}] for a dataset of the hub",
+        ),
+    ],
+)
+def test_a_section_as_one_word_is_answered_with_the_key_that_takes_it(section, word, change):
+    recipe = {"run": {"directory": "run"}, "model": {"preset": "gpt2-124m"}, section: word}
+    with pytest.raises(UserError) as caught:
+        check_recipe(recipe)
+    error = caught.value
+    assert f"{section}: {word}" in error.given and change in f"{error.change}{error.rule}{error.given}"
+
+
 def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():
     with pytest.raises(ValueError, match="Extra inputs"):
         ParallelConfig(shards=3)

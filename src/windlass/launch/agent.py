@@ -174,12 +174,12 @@ def _print_errors(errors: Path) -> int:
 
 
 def _explain(incident: Incident, run_directory: Path, since_s: float) -> int:
-    """Names the rank that failed first, and shows the end of its log (rank 0's is on the terminal already) if it wrote one
-    -> the exit code."""
+    """Names the rank that failed first, and shows the end of its log if it wrote one (rank 0's is on the terminal already, but
+    for the traceback that it ended by) -> the exit code."""
     rank, exit_code = incident.ranks[0], incident.exit_code or EXIT_BUG
     say(f"windlass: {incident.sentence}", sys.stderr)
     log = run_directory / "logs" / f"rank-{rank}.log"
-    if rank and log.is_file() and log.stat().st_mtime >= since_s:
-        tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    is_written = (rank or exit_code > 0) and log.is_file() and log.stat().st_mtime >= since_s
+    if is_written and (tail := log.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]):
         say("\n".join([*tail, f"(the end of {log})"]), sys.stderr)
     return EXIT_SIGNAL - exit_code if exit_code < 0 else exit_code

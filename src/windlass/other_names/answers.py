@@ -18,6 +18,19 @@ _RULES: Final = {
     "precision": "here precision.policy is one of {policies}",
 }
 
+_ONE_WORD: Final = {
+    "model": (
+        "the section model says which model: a preset, files, or a family and its sizes",
+        "use model={{from: {word}}} for a directory or a name of the hub; presets: windlass keys model",
+    ),
+    "data": (
+        "the section data has a list of sources",
+        "use data.sources=[{{path: {word}}}] for files, or [{{hub: {word}}}] for a dataset of the hub",
+    ),
+    "optim": ("the section optim has kind (adamw or muon), learning_rate and others", "use optim.kind={optimizer}"),
+}
+"""Sections that other tools have as one word."""
+
 
 def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[tuple[list[str], UserError]]:
     """Other tools' keys, sections and values in `recipe`: their paths and the error. `policies`: ours of precision.policy."""
@@ -33,6 +46,10 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
                 yield [section], UserError(f"{section}={content}", rule, f"use {ours}")
                 continue
             yield [section], UserError(f"a section `{section}`", rule, "its keys: windlass keys parallel")
+    for section, (rule, change) in _ONE_WORD.items():
+        if isinstance(word := recipe.get(section), str):
+            optimizer = "muon" if "muon" in word.lower() else "adamw"
+            yield [section], UserError(f"{section}: {word}", rule, change.format(word=word, optimizer=optimizer))
     parallel, precision = recipe.get("parallel"), recipe.get("precision")
     found = list(_found("precision", "", recipe))
     if isinstance(precision, Mapping):

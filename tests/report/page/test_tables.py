@@ -6,7 +6,7 @@ import pytest
 
 from tests.report.page.events import line
 from windlass.report.page.history import read_history
-from windlass.report.page.tables import differing, facts, ledger_rows, median, run_rows, status, tiles, words
+from windlass.report.page.tables import differing, facts, ledger_rows, median, remark, run_rows, status, tiles, words
 
 
 @pytest.fixture
@@ -87,3 +87,17 @@ def test_facts_are_tables_and_a_nested_table_is_one_of_its_own():
 
 def test_long_words_are_cut():
     assert words("x" * 2000) == "x" * 1000 + " ..." and words(0.1234567) == "0.123457"
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (line("checkpoint", 5, bytes=3 << 20, stall_s=0.25), "3.0 MiB, 0.25s of waiting"),
+        (line("profile", 5, steps=[1, 5], directory="run/profile/5"), "of steps 1 to 5, in run/profile/5"),
+        (line("incident", 5, what="it failed", error="why", places=[1, 2], restart=None), "it failed, why"),
+        (line("end", 5, reason="finished", tokens=2000), "finished, 2 k tokens"),
+        (line("resume", 5, samples=40, drift=["a", "b"], data={"x": 1}), "samples 40, drift a b"),
+    ],
+)
+def test_what_happened_is_said_in_words(note, said):
+    assert remark(note) == said

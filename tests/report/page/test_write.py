@@ -184,7 +184,7 @@ def long_run(tmp_path_factory):
             file.write(
                 json.dumps({"kind": "sample", "time": 0.0, "step": step, "prompt": "p", "text": "x" * 3000}) + "\n"
             )
-            file.write(json.dumps({"kind": "checkpoint", "time": 0.0, "step": step, "stall_s": 0.1}) + "\n")
+            file.write(json.dumps({"kind": "checkpoint", "time": 0.0, "step": step, "stall_s": 0.1, "bytes": 1}) + "\n")
     (directory / "resolved.yaml").write_text("".join(f"key{index}: value\n" for index in range(1000)))
     return directory
 
@@ -204,7 +204,7 @@ def test_an_empty_page_is_small(tmp_path):
 def sizes(text):
     """(buckets, samples, settings, packages, notes): what a page holds."""
     words = Page(text).text
-    held = ("xxx" in words, "key999: value" in words, "package499" in words, "stall_s" in words)
+    held = ("xxx" in words, "key999: value" in words, "package499" in words, "of waiting" in words)
     return len(data_of(text)["runs"][0]["grid"]["step"]), *held
 
 

@@ -186,6 +186,12 @@ def profile_table(run_directory: Path) -> dict[str, Any] | None:
 def remark(note: Event) -> str:
     if note["kind"] == "end":
         return f"{note['reason']}, {format_count(note['tokens'])} tokens" if "tokens" in note else str(note["reason"])
+    if note["kind"] == "checkpoint" and {"bytes", "stall_s"} <= note.keys():
+        return f"{format_bytes(note['bytes'])}, {format_duration(note['stall_s'])} of waiting"
+    if note["kind"] == "profile" and {"steps", "directory"} <= note.keys():
+        return f"of steps {note['steps'][0]:,} to {note['steps'][-1]:,}, in {note['directory']}"
+    if note["kind"] == "incident" and "what" in note:  # its numbers are for programs
+        return ", ".join(words(value) for key, value in note.items() if key != "kind" and isinstance(value, str))
     plain = [(key, value) for key, value in note.items() if key not in ("kind", "time", "step", "ledger", "non_finite")]
     return ", ".join(f"{key} {words(value)}" for key, value in plain if not isinstance(value, Mapping))
 
