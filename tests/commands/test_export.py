@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.cases import write_model
-from windlass.commands.export import export
+from windlass.commands.export import PROBE_TEXT, export
 from windlass.commands.generate import Sampling, generate
-from windlass.data.tokenize.tokenizer import open_tokenizer
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train, vocab_size_of
 from windlass.errors import UserError
 from windlass.training.open_saved import open_saved
 
@@ -126,9 +126,24 @@ def test_a_tokenizer_that_transformers_reads_differently_is_not_exported(tmp_pat
     (base / "tokenizer_config.json").write_text(
         json.dumps({**config, "tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True})
     )
-    with pytest.raises(UserError, match="transformers reads the exported tokenizer as another one"):
+    with pytest.raises(UserError, match="transformers reads the exported tokenizer as another one") as caught:
         export(base, tmp_path / "again")
     assert not (tmp_path / "again").exists()
+    assert caught.value.change.startswith("nothing was exported; report this with tokenizer_config.json")
+
+
+def test_a_type_whose_tokenizer_transformers_takes_from_no_file_is_named_with_what_to_train(tmp_path):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    base = tmp_path / "base"
+    save_trained(train([PROBE_TEXT], 400), base)  # learns what Qwen2's rules would cut
+    tokenizer, eos_id = open_tokenizer(base)
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": vocab_size_of(tokenizer)}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, eos_token_id=eos_id)).save_pretrained(base)
+    with pytest.raises(UserError, match=r"as another one \(Qwen2Tokenizer") as caught:
+        export(base, tmp_path / "again")
+    assert "takes Qwen2Tokenizer for every model of type qwen2" in caught.value.change
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])

@@ -26,7 +26,7 @@ from windlass.commands.export_adapter import (
     write_adapter,
 )
 from windlass.commands.model_card import write_card
-from windlass.data.tokenize.tokenizer import NO_LIMIT, TOKENIZER_FILE, export_tokenizer
+from windlass.data.tokenize.tokenizer import CONFIG_FILE, NO_LIMIT, TOKENIZER_FILE, export_tokenizer
 from windlass.errors import UserError
 from windlass.hub.push import check_push
 from windlass.hub.push import push as upload
@@ -248,8 +248,20 @@ def compare_tokenizers(directory: Path) -> None:
         raise UserError(
             f"transformers reads the exported tokenizer as another one ({type(theirs).__name__}: token {at} of a probe differs)",
             "a text has the ids that the model was trained on",
-            "nothing was exported; report this with tokenizer_config.json and the version of transformers",
+            f"nothing was exported; {_other_tokenizer(directory, type(theirs).__name__)}",
         )
+
+
+def _other_tokenizer(directory: Path, taken: str) -> str:
+    """What to do where transformers reads the tokenizer by the class `taken`; for some model types that is not what files say."""
+    asked = json.loads((directory / CONFIG_FILE).read_text())["tokenizer_class"].removesuffix("Fast")
+    if taken.removesuffix("Fast") == asked:
+        return f"report this with {CONFIG_FILE} and the version of transformers"
+    kind = json.loads((directory / "config.json").read_text())["model_type"]
+    return (
+        f"transformers takes {taken} for every model of type {kind}, whatever its files say: train another family (llama or "
+        f"qwen3), or begin from a tokenizer that was made for {taken} (data.tokenizer.from)"
+    )
 
 
 def _sentence(difference: float, has_tokenizer: bool, is_adapter: bool, merging: Merging | None) -> str:
