@@ -9,6 +9,8 @@ micro-batch is the difference of two and one. Rows: how one process computes in 
     masters-bf16   the same with `precision.gradients: bf16`
     fsdp           FSDP2 on one rank, as before masters
     autocast       `parallel.zero: 0`
+    fsdp2 N        FSDP2 with `parallel.zero: N` over two ranks: nothing divides, and a shard of the weights is cast once for each
+                   gather. `transport` is what collectives read and write; gloo's own copies are among copy_
 
 Then the head's loss and its gradient, bytes per logit, a product's write and two products' reads of it among them: operator by
 operator, and compiled (`parallel.compile`), where Inductor counts its kernels. A CPU keeps a row in its cache; on a GPU the
@@ -19,14 +21,15 @@ cast of a weight in a micro-batch.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from moved import Moved, compiled_bytes
 
 from windlass.model.config import ModelConfig
@@ -42,6 +45,7 @@ from windlass.parallel.mesh import make_mesh
 from windlass.parallel.records import Record
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
+from windlass.proof.pool import Ranks
 
 RESULT = Path(__file__).parent / "results/step_bytes.json"
 MODEL = {
@@ -61,15 +65,18 @@ ROWS: dict[str, dict[str, Any]] = {
     "fsdp": {"through_fsdp": True},
     "autocast": {"zero": 0},
 }
+SHARDED: dict[str, dict[str, Any]] = {f"fsdp2 {zero}": {"zero": zero, "shard": 2} for zero in (3, 2, 1)}
+"""On two ranks."""
+TRANSPORT = ("_allgather_base_", "_reduce_scatter_base_", "allreduce_")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False) -> Any:
-    config = ParallelConfig(zero=zero)
+def make(zero: int = 3, gradients: Any = None, through_fsdp: bool = False, shard: int = 1) -> Any:
+    config = ParallelConfig(zero=zero, shard=shard)
     architecture = ModelConfig.model_validate(MODEL).architecture()
     precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
-    mesh, device = make_mesh(config.layout(1), "cpu"), torch.device("cpu")
+    mesh, device = make_mesh(config.layout(shard), "cpu"), torch.device("cpu")
     chosen = (lambda *_: False) if through_fsdp else build.has_masters
     with mock.patch.object(build, "has_masters", chosen):
         fill = lambda named: initialise(named.items(), architecture, 3)  # noqa: E731
@@ -98,6 +105,8 @@ def row(**settings: Any) -> dict[str, Any]:
     more = {
         name: (by_count[2].bytes[name] - by_count[1].bytes[name]) / num_parameters for name in sorted(by_count[2].bytes)
     }
+    if transport := sum(more.pop(name, 0.0) for name in TRANSPORT):
+        more["transport"] = transport
     return {
         "bytes_per_parameter_and_micro_batch": round(sum(more.values()), 2),
         "by_operator": {name: round(size, 2) for name, size in more.items() if round(size, 2)},
@@ -136,9 +145,13 @@ def loss_bytes(dtype: torch.dtype, is_compiled: bool) -> float:
     return round((mode.total + extra) / (tokens * vocabulary), 2)
 
 
-def rows() -> dict[str, Any]:
-    """In a process group of one rank."""
-    found: dict[str, Any] = {name: row(**settings) for name, settings in ROWS.items()}
+def counted(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """On every rank of a world that fits `rows`."""
+    return {name: row(**settings) for name, settings in rows.items()}
+
+
+def rows(ranks: Ranks) -> dict[str, Any]:
+    found: dict[str, Any] = ranks.run(1, counted, ROWS)[0] | ranks.run(2, counted, SHARDED)[0]
     for name, dtype in DTYPES.items():
         found[f"update compiled, gradients in {name}"] = {"bytes_per_parameter": update_bytes(dtype)}
         for is_compiled in (False, True):
@@ -149,8 +162,10 @@ def rows() -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    found = rows()
+    sys.modules["step_bytes"] = sys.modules[__name__]  # by which ranks find `counted`
+    counted.__module__ = "step_bytes"
+    with contextlib.closing(Ranks()) as ranks:
+        found = rows(ranks)
     for name, one in found.items():
         print(f"{name:34}", {key: value for key, value in one.items() if key != "by_operator"})
         if "by_operator" in one:

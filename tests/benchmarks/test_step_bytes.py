@@ -11,11 +11,12 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def counted(names):
-    """On a rank of one."""
+    """On every rank of a world that fits the rows."""
     sys.path.insert(0, str(BENCHMARKS))
     import step_bytes
 
-    return {name: step_bytes.row(**step_bytes.ROWS[name]) for name in names}
+    known = step_bytes.ROWS | step_bytes.SHARDED
+    return step_bytes.counted({name: known[name] for name in names})
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of autocast's norm
@@ -29,6 +30,17 @@ def test_one_more_micro_batch_moves_12_bytes_per_parameter_8_in_bf16_and_casts_n
         found["fsdp"]["bytes_per_parameter_and_micro_batch"] > 50 and found["fsdp"]["casts_of_weights_per_micro_batch"]
     )
     assert found == {name: kept[name] for name in found}, "python benchmarks/step_bytes.py"
+
+
+def test_fsdp_over_two_ranks_divides_nothing_and_casts_a_shard_once_for_each_gather(ranks):
+    kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
+    found, other = ranks.run(2, counted, ["fsdp2 3", "fsdp2 2", "fsdp2 1"])
+    assert found == other == {name: kept[name] for name in found}, "python benchmarks/step_bytes.py"
+    # three units: two blocks, and the root, which backward does not gather again
+    for zero, gathers in {3: 3 + 2, 2: 0, 1: 0}.items():
+        one = found[f"fsdp2 {zero}"]
+        assert one["casts_of_weights_per_micro_batch"] == gathers
+        assert "div" not in one["by_operator"] and "div_" not in one["by_operator"]
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own, on caches and torch.jit
