@@ -38,6 +38,12 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
         (TORCHRUN, ("1", "2", "1", "n0"), "2 ranks, started by a launcher that exports RANK and WORLD_SIZE; "),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ("1", "2", "1", "n0"), "2 ranks, started by torchrun; "),
         (TORCHRUN | SRUN, ("1", "2", "1", "n0"), "2 ranks, started by a launcher that exports RANK"),
+        # mpirun in the shell of salloc, which is a step of one task
+        (
+            SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"} | OPEN_MPI,
+            ("1", "2", "1", "127.0.0.1"),
+            "2 ranks, started by Open",
+        ),
     ],
 )
 def test_a_rank_knows_itself_by_any_launchers_names(given, names, by, capsys):
@@ -62,6 +68,7 @@ def test_a_rank_knows_itself_by_any_launchers_names(given, names, by, capsys):
         {"RANK": "0", "WORLD_SIZE": "1"},
         TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"},
         TORCHRUN | {"WINDLASS_AGENT_PID": "7"},
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0", "PMI_RANK": "0"},
     ],
 )
 def test_a_process_alone_or_of_our_own_launcher_is_left_as_it_is(environ, capsys):
@@ -87,6 +94,13 @@ def test_the_port_is_that_of_the_start():
     ("environ", "given", "change"),
     [
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0: a launcher that windlass does not know", "unset PMIX_RANK"),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1: a launcher", "unset SLURM_PROCID"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "1"}, "PMIX_RANK=1: a launcher", "unset PMIX_RANK"),
+        (
+            TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"} | OPEN_MPI,
+            "WORLD_SIZE=1, and OMPI_COMM_WORLD_SIZE=2",
+            "for one run of 2 ranks unset RANK and WORLD_SIZE; for runs of their own unset OMPI_COMM_WORLD_RANK and",
+        ),
         ({"PALS_RANKID": "1"}, "PALS_RANKID=1: a launcher that windlass does not know", "export RANK, WORLD_SIZE"),
         ({"PMI_RANK": "1"}, "PMI_RANK=1: a launcher", "start with torchrun or srun"),
         ({"MV2_COMM_WORLD_RANK": "1"}, "MV2_COMM_WORLD_RANK=1: a launcher", "start with torchrun or srun"),

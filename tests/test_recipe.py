@@ -206,6 +206,24 @@ def test_a_url_whose_end_messages_could_not_tell_is_refused_without_it(letter):
     assert with_environment({"path": f"a{letter}b/c?d"}, environ={}) == {"path": f"a{letter}b/c?d"}
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:5ec@ret@host/x",
+        "s3://key:5ec/ret@bucket/x",
+        "http://me:5ec?ret@host:80/x",
+        "http://me:5ec#ret@host/x",
+    ],
+)
+def test_a_user_whose_end_is_not_certain_is_refused_without_a_word_of_it(url):
+    with pytest.raises(UserError) as caught:
+        with_environment({"sources": [{"path": url}]}, "data")
+    assert caught.value.given == "data.sources[0].path is a URL whose user or password holds @, /, ? or #"
+    assert "%40 for @" in caught.value.change and "ret" not in str(caught.value)
+    assert with_environment("http://me:5ec%40ret@host/a@b?v=1#d") == "http://me:5ec%40ret@host/a@b?v=1#d"
+    assert with_environment("hf://datasets/org/name@main/x") == "hf://datasets/org/name@main/x"
+
+
 def test_yaml_that_is_wrong_is_not_quoted():
     with pytest.raises(UserError) as caught:
         parse_yaml("path: {'https://h/" + "x" * 50 + "?sig=51gn': [", "recipe.yaml")

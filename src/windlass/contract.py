@@ -71,15 +71,22 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
         by = "torchrun" if is_elastic(environ) else "a launcher that exports RANK and WORLD_SIZE"
         if environ["WORLD_SIZE"] != "1":
             _report(environ, by)
+        else:
+            _check_alone(environ)
         return
-    for launcher in LAUNCHERS:
-        if launcher.rank in environ and launcher.world in environ:
-            if environ[launcher.world] == "1":
-                return
+    known = [launcher for launcher in LAUNCHERS if launcher.rank in environ and launcher.world in environ]
+    # mpirun in a shell that srun made: that is a step of one task
+    for launcher in known:
+        if environ[launcher.world] != "1":
             _translate(launcher, environ)
             _report(environ, f"{launcher.name} ({launcher.rank}, {launcher.world})")
             return
-    found = next((name for name in UNKNOWN if name in environ), None)
+    # beside a step of one task that is srun's own, if it is 0; and SLURM_PROCID alone is 0 in a batch script
+    is_step = [launcher.name for launcher in known] == ["srun"]
+    strange = [name for name in UNKNOWN if name in environ and (not known or (is_step and environ[name] != "0"))]
+    if not known and environ.get("SLURM_PROCID", "0") != "0":
+        strange.append("SLURM_PROCID")
+    found = strange[0] if strange else None
     if found is not None:
         raise UserError(
             f"{found}={environ[found]}: a launcher that windlass does not know started this process as one of several",
@@ -87,6 +94,19 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
             "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT to each, or start with torchrun or srun "
             f"(for a single process: unset {found})",
         )
+
+
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Of a process whose WORLD_SIZE is 1. Raises UserError where another launcher started it as one of several."""
+    for launcher in LAUNCHERS:
+        size = environ.get(launcher.world, "1")
+        if launcher.rank in environ and size != "1":
+            raise UserError(
+                f"WORLD_SIZE=1, and {launcher.world}={size}",
+                f"{launcher.name} started this process as one of {size}, each of which would train a run of its own",
+                f"for one run of {size} ranks unset RANK and WORLD_SIZE; for runs of their own unset {launcher.rank} and "
+                f"{launcher.world}",
+            )
 
 
 def _report(environ: MutableMapping[str, str], launcher: str) -> None:

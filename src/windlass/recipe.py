@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from windlass.errors import UserError, nearest
-from windlass.safe_text import keep_secret, redacted
+from windlass.safe_text import is_raw, keep_secret, redacted
 from windlass.units import format_bytes
 
 UNDER_WAY: Final = -1
@@ -198,6 +198,12 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
             f"{where} is a URL that holds white space, a quote, a backquote or an angle bracket",
             "a URL has none of these, so that messages can leave out its user, password and query",
             "write them percent-encoded: %20 for a space",
+        )
+    if is_raw(text):
+        raise UserError(
+            f"{where} is a URL whose user or password holds @, /, ? or #",
+            "these end a part of a URL: where the host begins is not certain",
+            "write them percent-encoded: %40 for @, %2F for /, %3F for ?, %23 for #",
         )
     return text
 

@@ -17,7 +17,10 @@ from typing import Any, Final, TextIO
 HIDDEN: Final = "***"
 _WORD: Final = re.compile(r"[^\s'\"<>`]+")
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,15}(?::|%3a)(?:\\?/|%2f)+", re.IGNORECASE)
-_USER: Final = re.compile(rf"({_SCHEME.pattern})([^/?@]{{0,999}}|[^/?@:]{{0,99}}:(?!\d)[^?@]{{0,999}})@", re.IGNORECASE)
+_USER: Final = re.compile(
+    rf"({_SCHEME.pattern})([^/?#]{{0,999}}|[^/?#@:\[]{{0,99}}:(?!\d+(?:[/?#]|$))\S{{0,999}})@", re.IGNORECASE
+)
+"""As the standard library reads a URL: up to the last @ before the path. And, where a : is no port's, up to the last @ at all."""
 _QUERY: Final = re.compile(r"\?|%3f", re.IGNORECASE)
 _BEHIND: Final = ",;:.)]}"  # what may follow a URL in a sentence, or in YAML
 _REFERENCE: Final = re.compile(r"\$\{\w+\}")
@@ -54,7 +57,7 @@ def redacted(text: str) -> str:
 
 
 def _without_secrets(found: re.Match[str]) -> str:
-    word = found[0]
+    word = _USER.sub(_hide_user, found[0])
     url = _SCHEME.search(word)
     if url is None:
         return word
@@ -66,12 +69,17 @@ def _without_secrets(found: re.Match[str]) -> str:
     parts = [one if _NO_SECRET.fullmatch(one) else HIDDEN for one in query[:end].split("&")]
     kept = HIDDEN if set(parts) == {HIDDEN} else "&".join(parts)
     place = place[: url.end()] + without_values(place[url.end() :])
-    return _USER.sub(_hide_user, place) + kept * (end > 0) + query[end:]
+    return place + kept * (end > 0) + query[end:]
 
 
 def _hide_user(found: re.Match[str]) -> str:
     is_named = all(_NO_SECRET.fullmatch(one) for one in found[2].split(":"))
     return f"{found[1]}{found[2] if is_named else HIDDEN}@"
+
+
+def is_raw(text: str) -> bool:
+    """Whether a URL in `text` has a user or a password with @, /, ? or # in it: two readers may see two hosts in it."""
+    return any(re.search("[@/?#]", user[2]) and "::" not in user[2] for user in _USER.finditer(text))
 
 
 def without_secrets(value: Any) -> Any:

@@ -50,6 +50,14 @@ def test_bf16_on_a_device_without_it_is_one_warning_with_the_factor(base, policy
     )
 
 
+def test_a_device_without_any_matrix_units_is_no_case_for_fp16(base):
+    _, (sentence,) = choose_policy(tiny.recipe(base, precision={"policy": "bf16"}), [P100, T4])
+    assert "on Tesla P100-PCIE-16GB (compute capability 6.0), Tesla T4 (compute capability 7.5), which has" in sentence
+    assert sentence.endswith(
+        "so that bf16 saves memory and no time. A new run with precision.policy=auto takes fp32 there"
+    )
+
+
 @pytest.mark.parametrize(("policy", "device"), [("bf16", A100), ("bf16", CPU), ("fp16", T4), ("fp32", T4)])
 def test_there_is_no_warning_elsewhere(base, policy, device):
     assert choose_policy(tiny.recipe(base, precision={"policy": policy}), [device])[1] == []

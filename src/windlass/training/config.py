@@ -20,7 +20,7 @@ class RunSettings(Settings):
     """Training length in tokens, rounded up to whole steps."""
     epochs: float | None = Field(None, gt=0)
     """Training length in passes over the training set, rounded up to whole steps."""
-    tokens_per_step: Count = Field(ge=1)
+    tokens_per_step: Count = Field(ge=1, le=10**9)
     """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
     micro_batch: int = Field(1, ge=1)
     """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result."""

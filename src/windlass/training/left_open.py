@@ -38,14 +38,21 @@ def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[Ru
     if chosen is not config:
         names = ", ".join(sorted({device.name for device in devices}))
         sentences.append(f"precision.policy=auto: {chosen.precision.policy} on {names}")
-    slow = sorted({f"{one.name} (compute capability {_dotted(one)})" for one in devices if one.lacks_bf16})
-    if slow and chosen.precision.computed == "bf16":
-        sentences.append(
-            f"warning: precision.policy={chosen.precision.policy} on {', '.join(slow)}, which has no matrix units for bf16: "
-            f"products run on fp32 cores at best, about {FP16_GAIN} times slower than fp16 (data sheets: T4 65 against 8.1, V100 "
-            "125 against 15.7 TFLOP/s). A new run with precision.policy=auto takes fp16 there"
-        )
+    if chosen.precision.computed == "bf16" and (slow := [one for one in devices if one.lacks_bf16]):
+        sentences.append(_warning(chosen.precision.policy, slow, fastest_policy(devices)))
     return chosen, sentences
+
+
+def _warning(policy: str, slow: Sequence[Accelerator], better: str) -> str:
+    """About devices without matrix units for bf16; `better`: the policy that all ranks' devices have."""
+    names = sorted({f"{one.name} (compute capability {_dotted(one)})" for one in slow})
+    cost = f"about {FP16_GAIN} times slower than fp16 (data sheets: T4 65 against 8.1, V100 125 against 15.7 TFLOP/s)"
+    if better == "fp32":
+        cost = "so that bf16 saves memory and no time"
+    return (
+        f"warning: precision.policy={policy} on {', '.join(names)}, which has no matrix units for bf16: products run on fp32 "
+        f"cores at best, {cost}. A new run with precision.policy=auto takes {better} there"
+    )
 
 
 def _with_policy(config: RunConfig, policy: str) -> RunConfig:

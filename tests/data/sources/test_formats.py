@@ -83,6 +83,23 @@ def test_rows_in_another_compression_are_refused_by_name_and_not_left_out(tmp_pa
     assert ".gz, .zst, .xz, .bz2" in error.rule and error.change == "unpack it, or compress it as one of these"
 
 
+@pytest.mark.parametrize("end", [".zz", ".tbz2", ".bz", ".gz.1", ".gz.part", ".deflate", ".gz.bak"])
+def test_bytes_behind_a_name_of_rows_are_refused_whatever_it_ends_in(tmp_path, end):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    for name in (f"b.jsonl{end}", f"b.csv{end}", f"b.parquet{end}"):
+        (tmp_path / name).write_bytes(b"\x1f\x8b\0\0packed")
+        assert refused(path=str(tmp_path)).given == f"{tmp_path}/{name} is a binary file (it holds NUL bytes)"
+        (tmp_path / name).unlink()
+    (tmp_path / f"b{end}").write_bytes(b"\0")
+    assert len(read(path=str(tmp_path))) == len([text for text in TEXTS if text]), "no rows: left out as binary"
+
+
+@pytest.mark.parametrize("name", ["a.jsonlines", "a.jl", "a.jsonlines.gz"])
+def test_json_lines_have_other_names_too(tmp_path, name):
+    (tmp_path / name).write_bytes(pack(LINES, ".gz" if name.endswith(".gz") else ""))
+    assert read(path=str(tmp_path)) == [text for text in TEXTS if text]
+
+
 @pytest.mark.parametrize("end", [".gz", ".zst", ".xz", ".bz2"])
 def test_compressed_json_is_lines(tmp_path, end):
     """As C4 and Dolma name theirs."""

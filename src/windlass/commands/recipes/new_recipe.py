@@ -31,7 +31,7 @@ FROM_NOTHING: Final = (
     ("  initializer_range: 0.088", "1 / sqrt(hidden_size)"),
 )
 FORMATS: Final = {"sft": "chat", "dpo": "preference"}
-LINES: Final = (".jsonl", ".ndjson")
+LINES: Final = (".jsonl", ".ndjson", ".jsonlines", ".jl")
 HELD_OUT: Final = 8
 """Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
 MANY: Final = 1000

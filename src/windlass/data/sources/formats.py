@@ -1,6 +1,6 @@
 """The file formats of a source: bytes in, texts out, one row at a time; which files a source may hold.
 
-    *.jsonl, *.ndjson    a line is a row: an object whose key `text` (or another) holds the document
+    *.jsonl, *.ndjson, *.jsonlines, *.jl    a line is a row: an object whose key `text` (or another) holds the document
     *.json               an array of such objects, or lines, or one object
     *.csv, *.tsv         a row is a row: the column `text` (or another)
     *.parquet            the same, read row group by row group
@@ -34,10 +34,14 @@ FEW: Final = 3  # files that a message names
 ENDS: Final[dict[str, Kind]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
+    ".jl": "jsonl",
     ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".parq": "parquet",
+    ".pq": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
 }
@@ -63,8 +67,10 @@ def may_be_no_corpus(name: str) -> bool:
 
 
 def names_rows(name: str) -> bool:
-    """Whether the name says that the file holds rows as text: bytes that are no text mean that it is damaged."""
-    return kind_of(name) in ("jsonl", "json", "csv", "tsv")
+    """Whether the name says that the file holds rows, whatever follows, as in `.jsonl.zz` or `.csv.gz.part`: bytes that are no
+    text mean that it is damaged, or packed as nothing here is."""
+    parts = _name_in(name).split(".")
+    return any(kind_of(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
 
 
 def read_rows(
