@@ -226,6 +226,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "parameter_rules",
         "base_model",
         "run_directory",
+        "left_open",
     ),
 }
 TORCH_FREE = (

@@ -73,7 +73,7 @@ def is_locked(run_directory: Path) -> bool:
     try:
         with (run_directory / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -1,6 +1,9 @@
 """Validation of a checkpoint, on any number of ranks."""
 
+from functools import partial
+
 import pytest
+import yaml
 
 from tests import tiny
 from windlass.errors import UserError
@@ -35,3 +38,15 @@ def test_one_process_in_bf16_scores_the_weights_of_the_checkpoint(ranks, tmp_pat
 def test_a_number_of_sequences_below_one_is_refused(run):
     with pytest.raises(UserError, match="--sequences 0"):
         evaluate(run, sequences=0)
+
+
+def test_auto_of_a_recipe_is_what_the_devices_here_have(exported, run, ranks, tmp_path):
+    """A recipe that `windlass init` wrote has `policy: auto`: fp32 on CPU, as in training."""
+    recipe = tmp_path / "recipe.yaml"
+    scores = {}
+    for policy in ("fp32", "auto", "bf16"):
+        override = yaml.safe_load((run / "resolved.yaml").read_text()) | {"precision": {"policy": policy}}
+        recipe.write_text(yaml.safe_dump(override))
+        ((score, *_),) = ranks.run(1, partial(evaluate, recipe=str(recipe)), exported.directory)
+        scores[policy] = score.loss
+    assert scores["auto"] == scores["fp32"] != scores["bf16"]

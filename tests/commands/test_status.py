@@ -90,6 +90,13 @@ def test_a_directory_without_a_run_is_refused(tmp_path, place):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_recipe_in_place_of_a_run_is_answered_with_what_to_name(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("run: {}")
+    with pytest.raises(UserError, match=r"recipe\.yaml holds no status of a run") as caught:
+        status(tmp_path / "recipe.yaml")
+    assert caught.value.change == "name the directory that the recipe calls run.directory"
+
+
 def write_run(directory, state, step, *events):
     directory.mkdir(parents=True)
     write_status(directory, state, step, 0)

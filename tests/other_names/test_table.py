@@ -120,7 +120,11 @@ def test_a_whole_section_of_another_tool():
     [
         ("optim", "adamw_torch", "use optim.kind=adamw"),
         ("optim", "Muon", "use optim.kind=muon"),
-        ("model", "gpt2", "use model={from: gpt2} for a directory or a name of the hub; presets: windlass keys model"),
+        (
+            "model",
+            "gpt2",
+            "use model={preset: gpt2} for a preset (windlass keys model lists them), or model={from: gpt2} for a",
+        ),
         (
             "data",
             "text.txt",
@@ -134,6 +138,19 @@ def test_a_section_as_one_word_is_answered_with_the_key_that_takes_it(section, w
         check_recipe(recipe)
     error = caught.value
     assert f"{section}: {word}" in error.given and change in f"{error.change}{error.rule}{error.given}"
+
+
+@pytest.mark.parametrize(
+    ("key", "word", "change"),
+    [
+        ("sources", "texts/a.txt", "use data.sources=[{path: texts/a.txt}] for files"),
+        ("tokenizer", "gpt2", "use data.tokenizer={from: gpt2}, or {train: 8192}"),
+    ],
+)
+def test_sources_and_tokenizer_as_one_word_are_answered_with_the_key_that_takes_it(key, word, change):
+    with pytest.raises(UserError) as caught:
+        check_recipe(TREE | {"data": {**TREE["data"], key: word}})
+    assert caught.value.given == f"data.{key}: {word}" and change in caught.value.change
 
 
 def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():

@@ -93,7 +93,7 @@ for path in sys.argv[1:]:
     except UserError as error:
         print(error.given)
 """
-HOSTILE = ({"num_hidden_layers": 10**7}, {"hidden_size": 10**6}, {"vocab_size": 10**12}, {"intermediate_size": 10**9})
+HOSTILE = ({"num_hidden_layers": 10**7}, {"hidden_size": 10**6}, {"vocab_size": 10**12}, {"intermediate_size": 10**7})
 
 
 def test_hostile_sizes_are_refused_before_memory_is_taken(run, exported, tmp_path):

@@ -18,7 +18,9 @@ from windlass.parallel.mesh import make_mesh
 from windlass.precision.masters import write_copies
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
+from windlass.safe_text import say
 from windlass.training.base_model import kept_files, kept_scores
+from windlass.training.left_open import choose_policy
 from windlass.training.open_data import evaluation_sets
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.restore import weight_tensors
@@ -68,7 +70,10 @@ def evaluate(
     with start_runtime() as runtime:
         saved = runtime.shared(runtime.first(lambda: find_saved(Path(path), step, base)))
         assert saved is not None
-        config = for_evaluation(_recipe_of(saved, recipe), sequences)
+        config, choices = choose_policy(for_evaluation(_recipe_of(saved, recipe), sequences), runtime.accelerators())
+        if runtime.rank == 0:
+            for sentence in choices:
+                say(sentence)
         prepared = open_prepared(config.data, config.evaluate.sets)
         if recipe is not None:
             check_tokenizer(saved, prepared)

@@ -56,11 +56,10 @@ def read_gpus(nvml: Any) -> tuple[Driver, list[Gpu]]:
 
 def _read(nvml: Any, index: int) -> Gpu:
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-
-    tell = partial(answer, nvml)
-    lanes = tell(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu), tell(nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu)
-    links = [tell(nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
-    divided = tell(nvml.nvmlDeviceGetMigMode, gpu)
+    ask = partial(answer, nvml)
+    lanes = ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu), ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu)
+    links = [ask(nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
+    divided = ask(nvml.nvmlDeviceGetMigMode, gpu)
     return Gpu(
         index,
         _text(nvml.nvmlDeviceGetName(gpu)),
@@ -69,7 +68,7 @@ def _read(nvml: Any, index: int) -> Gpu:
         links=tuple(bool(state) for state in links if state is not None),
         lanes=None if None in lanes else lanes,
         health=read_health(nvml, gpu),
-        pids=tuple(process.pid for process in tell(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
+        pids=tuple(process.pid for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
     )
 
 

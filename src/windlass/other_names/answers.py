@@ -21,7 +21,8 @@ _RULES: Final = {
 _ONE_WORD: Final = {
     "model": (
         "the section model says which model: a preset, files, or a family and its sizes",
-        "use model={{from: {word}}} for a directory or a name of the hub; presets: windlass keys model",
+        "use model={{preset: {word}}} for a preset (windlass keys model lists them), or model={{from: {word}}} for a directory "
+        "or a name of the hub",
     ),
     "data": (
         "the section data has a list of sources",
@@ -30,6 +31,16 @@ _ONE_WORD: Final = {
     "optim": ("the section optim has kind (adamw or muon), learning_rate and others", "use optim.kind={optimizer}"),
 }
 """Sections that other tools have as one word."""
+_ONE_WORD_OF_DATA: Final = {
+    "sources": (
+        "data.sources is a list of sources",
+        "use data.sources=[{{path: {word}}}] for files, or [{{hub: {word}}}] for a dataset of the hub",
+    ),
+    "tokenizer": (
+        "the tokenizer is one that is there, or is trained on the documents",
+        "use data.tokenizer={{from: {word}}}, or {{train: 8192}}",
+    ),
+}
 
 
 def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[tuple[list[str], UserError]]:
@@ -46,6 +57,10 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
                 yield [section], UserError(f"{section}={content}", rule, f"use {ours}")
                 continue
             yield [section], UserError(f"a section `{section}`", rule, "its keys: windlass keys parallel")
+    if isinstance(data := recipe.get("data"), Mapping):
+        for key, (rule, change) in _ONE_WORD_OF_DATA.items():
+            if isinstance(word := data.get(key), str):
+                yield [f"data.{key}"], UserError(f"data.{key}: {word}", rule, change.format(word=word))
     for section, (rule, change) in _ONE_WORD.items():
         if isinstance(word := recipe.get(section), str):
             optimizer = "muon" if "muon" in word.lower() else "adamw"

@@ -24,7 +24,7 @@ ROWS: Final = ("a row of memory waits to be replaced", "replacing a row of memor
 
 @dataclass(frozen=True)
 class GpuHealth:
-    """Of one GPU; None, or nothing, for what it does not tell."""
+    """Of one GPU; None, or nothing, for what it does not report."""
 
     uncorrected: int | None = None
     """Memory errors since boot that ECC could not correct."""
