@@ -69,6 +69,7 @@ def evaluate(
         saved = runtime.shared(runtime.first(lambda: find_saved(Path(path), step, base)))
         assert saved is not None
         config = for_evaluation(_recipe_of(saved, recipe), sequences)
+        _check_has_sets(config)
         prepared = open_prepared(config.data, config.evaluate.sets)
         if recipe is not None:
             check_tokenizer(saved, prepared)
@@ -102,6 +103,15 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
     return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)
+
+
+def _check_has_sets(config: RunConfig) -> None:
+    if not config.data.evaluated(config.evaluate.sets):
+        raise UserError(
+            "data.validation: none and no evaluate.sets",
+            "a model is scored on the validation sets of a recipe",
+            "name a recipe that has one: windlass evaluate PATH --recipe RECIPE",
+        )
 
 
 def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:

@@ -140,7 +140,7 @@ def expected_of(prepared: Prepared, name: str, is_isolated: bool) -> Expected:
         sources = settings["sources"]
     elif name == "validation":
         given = settings["validation"]
-        sources = [given] if isinstance(given, dict) else settings["sources"]
+        sources = [given] if isinstance(given, dict) and "path" in given else settings["sources"]
     else:
         sources = [settings["sets"][name]]
     formats = {str(source.get("format", "text")) for source in sources}

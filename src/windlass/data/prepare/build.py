@@ -51,7 +51,8 @@ def _tokenizer(
         tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.log)
     opened, eos_id = tokenizer.open_tokenizer(directory)
     is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it arrives while it is read, perhaps slowly
-    is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.log)
+    sampled = selections.get("train" if is_here else "validation")  # nothing to compare tiktoken on: it is not used
+    is_fast = sampled is not None and fast_encoder(directory, sampled.texts(), plan.log)
     return SetTokenizer(directory, eos_id, tokenizer.token_bytes(opened), is_fast, plan.date)
 
 
@@ -186,7 +187,10 @@ def _baselines(
     directory: Path,
     known: SetTokenizer,
 ) -> tuple[baselines.Scores, baselines.Scores]:
-    """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, and for chat and pairs."""
+    """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, for chat and pairs, and
+    without a validation set."""
+    if "validation" not in selections:
+        return {}, {}
     if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
         return {}, {}  # what is learned of a conversation is not its text
     if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):

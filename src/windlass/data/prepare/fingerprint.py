@@ -34,7 +34,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         source["weight"] = config.weights is not None
     settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
     for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
-        if isinstance(source, dict):
+        if isinstance(source, dict) and "format" in source:  # else an amount to hold out
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
             if source["bad_rows"]["at_most"] == 0:  # as before there was the setting
                 del source["bad_rows"]
@@ -71,7 +71,7 @@ def fingerprint(
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
     date, where a chat template writes it."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
-    is_chat = any(isinstance(source, dict) and source["format"] != "text" for source in sources)
+    is_chat = any(isinstance(source, dict) and source.get("format", "text") != "text" for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
         **({"chat": CHAT_VERSION} if is_chat else {}),

@@ -8,10 +8,12 @@ validation share is of the first documents, duplicates stay, the tokenizer must 
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.fingerprint import (
     corpus_hash,
     fingerprint,
@@ -19,6 +21,7 @@ from windlass.data.prepare.fingerprint import (
     stream_fingerprint,
     without_bad_rows,
 )
+from windlass.data.prepare.hold_out import border_of
 from windlass.data.sources.bad_rows import BadRows, Report, judge
 from windlass.data.sources.config import DEFAULT_SPLIT
 from windlass.data.sources.fetch import Stream, fetch
@@ -147,6 +150,7 @@ def choose(
     config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
+    amount = config.validation if isinstance(config.validation, HeldOutConfig) else None
     if isinstance(config.validation, SourceConfig) and _lacks_split(config, files["validation"]):
         share = DEFAULT_SHARE
         given = f"{config.validation.label} has no split `{config.validation.split}`"
@@ -154,12 +158,12 @@ def choose(
         del named["validation"]
     streamed = [n for n in named if n.startswith("sources.") and config.may_grow and any(map(is_remote, files[n]))]
     for name in streamed:
-        _check_streamed(config, named[name], share)
+        _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
     sources = _opened(plan, named, streamed, work, tick)
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
-        sources["validation"] if share is None else share,
+        partial(border_of, amount, plan.loaded, log) if amount is not None else share or sources.get("validation"),
         {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
         config.deduplicate,
         config.order.held_out_of,
@@ -213,9 +217,14 @@ def _bad_rows(named: Mapping[str, SourceConfig], streamed: Sequence[str]) -> dic
     }
 
 
-def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
+def _check_streamed(
+    config: DataConfig, source: SourceConfig, share: float | None, amount: HeldOutConfig | None
+) -> None:
     """Raises UserError where a setting needs all documents before training begins."""
     rule = f"data.order.first_epoch: written, and {source.label} comes as it is read"
+    if amount is not None:
+        change = "give a share, with data.order.held_out_of; or a source of its own; or none"
+        raise UserError(f"data.validation: {amount.in_words}, chosen among all documents", rule, change)
     if share is not None and config.order.held_out_of is None:
         change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
         raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)
