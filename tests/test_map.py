@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "windlass"
 
 ROOMS = (
     "cli", "commands", "commands.launch", "commands.recipes", "proof", "training", "objectives", "adapters",
-    "data", "data.sources", "data.tokenize", "data.prepare",
+    "data", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
     "supervise", "doctor", "hub", "other_names", "profiling",
@@ -69,7 +69,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "data.shards": ("data",),
     "data.sources": ("data", "hub"),
     "data.tokenize": ("data", "data.sources", "hub"),
-    "data.prepare": ("data", "data.shards", "data.sources", "data.tokenize"),
+    "data.tokens": ("data", "data.shards", "data.sources", "data.tokenize"),
+    "data.prepare": ("data", "data.shards", "data.sources", "data.tokenize", "data.tokens"),
     "data.stream": ("data", "data.shards", "data.prepare"),
     "data.lint": ("data", "data.shards", "data.tokenize", "data.prepare"),
     "report.page": ("report", "profiling"),
@@ -152,7 +153,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "fetch",
         "select",
         "bad_rows",
+        "compression",
     ),
+    "data.tokens": ("token_files", "documents", "parts"),
     "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
     "data.tokenize": (
         "tokenizer",
@@ -322,6 +325,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/held_out.py": "data/test_config.py: every form of validation; data/prepare/test_hold_out.py: what is held out",
     "data/tokenizer_config.py": "data/test_config.py: every rule",
+    "data/tokens/stored_row.py": "data/tokens/test_documents.py reads rows of every kind; test_megatron.py damages files",
     "data/sources/shape_config.py": "data/sources/test_row_shapes.py: every shape, and every mapping that cannot be",
     "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "other_names/answers.py": "other_names/test_table.py: what a recipe with a row of the table is answered",

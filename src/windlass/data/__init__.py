@@ -1,10 +1,11 @@
 """Text in, one exact stream of token samples out.
 
     sources -> tokenize -> prepare -> shards -> stream -> the loop
-                                        \\-> lint
+          tokens ----------^               \\-> lint
 
 sources    where text comes from: files, URLs, the hub, directories that still grow
 tokenize   text -> token ids, in a pool of processes
+tokens     files of token ids that another tool made, as a source
 prepare    sources -> shards, once; what is unchanged is not prepared again
 shards     token ids on disk or at a URL, verified as they are read
 stream     shards -> batches, in an order that is a function of (seed, samples consumed)

@@ -122,6 +122,12 @@ class DataConfig(Settings):
 
     def _chat(self) -> Iterator[ValueError]:
         for source in self._named():
+            if self.tokenizer.train is not None and source.format == "tokens":
+                yield ValueError(
+                    f"`format: tokens` with `tokenizer: {{train: {self.tokenizer.train}}}`: ids that were made before "
+                    "belong to the tokenizer that made them: give `tokenizer: {from: ...}`"
+                )
+                return
             if self.tokenizer.train is not None and source.format == "chat":
                 yield ValueError(
                     f"`format: chat` with `tokenizer: {{train: {self.tokenizer.train}}}`: conversations are written by a "

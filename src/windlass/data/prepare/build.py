@@ -25,6 +25,7 @@ from windlass.data.prepare.write_set import REPORT_EVERY_S, Growing, SetTokenize
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
+from windlass.data.sources.config import HELD
 from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
@@ -191,8 +192,9 @@ def _baselines(
     without a validation set."""
     if "validation" not in selections:
         return {}, {}
-    if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
-        return {}, {}  # what is learned of a conversation is not its text
+    sources = [*selections["train"].sources, *selections["validation"].sources]
+    if any(source.format in HELD or source.is_samples for source in sources):
+        return {}, {}  # what is learned of a conversation is not its text; a row has no token before its first
     if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):
         return {}, {}
     is_here = all(
@@ -200,9 +202,12 @@ def _baselines(
     )  # else there may be more text than the limit allows
     primes = is_here and infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
     train = "".join(selections["train"].texts()).encode() if primes else b""
-    validation = "".join(selections["validation"].texts()).encode()
     directories = (directory / "train", directory / "validation")
-    fitted, isolated = baselines.fit_and_score(*directories, known.eos_id, known.bytes_V, len(validation))
+    num_bytes = infos["validation"].bytes
+    fitted, isolated = baselines.fit_and_score(*directories, known.eos_id, known.bytes_V, num_bytes)
+    if any(source.format == "tokens" for source in sources):
+        return fitted, isolated  # there is no text to compress
+    validation = "".join(selections["validation"].texts()).encode()
     return fitted | baselines.compress(train, validation), isolated
 
 

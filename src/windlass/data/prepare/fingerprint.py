@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
 
@@ -40,8 +41,9 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
                 del source["bad_rows"]
             else:
                 del source["bad_rows"]["report"]
-            if source["file_format"] is None:  # as before there was the setting
-                del source["file_format"]
+            for key in ("file_format", "id_type", "stored"):
+                if source[key] is None:  # as before there was the setting
+                    del source[key]
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
@@ -71,7 +73,7 @@ def fingerprint(
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
     date, where a chat template writes it."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
-    is_chat = any(isinstance(source, dict) and source.get("format", "text") != "text" for source in sources)
+    is_chat = any(isinstance(source, dict) and source.get("format") in HELD for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
         **({"chat": CHAT_VERSION} if is_chat else {}),

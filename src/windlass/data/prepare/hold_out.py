@@ -13,7 +13,8 @@ import xxhash
 from tokenizers import Tokenizer
 
 from windlass.data.held_out import HeldOutConfig
-from windlass.data.sources.select import Border, Selection, Split
+from windlass.data.sources.select import BYTES_PER_ID, Border, Selection, Split
+from windlass.data.sources.source_files import Document, bytes_of
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
 from windlass.errors import UserError
 from windlass.units import MIB, format_bytes
@@ -29,7 +30,7 @@ def border_of(
     wanted = amount.bytes or int((amount.tokens or 0) * _bytes_per_token(documents, tokenizer_files))
     lowest, total = _lowest(documents, wanted)
     held, (digest, size, number) = sum(size for _, size, _ in lowest[:-1]), lowest[-1]
-    is_cut = held + size > wanted and documents.sources[number].format == "text"
+    is_cut = held + size > wanted and documents.sources[number].may_be_cut
     if total <= wanted or (held + size == total and not is_cut):
         rule = "an amount is held out of the training text, of rows whole ones, and more than that is there"
         given = f"data.validation: {amount.in_words}, which is {format_bytes(wanted)} of {format_bytes(total)} of text"
@@ -45,8 +46,8 @@ def _lowest(documents: Selection, wanted: int) -> tuple[list[tuple[int, int, int
     bytes of all documents."""
     heap = list[tuple[int, int, int]]()  # with negative hashes: the highest comes first
     held = total = 0
-    for digest, text, number in _hashed(documents):
-        size = len(text.encode())
+    for digest, document, number in _hashed(documents):
+        size = len(bytes_of(document))
         total += size
         if held < wanted or digest < -heap[0][0]:
             heapq.heappush(heap, (-digest, size, number))
@@ -56,10 +57,10 @@ def _lowest(documents: Selection, wanted: int) -> tuple[list[tuple[int, int, int
     return sorted((-digest, size, number) for digest, size, number in heap), total
 
 
-def _hashed(documents: Selection) -> Iterator[tuple[int, str, int]]:
+def _hashed(documents: Selection) -> Iterator[tuple[int, Document, int]]:
     for number in range(len(documents.sources)):
-        for text in documents.texts_of(number):
-            yield xxhash.xxh64_intdigest(text.encode()), text, number
+        for document in documents.documents_of(number):
+            yield xxhash.xxh64_intdigest(bytes_of(document)), document, number
 
 
 def _bytes_per_token(documents: Selection, tokenizer_files: Sequence[Path]) -> float:
@@ -69,19 +70,20 @@ def _bytes_per_token(documents: Selection, tokenizer_files: Sequence[Path]) -> f
         given = f"data.validation in tokens, and a tokenizer without a {TOKENIZER_FILE}"
         rule = "a sample of text is encoded before anything else, to know the bytes of a token"
         raise UserError(given, rule, "give validation: {bytes: ...}")
-    heap, held = list[tuple[int, str]](), 0
-    for digest, text, _ in _hashed(documents):
+    heap, held = list[tuple[int, Document]](), 0
+    for digest, document, _ in _hashed(documents):
         if held < SAMPLE_BYTES or digest < -heap[0][0]:
-            sample = text[-SAMPLE_OF_ONE:]
+            sample = document[-SAMPLE_OF_ONE:]
             heapq.heappush(heap, (-digest, sample))
             held += len(sample)
         while held - len(heap[0][1]) >= SAMPLE_BYTES:
             held -= len(heapq.heappop(heap)[1])
-    texts = [text for _, text in heap]
+    texts = [document for _, document in heap if isinstance(document, str)]
+    num_ids = sum(len(document) // BYTES_PER_ID for _, document in heap if isinstance(document, bytes))
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    num_tokens = sum(len(one.ids) + 1 for one in encoded)  # and its EOS
-    return sum(len(text.encode()) for text in texts) / max(1, num_tokens)
+    num_tokens = sum(len(one.ids) + 1 for one in encoded) + num_ids  # and the EOS of each text
+    return sum(len(bytes_of(document)) for _, document in heap) / max(1, num_tokens)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from windlass.data.sources.source_files import Source
+from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.errors import UserError
 
 HASHES = 1 << 64
+BYTES_PER_ID = 4  # of a document of ids
 UNKNOWN_BYTES = 1 << 50
 
 
@@ -28,13 +29,16 @@ UNKNOWN = Amount(0, UNKNOWN_BYTES)
 
 
 class Split(NamedTuple):
-    """The text with this hash is in two sets: its last `num_bytes` are held out."""
+    """The document with this hash is in two sets: its last `num_bytes` are held out."""
 
     digest: int
     num_bytes: int
 
-    def parts(self, text: str) -> tuple[str, str]:
+    def parts(self, text: Document) -> tuple[Document, Document]:
         """(what is trained on, what is held out), cut before a line where one begins in the part that is held out."""
+        if isinstance(text, bytes):
+            at = (len(text) - self.num_bytes) // BYTES_PER_ID * BYTES_PER_ID
+            return text[:at], text[at:]
         data = text.encode()
         at = len(data) - self.num_bytes
         line = data.find(b"\n", at - 1) + 1
@@ -69,20 +73,24 @@ class Selection(NamedTuple):
         """Whether the set holds preferences; then all its sources do."""
         return self.sources[0].format == "preference"
 
-    def texts_of(self, number: int) -> Iterator[str]:
+    def documents_of(self, number: int) -> Iterator[Document]:
         """The documents of one source."""
         dropped = None if self.dropped is None else self.dropped[number]
-        for at, text in enumerate(self.sources[number].documents()):
-            digest = xxhash.xxh64_intdigest(text.encode())
+        for at, document in enumerate(self.sources[number].documents()):
+            digest = xxhash.xxh64_intdigest(bytes_of(document))
             is_chosen = self.low <= digest < self.high and digest not in self.held_out
             if is_chosen and not (dropped is not None and dropped[at]):
                 if self.cut is not None and digest == self.cut.digest:
-                    text = self.cut.parts(text)[self.low == 0]
-                if text:
-                    yield text
+                    document = self.cut.parts(document)[self.low == 0]
+                if document:
+                    yield document
+
+    def documents(self) -> Iterator[Document]:
+        return chain.from_iterable(map(self.documents_of, range(len(self.sources))))
 
     def texts(self) -> Iterator[str]:
-        return chain.from_iterable(map(self.texts_of, range(len(self.sources))))
+        """The documents that are texts."""
+        return (document for document in self.documents() if isinstance(document, str))
 
 
 def select(
@@ -110,7 +118,7 @@ def select(
         first = [source._replace(num_tokens=None, first_documents=held_out_of) for source in training]
         held_out, rest = Selection(first, 0, border, dropped), Selection(training, border, HASHES, dropped)
         if held_out_of is not None:
-            hashes = frozenset(xxhash.xxh64_intdigest(text.encode()) for text in held_out.texts())
+            hashes = frozenset(xxhash.xxh64_intdigest(bytes_of(one)) for one in held_out.documents())
             rest = Selection(training, 0, HASHES, dropped, hashes)
         chosen = {"train": rest, "validation": held_out}
     further = {name: Selection([source], 0, HASHES) for name, source in sets.items()}
@@ -124,8 +132,8 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
     counts = []
     for source in sources:
         before = len(digests)
-        for text in source.documents():
-            digests += xxhash.xxh3_128_digest(text.encode())
+        for document in source.documents():
+            digests += xxhash.xxh3_128_digest(bytes_of(document))
         counts.append((len(digests) - before) // 16)
     halves_N2 = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     order_N = np.lexsort((halves_N2[:, 0], halves_N2[:, 1]))  # stable: of equal texts the first comes first
@@ -144,8 +152,8 @@ def measure(selections: Mapping[str, Selection], unknown: Sequence[str] = ()) ->
             continue
         for number in range(len(selection.sources)):
             num_documents = num_bytes = 0
-            for text in selection.texts_of(number):
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
+            for document in selection.documents_of(number):
+                num_documents, num_bytes = num_documents + 1, num_bytes + len(bytes_of(document))
             amounts[name].append(Amount(num_documents, num_bytes))
     return amounts
 
