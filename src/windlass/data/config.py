@@ -44,7 +44,7 @@ class CacheConfig(Settings):
     """Shards of a preparation at a URL, kept on this host; shared by its ranks and by other jobs."""
 
     directory: str = Field(min_length=1)
-    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 8 bytes per token."""
+    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 2 to 6 bytes per token."""
     limit_mib: int = Field(default=10240, ge=1)
     """Largest size of the directory, in MiB: at least one shuffle window and one more shard."""
     deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
@@ -85,7 +85,10 @@ class DataConfig(Settings):
     """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents, or an
     amount, {bytes: 10e6} or {tokens: 1e6}, which a single text file has too. Or a source of its own; or none."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
-    """Largest size of a shard file in bytes (one sample may exceed it)."""
+    """How many samples a shard file holds: as many as fit into these bytes at 8 bytes per token. Of text it takes a quarter of
+    them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""
+    compression: Literal["none", "zstd"] = "none"
+    """What shards are compressed with. A shard is unpacked into memory while it is read. May change on resume."""
     rehash: bool = Field(default=False, exclude=True)
     """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
     `--rehash` of `prepare` and `train` sets."""

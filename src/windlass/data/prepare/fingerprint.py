@@ -30,6 +30,8 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
+    if settings["compression"] == "none":  # as before there was the setting
+        del settings["compression"]
     settings["held_out_of"] = config.order.held_out_of
     for source in settings["sources"]:
         source["weight"] = config.weights is not None
@@ -51,13 +53,14 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
 
 
 def without_bad_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without the limits on bad rows, which decide what is refused: of one source all shards are the same."""
+    """The settings without those that decide no sample: the limits on bad rows, which decide what is refused, and compression."""
 
     def without(source: Any) -> Any:
         is_source = isinstance(source, Mapping)
         return {key: value for key, value in source.items() if key != "bad_rows"} if is_source else source
 
     found = {**settings, "sources": list(map(without, settings["sources"]))}
+    found.pop("compression", None)
     found["validation"] = without(settings["validation"])
     if "sets" in settings:
         found["sets"] = {name: without(source) for name, source in settings["sets"].items()}

@@ -35,7 +35,7 @@ from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
-BYTES_PER_ID = 8  # of a shard: an id and its label
+BYTES_PER_ID = 8  # by which a shard's samples are counted (shards/mds)
 
 
 class SetTokenizer(NamedTuple):
@@ -83,9 +83,9 @@ def write_set(
 
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     size = (directory, width * (T + 1), config.shard_bytes)
-    writer = (
-        Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
-    )
+    compression = None if config.compression == "none" else config.compression
+    stored: Any = {"has_ends": is_chat, "vocab_size": len(tokenizer.bytes_V), "compression": compression}
+    writer = Writer(*size, **stored) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, **stored)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
     for numbers in _streams(selection.sources, is_mixed):
