@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from windlass.data.shards.columns import Columns, columns_of, narrowest
+from windlass.data.shards.columns import ShardColumns, columns_of, narrowest
 from windlass.data.shards.index import parse_index
 from windlass.data.shards.mds import Reader, Writer
 from windlass.errors import BadShard
@@ -38,7 +38,7 @@ def test_samples_come_back_whatever_is_stored(tmp_path, labels, target, vocab_si
     assert all(ids.dtype == row.dtype == np.int32 for ids, row, _ in found)
     assert [end if end is None else end.tolist() for _, _, end in found] == (ends.tolist() if has_ends else [None] * 50)
     narrow = vocab_size == 65_536
-    wanted = Columns("<u2" if narrow else "<i4", "labels" if vocab_size is None else target, has_ends)
+    wanted = ShardColumns("<u2" if narrow else "<i4", "labels" if vocab_size is None else target, has_ends)
     assert {shard.columns for shard in reader.shards} == {wanted}
     plain = Writer(tmp_path / "plain", 33, 4096, has_ends=has_ends)
     assert reader.shard_samples[:-1] == [plain.samples_per_shard] * (len(reader.shards) - 1), "the order depends on it"
@@ -63,13 +63,18 @@ def test_bytes_of_a_token():
     rows = [np.zeros((1, 2049), np.int32)] * 3
     taken = {
         columns: columns.records(rows[: len(columns.types)]).shape[1] / 2049
-        for columns in (Columns(), Columns("<u2", ""), Columns("<u2", "loss_mask"), Columns("<u2", "loss_mask", True))
+        for columns in (
+            ShardColumns(),
+            ShardColumns("<u2", ""),
+            ShardColumns("<u2", "loss_mask"),
+            ShardColumns("<u2", "loss_mask", True),
+        )
     }
     assert [round(each, 1) for each in taken.values()] == [8.0, 2.0, 3.0, 4.0]
 
 
 def test_other_columns_are_refused_and_names_alone_do_not_decide():
-    for columns in (Columns("<u2", "", True), Columns("<i4", "loss_mask")):
+    for columns in (ShardColumns("<u2", "", True), ShardColumns("<i4", "loss_mask")):
         names, encodings = list(columns.encodings), list(columns.encodings.values())
         entry = {"column_names": names, "column_encodings": encodings}
         assert columns_of(entry) == columns
@@ -78,7 +83,7 @@ def test_other_columns_are_refused_and_names_alone_do_not_decide():
         )
         with pytest.raises(BadShard, match="ndarray:int64"):
             parse_index(data.encode(), "here")
-    assert narrowest(IDS, IDS, False, 300) == Columns("<u2", "")
+    assert narrowest(IDS, IDS, False, 300) == ShardColumns("<u2", "")
 
 
 def test_a_shard_of_before_is_read(tmp_path):
@@ -87,5 +92,5 @@ def test_a_shard_of_before_is_read(tmp_path):
     writer.close()
     index = json.loads((tmp_path / "index.json").read_text())
     assert index["shards"][0]["column_encodings"] == ["ndarray:int32", "ndarray:int32"]
-    assert parse_index(json.dumps(index).encode(), "here")[0].columns == Columns()
+    assert parse_index(json.dumps(index).encode(), "here")[0].columns == ShardColumns()
     assert [row.tolist() for _, row, _ in read(tmp_path)[0]] == MASKED.tolist()

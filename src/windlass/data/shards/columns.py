@@ -25,7 +25,7 @@ NARROW_IDS: Final = 1 << 16
 TARGETS: Final = ("labels", "loss_mask", "")
 
 
-class Columns(NamedTuple):
+class ShardColumns(NamedTuple):
     """`target`: the column that says what counts; "" where every id does."""
 
     id_type: str = "<i4"
@@ -94,23 +94,23 @@ class Columns(NamedTuple):
 
 
 @functools.cache
-def _types(columns: Columns) -> tuple[np.dtype, ...]:
+def _types(columns: ShardColumns) -> tuple[np.dtype, ...]:
     return tuple(np.dtype(TYPES[encoding]) for encoding in columns.encodings.values())
 
 
-def narrowest(input_ids_NL: np.ndarray, labels_NL: np.ndarray, has_ends: bool, vocab_size: int) -> Columns:
+def narrowest(input_ids_NL: np.ndarray, labels_NL: np.ndarray, has_ends: bool, vocab_size: int) -> ShardColumns:
     """The fewest bytes that hold these samples."""
     id_type = "<u2" if vocab_size <= NARROW_IDS else "<i4"
     is_same_NL = labels_NL == input_ids_NL
     if is_same_NL.all():
-        return Columns(id_type, "", has_ends)
-    return Columns(id_type, "loss_mask" if (is_same_NL | (labels_NL == NOT_COUNTED)).all() else "labels", has_ends)
+        return ShardColumns(id_type, "", has_ends)
+    return ShardColumns(id_type, "loss_mask" if (is_same_NL | (labels_NL == NOT_COUNTED)).all() else "labels", has_ends)
 
 
-def columns_of(entry: dict[str, Any]) -> Columns:
+def columns_of(entry: dict[str, Any]) -> ShardColumns:
     """Those of an entry of index.json, by their names and encodings; where there are no such, those of these names, or the plain
     ones."""
-    known = [Columns(*of) for of in itertools.product(IDS, TARGETS, (False, True))]
+    known = [ShardColumns(*of) for of in itertools.product(IDS, TARGETS, (False, True))]
     named = [found for found in known if entry.get("column_names") == list(found.encodings)]
     exact = [found for found in named if entry.get("column_encodings") == list(found.encodings.values())]
-    return (exact + named + [Columns()])[0]
+    return (exact + named + [ShardColumns()])[0]

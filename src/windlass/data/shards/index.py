@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from windlass.data.shards.columns import Columns, columns_of
+from windlass.data.shards.columns import ShardColumns, columns_of
 from windlass.errors import BadShard
 
 INDEX_NAME = "index.json"
@@ -56,7 +56,7 @@ class Shard(NamedTuple):
     stored: File
     compression: str | None
     num_samples: int
-    columns: Columns = Columns()
+    columns: ShardColumns = ShardColumns()
 
     @property
     def num_bytes(self) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from windlass.data.files import write_durably
-from windlass.data.shards.columns import Columns, narrowest
+from windlass.data.shards.columns import ShardColumns, narrowest
 from windlass.data.shards.index import (
     INDEX_NAME,
     REPAIR,
@@ -54,7 +54,7 @@ class Writer:
         self.directory, self.num_ids, self.shard_bytes = directory, num_ids, shard_bytes
         directory.mkdir(parents=True, exist_ok=may_exist)
         self._has_ends, self._vocab_size, self._compression = has_ends, vocab_size, compression
-        plain = Columns(has_ends=has_ends)
+        plain = ShardColumns(has_ends=has_ends)
         record_bytes = plain.records([np.zeros((1, num_ids), np.uint8)] * len(plain.types)).shape[1]
         room_bytes = shard_bytes - len(json.dumps(self._config(plain, None), sort_keys=True)) - 8
         self.samples_per_shard = max(1, room_bytes // (record_bytes + 4))
@@ -64,7 +64,7 @@ class Writer:
         self._num_pending = 0
         self._entries: list[dict[str, Any]] = []
 
-    def _config(self, columns: Columns, compression: str | None) -> dict[str, Any]:
+    def _config(self, columns: ShardColumns, compression: str | None) -> dict[str, Any]:
         return {
             "column_encodings": list(columns.encodings.values()),
             "column_names": list(columns.encodings),
@@ -91,7 +91,7 @@ class Writer:
     def _flush(self) -> None:
         count, self._num_pending = self._num_pending, 0
         ids, labels, *ends = (held[:count] for held in self.pending)
-        columns = Columns(has_ends=self._has_ends)
+        columns = ShardColumns(has_ends=self._has_ends)
         if self._vocab_size is not None:
             columns = narrowest(ids, labels, self._has_ends, self._vocab_size)
         targets = {"labels": [labels], "loss_mask": [labels == ids], "": []}[columns.target]
