@@ -2,10 +2,10 @@
 
     sh scripts/mosaic_environment.sh && python benchmarks/mosaic_agree.py
 
-Random samples are written with ours and read with theirs, with the third column of conversations (document_ends) too, then
-written with theirs (plain, zstd, gz) and read with ours, from a directory and through the cache from a URL; a sha256 over all
-ids and labels, in order, is compared. What ours does
-not read (snappy, brotli) is refused by name. The lines printed are kept in benchmarks/results/mosaic_agree.txt; exit
+Random samples are written with ours and read with theirs: ids and labels, the third column of conversations (document_ends), and
+the narrow columns that `prepare` writes. Then they are written with theirs (plain, zstd, gz; LLM Foundry's `tokens` too) and
+read with ours, from a directory and through the cache from a URL. A sha256 over all ids and labels, in order, is compared. What
+ours does not read (snappy, brotli) is refused by name. The lines printed are kept in benchmarks/results/mosaic_agree.txt; exit
 code 1 if one of them disagrees.
 """
 
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from windlass.data.shards.cache import Cache
 from windlass.data.shards.index import parse_index
 from windlass.data.shards.mds import Reader, ShardSource, Writer
 from windlass.data.shards.remote import CachedShards
+from windlass.data.tokens.mosaic_mds import mosaic_rows, read_mosaic_index
 from windlass.errors import BadShard
 from windlass.object_store import Store
 
@@ -30,6 +32,7 @@ THEIRS = ROOT / ".venv-mosaic" / "bin" / "python"
 TRANSCRIPT = ROOT / "benchmarks" / "results" / "mosaic_agree.txt"
 NUM_SAMPLES, NUM_IDS = 1500, 513
 SHARD_BYTES = 1 << 20
+Compare = Callable[[str, dict[str, object], dict[str, object]], None]
 
 
 def theirs(*arguments: str | Path) -> dict[str, object]:
@@ -87,6 +90,7 @@ def agree(scratch: Path) -> list[str]:
     with_ends = wanted | {"sha256": hashlib.sha256(rows).hexdigest()}
     compare("with document_ends, written and read by windlass", ours(scratch / "ends"), with_ends)
     compare("with document_ends, read by mosaicml-streaming", theirs("read", scratch / "ends"), with_ends)
+    _narrow(scratch, ids, labels, compare)
     for kind in ("none", "zstd", "zstd:7", "gz"):
         place = scratch / kind.replace(":", "-")
         theirs("write", place / "train", scratch / "ids.npy", kind)
@@ -100,6 +104,43 @@ def agree(scratch: Path) -> list[str]:
         except BadShard as error:
             lines.append(f"written by mosaicml-streaming ({kind}), refused: {error.rule}")
     return lines
+
+
+def _narrow(scratch: Path, ids: np.ndarray, labels: np.ndarray, compare: Compare) -> None:
+    """What `prepare` writes, of two bytes per id; and tokens of theirs, a source of ours."""
+    ids = ids % 50_000
+    masked = np.where(labels < 0, -100, ids).astype(np.int32)
+    for name, targets, kind in (
+        ("ids alone", ids, None),
+        ("loss_mask", masked, None),
+        ("loss_mask, zstd", masked, "zstd"),
+    ):
+        place = scratch / name.replace(", ", "-").replace(" ", "-")
+        writer = Writer(place, NUM_IDS, SHARD_BYTES, vocab_size=50_000, compression=kind)
+        writer.write(ids, targets)
+        writer.close()
+        sha = hashlib.sha256(np.stack([ids, targets], 1).tobytes()).hexdigest()
+        wanted = {"samples": NUM_SAMPLES, "ids": ids.size, "sha256": sha}
+        compare(f"uint16, {name}, written and read by windlass", ours(place), wanted)
+        compare(f"uint16, {name}, read by mosaicml-streaming", theirs("read", place), wanted)
+    np.save(scratch / "narrow.npy", np.stack([ids, masked], 1))
+    wanted = {"samples": NUM_SAMPLES, "ids": ids.size, "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
+    for encoding, dtype, kind in (
+        ("bytes", "int64", "none"),
+        ("ndarray:int32", "int32", "zstd"),
+        (f"ndarray:uint16:{NUM_IDS}", "uint16", "gz"),
+    ):
+        place = scratch / f"tokens-{dtype}"
+        theirs("tokens", place, scratch / "narrow.npy", encoding, dtype, kind)
+        compare(f"tokens of theirs ({encoding}, {kind}), a source of windlass", as_source(place), wanted)
+
+
+def as_source(directory: Path) -> dict[str, object]:
+    """Rows of ids as `format: tokens` reads them."""
+    shards = read_mosaic_index(directory / "index.json")
+    rows = [row.ids for shard in shards for row in mosaic_rows(directory / shard.file, shard, None, None)]
+    data = b"".join(ids.astype("<i4").tobytes() for ids in rows)
+    return {"samples": len(rows), "ids": len(data) // 4, "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
     python benchmarks/mosaic_side.py read DIRECTORY                   sha256 over all samples, in order
     python benchmarks/mosaic_side.py write DIRECTORY IDS.npy KIND     MDSWriter; KIND: none, zstd, zstd:7, gz, snappy, br
+    python benchmarks/mosaic_side.py tokens DIRECTORY IDS.npy ENCODING DTYPE KIND    one column, without hashes
     python benchmarks/mosaic_side.py speed DIRECTORY                  one pass of iter(StreamingDataset), and of ds[i]
 
 Each prints one line of JSON.
@@ -25,7 +26,11 @@ def read(directory: str) -> dict[str, object]:
     digest, num_ids = hashlib.sha256(), 0
     for number in range(len(dataset)):
         sample = dataset[number]
-        digest.update(sample["input_ids"].astype("<i4").tobytes() + sample["labels"].astype("<i4").tobytes())
+        ids = sample["input_ids"].astype("<i4")
+        labels = sample.get("labels", ids)
+        if "loss_mask" in sample:
+            labels = np.where(sample["loss_mask"] != 0, ids, -100)
+        digest.update(ids.tobytes() + labels.astype("<i4").tobytes())
         if "document_ends" in sample:
             assert sample["document_ends"].dtype == np.uint8, sample["document_ends"].dtype
             digest.update(sample["document_ends"].tobytes())
@@ -47,6 +52,18 @@ def write(directory: str, ids: str, kind: str) -> dict[str, object]:
     return {"samples": len(pairs)}
 
 
+def tokens(directory: str, ids: str, encoding: str, dtype: str, kind: str) -> dict[str, object]:
+    """The column `tokens`, as LLM Foundry has it."""
+    from streaming import MDSWriter
+
+    rows = np.load(ids)[:, 0].astype(dtype)
+    more = {"columns": {"tokens": encoding}, "compression": None if kind == "none" else kind, "size_limit": 1 << 20}
+    with MDSWriter(out=directory, **more) as out:
+        for row in rows:
+            out.write({"tokens": row.tobytes() if encoding == "bytes" else row})
+    return {"samples": len(rows)}
+
+
 def speed(directory: str) -> dict[str, object]:
     import torch
     from streaming import StreamingDataset
@@ -64,4 +81,4 @@ def speed(directory: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"read": read, "write": write, "speed": speed}[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps({"read": read, "write": write, "tokens": tokens, "speed": speed}[sys.argv[1]](*sys.argv[2:])))

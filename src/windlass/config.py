@@ -13,7 +13,6 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.data.config import DataConfig, EvaluateConfig
-from windlass.data.sources.config import SourceConfig
 from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.launch.config import LaunchConfig
@@ -81,9 +80,7 @@ class RunConfig(Settings):
 
     def counts_answers(self, name: str) -> bool:
         """Whether all of a validation set are conversations, of which answers alone count."""
-        own = self.evaluate.sets.get(name, self.data.validation)
-        sources = [own] if isinstance(own, SourceConfig) else self.data.sources
-        return all(source.format == "chat" for source in sources)
+        return {source.format for source in self.data.sources_of(name, self.evaluate.sets)} == {"chat"}
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +122,7 @@ class RunConfig(Settings):
             )
 
     def _epochs(self) -> Iterator[UserError]:
-        yield from self.data.epochs_errors(self.run.epochs)
+        yield from self.data.errors_beside(self.run.epochs, self.checkpoint.keep_best, self.evaluate.sets)
 
     def _hub(self) -> Iterator[UserError]:
         yield from self.hub.errors_beside(self.model.from_, self.data.tokenizer.from_)

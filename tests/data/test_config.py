@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from windlass.data.config import CacheConfig, DataConfig, EvaluateConfig, SourceConfig, TokenizerConfig
+from windlass.data.held_out import HeldOutConfig
 
 GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d", "sequence_length": 8}
 
@@ -38,6 +39,22 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
         (DataConfig, {**GOOD, "shuffle_window": 0}, "greater than or equal to 1"),
         (EvaluateConfig, {"sets": {"train": {"path": "x"}}}, "cannot be named `train`"),
         (EvaluateConfig, {"sets": {"../up": {"path": "x"}}}, "`../up` may hold letters, digits"),
+        (DataConfig, {**GOOD, "validation": {"bytes": 0}}, "greater than or equal to 1"),
+        (
+            DataConfig,
+            {**GOOD, "validation": {"bytes": 1, "tokens": 1}},
+            "exactly one of `bytes` and `tokens`; both are given",
+        ),
+        (
+            DataConfig,
+            {**GOOD, "validation": {"tokens": 9}, "tokenizer": {"train": 300}},
+            "give `validation: {bytes: ...}`",
+        ),
+        (
+            DataConfig,
+            {**GOOD, "validation": {"bytes": 9}, "order": {"first_epoch": "written", "held_out_of": 5}},
+            "has no effect with an amount in `validation`, but with a share",
+        ),
         (EvaluateConfig, {"sequences": 0}, "greater than or equal to 1"),
     ],
 )
@@ -47,7 +64,12 @@ def test_a_wrong_setting_is_refused_in_words(model, settings, says):
     assert says in str(caught.value)
 
 
-def test_validation_is_a_share_or_a_source():
+def test_validation_is_a_share_an_amount_a_source_or_none():
+    assert DataConfig.model_validate({**GOOD, "validation": "none"}).evaluated({"news": SourceConfig(path="n")}) == (
+        "news",
+    )
+    amount = DataConfig.model_validate({**GOOD, "validation": {"bytes": 10e6}})
+    assert amount.validation == HeldOutConfig(bytes=10_000_000) and amount.evaluated({}) == ("validation",)
     assert DataConfig.model_validate({**GOOD, "validation": "0.1"}).validation == 0.1
     assert DataConfig.model_validate({**GOOD, "validation": {"path": "v"}}).validation == SourceConfig(path="v")
 

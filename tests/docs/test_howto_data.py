@@ -14,12 +14,14 @@ from tests.data.conftest import small as small  # a fixture
 from tests.data.planted import TURN, Planted
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows
 from tests.data.tokenize.test_preferences import pair_rows
+from tests.data.tokens import writers
 from tests.loopback import hub as hub  # a fixture
 from tests.training.test_skips import spoil
 from windlass.commands.data_consumed import consumed
 from windlass.config import check_recipe
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample
+from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.training.preflight import prepare_only
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
@@ -80,6 +82,17 @@ def place(tmp_path, monkeypatch, small, hub):
     planted.tokenizer.save(str(planted.directory / "tokenizer" / "tokenizer.json"))
     planted.set_config(chat_template=PLAIN, eos_token=TURN)
     hub.add_directory("Qwen/Qwen3-0.6B", planted.directory / "tokenizer")
+    for folder in ("megatron", "nanogpt", "foundry"):
+        (tmp_path / folder).mkdir()
+    documents, eos = (
+        writers.encoded(planted.directory / "tokenizer"),
+        open_tokenizer(planted.directory / "tokenizer")[1],
+    )
+    writers.megatron(tmp_path / "megatron" / "corpus_text_document.bin", documents)
+    writers.nanogpt(tmp_path / "nanogpt" / "train.bin", documents, eos)
+    rows = writers.windows(documents, eos, 64)[:-1]
+    writers.mds(tmp_path / "foundry" / "train", rows[:-20])
+    writers.mds(tmp_path / "foundry" / "val", rows[-20:])
     yield tmp_path
     from huggingface_hub import HfFileSystem
 

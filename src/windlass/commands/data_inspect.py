@@ -87,7 +87,8 @@ def _bad_rows(prepared: Prepared, name: str) -> Iterator[str]:
     """What is left out of the sources that the set is made of."""
     own = f"sets.{name}"
     for use, counts in prepared.bad_rows.items():
-        is_share = name == "validation" and not isinstance(prepared.settings["validation"], dict)
+        given = prepared.settings["validation"]
+        is_share = name == "validation" and not (isinstance(given, dict) and "path" in given)
         if use in (name, own) or (use.startswith("sources.") and (name == "train" or is_share)):
             yield f"  bad rows    {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
 

@@ -71,6 +71,7 @@ def evaluate(
         saved = runtime.shared(runtime.first(lambda: find_saved(Path(path), step, base)))
         assert saved is not None
         config, choices = choose_policy(for_evaluation(_recipe_of(saved, recipe), sequences), runtime.accelerators())
+        _check_has_sets(config)
         if runtime.rank == 0:
             for sentence in choices:
                 say(sentence)
@@ -107,6 +108,15 @@ def _reference(config: RunConfig, saved: Saved) -> ReferenceScores | None:
             "give the run or one of its checkpoints; or a recipe with texts or chats",
         )
     return kept_scores(saved.trainer_state, kept_files(saved.directory), saved.directory)
+
+
+def _check_has_sets(config: RunConfig) -> None:
+    if not config.data.evaluated(config.evaluate.sets):
+        raise UserError(
+            "data.validation: none and no evaluate.sets",
+            "a model is scored on the validation sets of a recipe",
+            "name a recipe that has one: windlass evaluate PATH --recipe RECIPE",
+        )
 
 
 def _recipe_of(saved: Saved, recipe: str | None) -> RunConfig:

@@ -1,16 +1,22 @@
 """Text in, one exact stream of token samples out.
 
     sources -> tokenize -> prepare -> shards -> stream -> the loop
-                                        \\-> lint
+          tokens ----------^               \\-> lint
 
 sources    where text comes from: files, URLs, the hub, directories that still grow
 tokenize   text -> token ids, in a pool of processes
+tokens     files of token ids that another tool made, as a source
 prepare    sources -> shards, once; what is unchanged is not prepared again
 shards     token ids on disk or at a URL, verified as they are read
 stream     shards -> batches, in an order that is a function of (seed, samples consumed)
 lint       what is in prepared data, and what is wrong with it
 
-config   the recipe's `data` and `evaluate` sections
-files    durable files, and the packages that read URLs
-packing  token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
+config    the recipe's `data` and `evaluate` sections
+held_out  an amount of the documents for validation, in a recipe
+files     durable files, and the packages that read URLs
+packing   token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
+
+Inside:
+
+tokenizer_config  the tokenizer, in a recipe
 """

@@ -8,94 +8,43 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
+from windlass.data.held_out import HeldOutConfig
 from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.config import OrderConfig
+from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
-from windlass.hub.config import revision_errors
-from windlass.settings import Count, Settings, Violation, Violations
+from windlass.settings import Count, Settings, Violation
 from windlass.units import KIB, MIB
 
 SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 RESERVED_NAMES = ("train", "validation", "tokenizer")
 
 
-class TokenizerConfig(Settings):
-    """Exactly one of `train` and `from`."""
-
-    train: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
-    """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
-    and merges."""
-    from_: str | None = Field(default=None, alias="from")
-    """A Hugging Face tokenizer: its directory, a `tokenizer.json` with `tokenizer_config.json` beside it, or a name of the
-    hub such as Qwen/Qwen3-4B."""
-    revision: str | None = None
-    """With a hub name: the branch, tag or full commit to take; main if not given."""
-    commit: str | None = None
-    """With a hub name: the commit that the revision was when the data was prepared. windlass writes it into resolved.yaml."""
-    hub_cache: str | None = Field(None, exclude=True)
-    """hub.cache of the recipe, which fills it in."""
-    eos_token: Annotated[str, Field(min_length=1)] | None = None
-    """With `from`: the token that ends a document, where the tokenizer's files do not name it or name another one."""
-    trust_remote_code: str | None = None
-    """The very name (or directory) of `from`, where the tokenizer's own Python code may run, once, while data is prepared."""
-
-    @field_validator("trust_remote_code", mode="before")
-    @classmethod
-    def _no_blanket_trust(cls, given: object, info: ValidationInfo) -> object:
-        if isinstance(given, bool):
-            name = info.data.get("from_") or "the name in data.tokenizer.from"
-            error = UserError(
-                f"data.tokenizer.trust_remote_code: {str(given).lower()}",
-                "code of that repository will run here, so it is trusted by name, not by true",
-                f"write data.tokenizer.trust_remote_code: {name}, once you have read its code"
-                if given
-                else "remove the setting: without it no such code runs",
-            )
-            raise Violations([error])
-        return given
-
-    def rules(self) -> Sequence[Iterator[Violation]]:
-        return (
-            self._one_kind(),
-            revision_errors("data.tokenizer", self.from_, self.revision, self.commit),
-            self._trust(),
-        )
-
-    def _one_kind(self) -> Iterator[Violation]:
-        if (self.train is None) == (self.from_ is None):
-            given = "neither is" if self.train is None else "both are"
-            yield ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
-        elif self.train is not None and self.eos_token is not None:
-            yield UserError(
-                f"data.tokenizer.eos_token: {self.eos_token} with data.tokenizer.train: {self.train}",
-                "a tokenizer that is trained here ends a text by <|endoftext|>",
-                "remove data.tokenizer.eos_token",
-            )
-
-    def _trust(self) -> Iterator[UserError]:
-        if self.trust_remote_code not in (None, self.from_):
-            yield UserError(
-                f"data.tokenizer.trust_remote_code: {self.trust_remote_code} with data.tokenizer.from: {self.from_}",
-                "code is trusted by name: the setting holds the very name that it comes from",
-                "repeat the name of `from` where you have read its code, or remove the setting",
-            )
-
-
-def _share_or_source(value: Any) -> str:
-    return "source" if isinstance(value, (dict, SourceConfig)) else "share"
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "amount" if value and value.keys() <= {"bytes", "tokens"} else "source"
+    if isinstance(value, (SourceConfig, HeldOutConfig)):
+        return "source" if isinstance(value, SourceConfig) else "amount"
+    return "none" if value == "none" else "share"
 
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0), Tag("share")]
-ShareOrSource = Annotated[Share | Annotated[SourceConfig, Tag("source")], Discriminator(_share_or_source)]
+Validation = Annotated[
+    Share
+    | Annotated[Literal["none"], Tag("none")]
+    | Annotated[HeldOutConfig, Tag("amount")]
+    | Annotated[SourceConfig, Tag("source")],
+    Discriminator(_kind),
+]
 
 
 class CacheConfig(Settings):
     """Shards of a preparation at a URL, kept on this host; shared by its ranks and by other jobs."""
 
     directory: str = Field(min_length=1)
-    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 8 bytes per token."""
+    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 2 to 6 bytes per token."""
     limit_mib: int = Field(default=10240, ge=1)
     """Largest size of the directory, in MiB: at least one shuffle window and one more shard."""
     deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
@@ -132,10 +81,14 @@ class DataConfig(Settings):
     deduplicate: bool = False
     """Leave out every document of `sources` whose text came before, to the byte. Takes 16 bytes of memory per document while
     documents are counted, and about 60 for a moment at the end."""
-    validation: ShareOrSource = 0.02
-    """Share of the documents that is held out, chosen by the hash of each document's text, or a source of its own."""
+    validation: Validation = 0.02
+    """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents, or an
+    amount, {bytes: 10e6} or {tokens: 1e6}, which a single text file has too. Or a source of its own; or none."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
-    """Largest size of a shard file in bytes (one sample may exceed it)."""
+    """How many samples a shard file holds: as many as fit into these bytes at 8 bytes per token. Of text it takes a quarter of
+    them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""
+    compression: Literal["none", "zstd"] = "none"
+    """What shards are compressed with. A shard is unpacked into memory while it is read. May change on resume."""
     rehash: bool = Field(default=False, exclude=True)
     """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
     `--rehash` of `prepare` and `train` sets."""
@@ -172,6 +125,12 @@ class DataConfig(Settings):
 
     def _chat(self) -> Iterator[ValueError]:
         for source in self._named():
+            if self.tokenizer.train is not None and source.format == "tokens":
+                yield ValueError(
+                    f"`format: tokens` with `tokenizer: {{train: {self.tokenizer.train}}}`: ids that were made before "
+                    "belong to the tokenizer that made them: give `tokenizer: {from: ...}`"
+                )
+                return
             if self.tokenizer.train is not None and source.format == "chat":
                 yield ValueError(
                     f"`format: chat` with `tokenizer: {{train: {self.tokenizer.train}}}`: conversations are written by a "
@@ -194,9 +153,17 @@ class DataConfig(Settings):
             )
 
     def _held_out(self) -> Iterator[ValueError]:
-        if self.order.held_out_of is not None and isinstance(self.validation, SourceConfig):
+        if self.order.held_out_of is not None and not isinstance(self.validation, float):
+            given = "an amount in `validation`" if isinstance(self.validation, HeldOutConfig) else "`validation: none`"
+            given = "a `validation` of its own" if isinstance(self.validation, SourceConfig) else given
             yield ValueError(
-                f"`order.held_out_of: {self.order.held_out_of}` has no effect with a `validation` of its own: leave it out"
+                f"`order.held_out_of: {self.order.held_out_of}` has no effect with {given}, but with a share: leave it out"
+            )
+        wants_tokens = isinstance(self.validation, HeldOutConfig) and self.validation.tokens is not None
+        if wants_tokens and self.tokenizer.train is not None:
+            yield ValueError(
+                f"`validation: {{tokens: ...}}` with `tokenizer: {{train: {self.tokenizer.train}}}`, which is trained on what is "
+                "not held out, so that no token is known before: give `validation: {bytes: ...}`"
             )
 
     def _growing(self) -> Iterator[ValueError]:
@@ -224,6 +191,15 @@ class DataConfig(Settings):
         weights = [source.weight for source in self.sources if source.weight is not None]
         return weights if len(weights) > 1 else None
 
+    def evaluated(self, sets: Mapping[str, SourceConfig]) -> tuple[str, ...]:
+        """The names of all validation sets; `validation` comes first, where there is one."""
+        return (*(["validation"] if self.validation != "none" else []), *sets)
+
+    def sources_of(self, name: str, sets: Mapping[str, SourceConfig]) -> list[SourceConfig]:
+        """Where the documents of a validation set come from."""
+        own = sets.get(name, self.validation)
+        return [own] if isinstance(own, SourceConfig) else self.sources
+
     @property
     def is_preference(self) -> bool:
         """Whether the sources hold pairs; then all do."""
@@ -240,8 +216,16 @@ class DataConfig(Settings):
         a mixture, which takes from all sources at once, while they are written one behind the other."""
         return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
 
-    def epochs_errors(self, epochs: float | None) -> Iterator[UserError]:
-        """A UserError where a run's length is in epochs and sources are mixed."""
+    def errors_beside(
+        self, epochs: float | None, keep_best: int, sets: Mapping[str, SourceConfig]
+    ) -> Iterator[UserError]:
+        """A UserError where a run's length is in epochs and sources are mixed, or its best checkpoints are kept by no loss."""
+        if keep_best and not self.evaluated(sets):
+            yield UserError(
+                f"checkpoint.keep_best={keep_best} with data.validation: none and no evaluate.sets",
+                "the best checkpoints are those of the lowest validation loss",
+                "set checkpoint.keep_best=0, hold something out, or add a set to evaluate.sets",
+            )
         if epochs is not None and self.weights is not None:
             yield UserError(
                 f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",

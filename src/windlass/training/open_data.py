@@ -52,7 +52,7 @@ def evaluation_sets(
     prepared: Prepared,
     reference: ReferenceScores | None = None,
 ) -> dict[str, EvaluationSet]:
-    """Every validation set, cut over the batch axes; `validation` comes first."""
+    """Every validation set, cut over the batch axes; `validation` comes first, where there is one."""
     return {
         name: evaluation_set(
             prepared.shards(name),
@@ -67,7 +67,7 @@ def evaluation_sets(
             sequences=config.data.sequences_per_sample,
             change=_adding(reference, name, prepared),
         )
-        for name in ("validation", *config.evaluate.sets)
+        for name in config.data.evaluated(config.evaluate.sets)
     }
 
 

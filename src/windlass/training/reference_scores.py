@@ -60,7 +60,7 @@ def reference_scores(
 
 
 def _sets(config: RunConfig) -> tuple[str, ...]:
-    return ("train", "validation", *config.evaluate.sets)
+    return ("train", *config.data.evaluated(config.evaluate.sets))
 
 
 def _scored(

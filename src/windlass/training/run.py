@@ -266,7 +266,7 @@ class Run:
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """What the model must beat, where it is scored on the same tokens: on the whole validation set. Pairs have none."""
-        if self.config.objective.unit != "targets":
+        if self.config.objective.unit != "targets" or "validation" not in self.evaluation_sets:
             return {}
         scored, info = self.evaluation_sets["validation"].num_targets, self.prepared.sets["validation"]
         if self.config.data.isolate:

@@ -107,3 +107,14 @@ def test_a_sample_is_named_by_its_shard(tmp_path):
     assert position(reader, first) == "shard.00001.mds, sample 0"
     block = next(blocks(reader, [range(first, first + 1)]))
     assert block.ids_NL[0].tolist() == reader.read(1, 0)[0].tolist()
+
+
+def test_rows_that_follow_no_other_share_no_id_and_no_document():
+    ids = np.array([[1, 2, EOS, 3, 4], [5, EOS, 6, EOS, EOS], [EOS, 8, EOS, EOS, EOS]], np.int32)
+    labels = np.where(np.arange(5) < np.array([[5], [4], [3]]), ids, -100)
+    block = SampleBlock(ids, labels, 0, True, is_text=True, is_alone=True)
+    walk = DocumentWalk(EOS)
+    found = [*walk.add(block), *walk.end()]
+    assert [(document.ids_N.tolist(), document.is_whole) for document in found] == [
+        ([1, 2], False), ([3, 4], False), ([5], False), ([6], True), ([8], True),
+    ]  # fmt: skip

@@ -53,3 +53,17 @@ def test_torchs_own_sources_fill_samples_of_2048_to_99_8_percent(tmp_path):
     )
     info = prepare(config, {}, log=lambda line: None).sets["train"]
     assert info.documents > 1000 and info.tokens / (info.samples * 2048) > 0.998
+
+
+def test_a_token_of_text_takes_two_bytes_and_compression_changes_no_sample(tmp_path, corpus):
+    plain = prepare(data_config(tmp_path), {}, log=lambda line: None)
+    changes = {"compression": "zstd", "directory": str(tmp_path / "packed")}
+    packed = prepare(data_config(tmp_path, **changes), {}, log=lambda line: None)
+    assert packed.stream == plain.stream and packed.fingerprint != plain.fingerprint and packed.sets == plain.sets
+    for name in plain.sets:
+        one, other = Reader(plain.shards(name)), Reader(packed.shards(name))
+        assert one.shard_samples == other.shard_samples
+        assert all((a == b).all() for pair in zip(one, other, strict=True) for a, b in zip(*pair))
+        assert {shard.columns.id_type for shard in one.shards} == {"<u2"}
+        assert [shard.columns.target for shard in one.shards][:-1] == [""] * (len(one.shards) - 1)
+        assert all(path.name.endswith(".mds.zstd") for path in (packed.directory / name).glob("shard.*"))

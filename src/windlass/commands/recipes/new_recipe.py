@@ -34,6 +34,7 @@ FORMATS: Final = {"sft": "chat", "dpo": "preference"}
 LINES: Final = (".jsonl", ".ndjson", ".jsonlines", ".jl")
 HELD_OUT: Final = 8
 """Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
+SHARE_OF_FEW: Final = 20  # one part of so much
 MANY: Final = 1000
 COMMENTS: Final = {
     "pretrain": "every token of every text is learned",
@@ -139,11 +140,19 @@ def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kin
 
 
 def _validation(source: Mapping[str, str]) -> tuple[str, str]:
-    """A share that holds several documents; of few, of which none may be held out, they themselves. And a comment."""
+    """A share that holds several documents; of few, of which none may be held out, a twentieth of their bytes. And a comment."""
     number = _num_documents(source)
     if number < 2 * HELD_OUT:
-        return _flow({**source}), "the same, as there are few: name texts that are held out"
+        num_bytes = max(1, _num_bytes(source) // SHARE_OF_FEW)
+        return f"{{bytes: {num_bytes}}}", "held out: whole documents, and the end of one"
     return f"{max(0.05, HELD_OUT / number):.2g}", "share of the documents"
+
+
+def _num_bytes(source: Mapping[str, str]) -> int:
+    """Of files on this host."""
+    path = Path(source["path"]).expanduser()
+    files = path.rglob("*") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _num_documents(source: Mapping[str, str]) -> int:

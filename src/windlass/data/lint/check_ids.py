@@ -34,7 +34,8 @@ class Expected(NamedTuple):
     """What a set must be like by its preparation."""
 
     format: str
-    """text, chat, preference, or mixed: in text every token is a target, in the others the answers are."""
+    """text, chat, preference, or mixed: in text every token is a target, in the others the answers are. samples: text, and rows
+    that are taken as they are stored, which follow no other."""
     is_isolated: bool
     is_packed_whole: bool
     """Whether documents longer than a sequence are the only ones cut (best-fit)."""

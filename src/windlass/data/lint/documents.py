@@ -37,6 +37,8 @@ class SampleBlock(NamedTuple):
     is_text: bool = False
     ends_NL: np.ndarray | None = None
     """Whether each id ends a document, bool, where that is stored (in chats)."""
+    is_alone: bool = False
+    """Whether a sample is a row that follows no other, instead of beginning with the last id of the one before."""
 
     @property
     def num_samples(self) -> int:
@@ -83,7 +85,9 @@ def position(reader: Reader, sample: int) -> str:
     raise AssertionError("a sample after the end of its set")
 
 
-def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False) -> Iterator[SampleBlock]:
+def blocks(
+    reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text: bool = False, is_alone: bool = False
+) -> Iterator[SampleBlock]:
     """The samples of `runs`, at most SAMPLES_AT_ONCE at a time; other arguments as in SampleBlock. Raises BadShard."""
     ends = np.cumsum(reader.shard_samples)
     for run in runs:
@@ -99,9 +103,8 @@ def blocks(reader: Reader, runs: list[range], rows_per_sample: int = 1, is_text:
             known = [row for row in stored if row is not None]
             length = ids_NL.shape[1] // rows_per_sample
             parts = ids_NL.reshape(-1, length), labels_NL.reshape(-1, length)
-            yield SampleBlock(
-                *parts, start, start == run.start, rows_per_sample, is_text, np.stack(known) if known else None
-            )
+            ends_NL = np.stack(known) if known else None
+            yield SampleBlock(*parts, start, start == run.start, rows_per_sample, is_text, ends_NL, is_alone)
 
 
 def content_lengths(block: SampleBlock, eos_id: int) -> np.ndarray:
@@ -134,12 +137,13 @@ class DocumentWalk:
         for row, length in enumerate(content_lengths(block, self._eos_id).tolist()):
             ids_L, is_counted_L = block.ids_NL[row, :length], block.labels_NL[row, :length] != NOT_COUNTED
             number = block.sample(row)
-            if ends_NL[row, 0]:
+            if ends_NL[row, 0] or block.is_alone:
                 yield from self.end()
+            if ends_NL[row, 0]:
                 self._begin(number, begins=True)
             elif not self._is_open:
                 self._begin(number, begins=False)
-            start = 1
+            start = 0 if block.is_alone and not ends_NL[row, 0] else 1
             for end in (np.flatnonzero(ends_NL[row, 1:length]) + 1).tolist():
                 self._ids.append(ids_L[start:end])
                 self._counted.append(is_counted_L[start : end + 1])

@@ -111,12 +111,13 @@ def _check_set(
     runs = runs_of(reader.num_samples, reader.num_samples if is_all else limits.samples, limits.runs)
     by_block = BlockChecks(found, vocabulary, expected, where)
     by_document = DocumentChecks(found, expected, where, sequence_length)
-    is_plain = expected.format == "text" and expected.bytes_add_up
+    is_plain = expected.format in ("text", "samples") and expected.bytes_add_up
     by_text = TextChecks(found, vocabulary, tokenizer, where, limits.text_tokens, is_plain, of_train)
     by_pair = PairChecks(found, where)
     documents = DocumentWalk(vocabulary.eos_id)
     is_pairs = expected.format == "preference"
-    for block in blocks(reader, runs, ROWS if is_pairs else 1, expected.format == "text"):
+    is_samples = expected.format == "samples"
+    for block in blocks(reader, runs, ROWS if is_pairs else 1, expected.format == "text" or is_samples, is_samples):
         by_block.add(block)
         if is_pairs:
             by_pair.add(block)
@@ -140,16 +141,19 @@ def expected_of(prepared: Prepared, name: str, is_isolated: bool) -> Expected:
         sources = settings["sources"]
     elif name == "validation":
         given = settings["validation"]
-        sources = [given] if isinstance(given, dict) else settings["sources"]
+        sources = [given] if isinstance(given, dict) and "path" in given else settings["sources"]
     else:
         sources = [settings["sets"][name]]
-    formats = {str(source.get("format", "text")) for source in sources}
+    has_samples = any(source.get("stored") == "samples" for source in sources)
+    formats = {str(source.get("format", "text")).replace("tokens", "text") for source in sources}
+    if has_samples and formats == {"text"}:
+        formats = {"samples"}
     is_pairs = formats == {"preference"}
     return Expected(
         format=formats.pop() if len(formats) == 1 else "mixed",
         is_isolated=is_isolated,
         is_packed_whole=settings.get("packing") == "best-fit" or is_pairs,
-        documents=info.documents * (ROWS if is_pairs else 1),
+        documents=0 if has_samples else info.documents * (ROWS if is_pairs else 1),  # EOS may be anywhere in a row
         tokens=info.tokens,
         samples=info.samples,
         bytes_add_up=info.bytes_add_up,

@@ -155,10 +155,10 @@ def read_sample(prepared: Prepared, name: str, number: int, is_isolated: bool = 
     return Sample(f"{name}, {position(reader, number)}", rows)
 
 
-def kind_of_rows(prepared: Prepared, name: str) -> tuple[int, bool]:
-    """Rows per sample, and whether they are plain text, as `blocks` takes them."""
+def kind_of_rows(prepared: Prepared, name: str) -> tuple[int, bool, bool]:
+    """Rows per sample, whether they are plain text, and whether none follows another, as `blocks` takes them."""
     kind = expected_of(prepared, name, False).format
-    return ROWS if kind == "preference" else 1, kind == "text"
+    return ROWS if kind == "preference" else 1, kind in ("text", "samples"), kind == "samples"
 
 
 def _segments(block: SampleBlock, row: int, prepared: Prepared, is_isolated: bool) -> Iterator[Segment]:

@@ -8,6 +8,7 @@ Inside:
 
 fingerprint  what a preparation is recognised by
 plan         scans every source and chooses the documents
+hold_out     an amount of the documents for validation
 build        writes the sets of a preparation, whole or growing in place
 write_set    one set: documents -> ids -> samples -> shards
 directory    a directory that is replaced as a whole: lock, temporary sibling, swap

@@ -25,6 +25,7 @@ from windlass.data.prepare.write_set import REPORT_EVERY_S, Growing, SetTokenize
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
+from windlass.data.sources.config import HELD
 from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
@@ -51,7 +52,8 @@ def _tokenizer(
         tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.log)
     opened, eos_id = tokenizer.open_tokenizer(directory)
     is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it arrives while it is read, perhaps slowly
-    is_fast = fast_encoder(directory, selections["train" if is_here else "validation"].texts(), plan.log)
+    sampled = selections.get("train" if is_here else "validation")  # nothing to compare tiktoken on: it is not used
+    is_fast = sampled is not None and fast_encoder(directory, sampled.texts(), plan.log)
     return SetTokenizer(directory, eos_id, tokenizer.token_bytes(opened), is_fast, plan.date)
 
 
@@ -186,9 +188,13 @@ def _baselines(
     directory: Path,
     known: SetTokenizer,
 ) -> tuple[baselines.Scores, baselines.Scores]:
-    """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, and for chat and pairs."""
-    if any(source.format != "text" for name in ("train", "validation") for source in selections[name].sources):
-        return {}, {}  # what is learned of a conversation is not its text
+    """Scores on all targets, and on those of isolated documents. Empty for a corpus that is too large, for chat and pairs, and
+    without a validation set."""
+    if "validation" not in selections:
+        return {}, {}
+    sources = [*selections["train"].sources, *selections["validation"].sources]
+    if any(source.format in HELD or source.is_samples for source in sources):
+        return {}, {}  # what is learned of a conversation is not its text; a row has no token before its first
     if not baselines.are_affordable(infos["train"].tokens, infos["validation"].bytes):
         return {}, {}
     is_here = all(
@@ -196,9 +202,12 @@ def _baselines(
     )  # else there may be more text than the limit allows
     primes = is_here and infos["train"].bytes <= baselines.MAX_PRIMED_BYTES
     train = "".join(selections["train"].texts()).encode() if primes else b""
-    validation = "".join(selections["validation"].texts()).encode()
     directories = (directory / "train", directory / "validation")
-    fitted, isolated = baselines.fit_and_score(*directories, known.eos_id, known.bytes_V, len(validation))
+    num_bytes = infos["validation"].bytes
+    fitted, isolated = baselines.fit_and_score(*directories, known.eos_id, known.bytes_V, num_bytes)
+    if any(source.format == "tokens" for source in sources):
+        return fitted, isolated  # there is no text to compress
+    validation = "".join(selections["validation"].texts()).encode()
     return fitted | baselines.compress(train, validation), isolated
 
 

@@ -121,13 +121,15 @@ def replaced(directory: Path) -> Iterator[Path]:
 
 
 def check_room(directory: Path, text_bytes: int) -> None:
-    """Raises UserError where the disk of `directory` is too small for the shards of `text_bytes`: 8 bytes per token, and 4 for
-    ids until the end, at 8 bytes of text per token or fewer (the demo's Python has 3.1)."""
-    needed, free = text_bytes * 3 // 2, shutil.disk_usage(directory).free
+    """Raises UserError where the disk of `directory` is too small for the shards of `text_bytes`: 2 bytes per token or more,
+    and 4 for ids until the end, at 8 bytes of text per token or fewer (the demo's Python has 3.1)."""
+    needed, free = text_bytes * 3 // 4, shutil.disk_usage(directory).free
     if needed > free:
         text = f"{format_bytes(text_bytes)} of text are to be prepared"
         given = f"{format_bytes(free)} are free on the disk of {directory}, and {text}"
-        rule = f"shards take 8 bytes per token, and 4 more until they are written: at least {format_bytes(needed)} here"
+        rule = (
+            f"shards take 2 bytes per token or more, and 4 besides until written: at least {format_bytes(needed)} here"
+        )
         raise UserError(
             given, rule, "free space, give another data.directory (or data.cache.directory), or limit the sources"
         )
@@ -143,7 +145,9 @@ def refused_if_full(directory: Path, written_to: Path) -> Iterator[None]:
             raise
         written = sum(path.stat().st_size for path in written_to.rglob("*") if path.is_file())
         given = f"the disk of {directory} is full after {format_bytes(written)} of prepared data"
-        raise UserError(given, "8 bytes per token are needed", "free space, or give another data.directory") from None
+        raise UserError(
+            given, "2 to 6 bytes per token are needed", "free space, or give another data.directory"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
 
@@ -29,19 +30,22 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
+    if settings["compression"] == "none":  # as before there was the setting
+        del settings["compression"]
     settings["held_out_of"] = config.order.held_out_of
     for source in settings["sources"]:
         source["weight"] = config.weights is not None
     settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
     for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
-        if isinstance(source, dict):
+        if isinstance(source, dict) and "format" in source:  # else an amount to hold out
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
             if source["bad_rows"]["at_most"] == 0:  # as before there was the setting
                 del source["bad_rows"]
             else:
                 del source["bad_rows"]["report"]
-            if source["file_format"] is None:  # as before there was the setting
-                del source["file_format"]
+            for key in ("file_format", "id_type", "stored"):
+                if source[key] is None:  # as before there was the setting
+                    del source[key]
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source
@@ -49,13 +53,14 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
 
 
 def without_bad_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without the limits on bad rows, which decide what is refused: of one source all shards are the same."""
+    """The settings without those that decide no sample: the limits on bad rows, which decide what is refused, and compression."""
 
     def without(source: Any) -> Any:
         is_source = isinstance(source, Mapping)
         return {key: value for key, value in source.items() if key != "bad_rows"} if is_source else source
 
     found = {**settings, "sources": list(map(without, settings["sources"]))}
+    found.pop("compression", None)
     found["validation"] = without(settings["validation"])
     if "sets" in settings:
         found["sets"] = {name: without(source) for name, source in settings["sets"].items()}
@@ -71,7 +76,7 @@ def fingerprint(
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
     date, where a chat template writes it."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
-    is_chat = any(isinstance(source, dict) and source["format"] != "text" for source in sources)
+    is_chat = any(isinstance(source, dict) and source.get("format") in HELD for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
         **({"chat": CHAT_VERSION} if is_chat else {}),

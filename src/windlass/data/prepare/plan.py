@@ -8,10 +8,12 @@ validation share is of the first documents, duplicates stay, the tokenizer must 
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.fingerprint import (
     corpus_hash,
     fingerprint,
@@ -19,8 +21,9 @@ from windlass.data.prepare.fingerprint import (
     stream_fingerprint,
     without_bad_rows,
 )
+from windlass.data.prepare.hold_out import border_of
 from windlass.data.sources.bad_rows import BadRows, Report, judge
-from windlass.data.sources.config import DEFAULT_SPLIT
+from windlass.data.sources.config import DEFAULT_SPLIT, HELD
 from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
@@ -30,6 +33,8 @@ from windlass.data.sources.select import Amount, Selection, check_not_empty, mea
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
+from windlass.data.tokens.documents import IdVocabulary, stored_documents
+from windlass.data.tokens.token_files import scan_tokens, vocabulary_of
 from windlass.errors import UserError
 
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
@@ -49,6 +54,8 @@ class PreparePlan(NamedTuple):
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
     bad_rows: dict[str, BadRows]
     """What was found of each source, by its use; filled while they are read."""
+    vocabulary: IdVocabulary | None = None
+    """What ids mean, where a source holds some."""
     date: str | None = None
     """The day that the chat template sees as today; None where no template writes it (`dated`)."""
 
@@ -105,8 +112,15 @@ def scan_sources(
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
     if any(source.format == "chat" for source in named.values()):
         check_has_template(loaded, str(config.tokenizer.from_))
-    files = {name: scan(source, log, commits.get(_pin(source)), hashes) for name, source in named.items()}
-    return PreparePlan(config, sets, files, loaded, log, {}, {})
+    of_tokens = [source for source in named.values() if source.format == "tokens"]
+    vocabulary = vocabulary_of(config.tokenizer, loaded, of_tokens[0]) if of_tokens else None
+    files = {
+        name: scan_tokens(source, hashes)
+        if source.format == "tokens"
+        else scan(source, log, commits.get(_pin(source)), hashes)
+        for name, source in named.items()
+    }
+    return PreparePlan(config, sets, files, loaded, log, {}, {}, vocabulary)
 
 
 def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
@@ -114,7 +128,7 @@ def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PrepareP
     the day on which a preparation begins is part of it. `kept`: (fingerprint or stream, date) of what is there, finished or not:
     where all else is equal, its date stays."""
     named = plan.named.values()
-    if all(source.format == "text" for source in named) or not reads_clock(plan.loaded):
+    if not any(source.format in HELD for source in named) or not reads_clock(plan.loaded):
         return plan
     for known, date in kept:
         found = plan._replace(date=date)
@@ -147,6 +161,7 @@ def choose(
     config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
+    amount = config.validation if isinstance(config.validation, HeldOutConfig) else None
     if isinstance(config.validation, SourceConfig) and _lacks_split(config, files["validation"]):
         share = DEFAULT_SHARE
         given = f"{config.validation.label} has no split `{config.validation.split}`"
@@ -154,12 +169,12 @@ def choose(
         del named["validation"]
     streamed = [n for n in named if n.startswith("sources.") and config.may_grow and any(map(is_remote, files[n]))]
     for name in streamed:
-        _check_streamed(config, named[name], share)
+        _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
     sources = _opened(plan, named, streamed, work, tick)
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
-        sources["validation"] if share is None else share,
+        partial(border_of, amount, plan.loaded, log) if amount is not None else share or sources.get("validation"),
         {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
         config.deduplicate,
         config.order.held_out_of,
@@ -186,6 +201,11 @@ def _opened(
     for name, source in named.items():
         files = [file._replace(specials=specials) for file in plan.files[name]]
         bad_rows = plan.bad_rows[name]
+        if source.format == "tokens":
+            assert plan.vocabulary is not None
+            ids = partial(stored_documents, source, files, plan.vocabulary, plan.config.sequence_length)
+            sources[name] = source_of(source, files)._replace(ids=ids)
+            continue
         if not any(map(is_remote, files)):
             sources[name] = source_of(source, files)._replace(bad_rows=bad_rows)
             continue
@@ -213,9 +233,14 @@ def _bad_rows(named: Mapping[str, SourceConfig], streamed: Sequence[str]) -> dic
     }
 
 
-def _check_streamed(config: DataConfig, source: SourceConfig, share: float | None) -> None:
+def _check_streamed(
+    config: DataConfig, source: SourceConfig, share: float | None, amount: HeldOutConfig | None
+) -> None:
     """Raises UserError where a setting needs all documents before training begins."""
     rule = f"data.order.first_epoch: written, and {source.label} comes as it is read"
+    if amount is not None:
+        change = "give a share, with data.order.held_out_of; or a source of its own; or none"
+        raise UserError(f"data.validation: {amount.in_words}, chosen among all documents", rule, change)
     if share is not None and config.order.held_out_of is None:
         change = "set data.order.held_out_of, such as 10000; or give validation a source of its own"
         raise UserError(f"data.validation: {share:g}, a share of all documents", rule, change)

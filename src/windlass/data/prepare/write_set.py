@@ -19,6 +19,7 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
+from windlass.data.sources.config import HELD
 from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
@@ -28,12 +29,13 @@ from windlass.data.tokenize.flags import ID_BITS, MASKED, count_unwritten, label
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, encode_pairs, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
+from windlass.data.tokens.parts import pack_samples, parts_of, targets_of_samples
 from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S = 10.0
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
-BYTES_PER_ID = 8  # of a shard: an id and its label
+BYTES_PER_ID = 8  # by which a shard's samples are counted (shards/mds)
 
 
 class SetTokenizer(NamedTuple):
@@ -75,24 +77,20 @@ def write_set(
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
-        def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name, T)
-            return ids if growing is None else growing.beat.through(ids)
-
-        texts = selection.texts_of(number)
-        texts = texts if growing is None else growing.beat.through(texts)
-        found = encode_in_parts(texts, ids_of, eos_id, parts / directory.name / f"{number:03}", at_once)
+        kept = parts / directory.name / f"{number:03}"
+        found = _parts_of_source(selection, number, amounts[number], tokenizer, T, kept, growing, at_once)
         return counted.through(found, selection.sources[number], number)
 
-    streams = map(stream, range(len(selection.sources)))
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     size = (directory, width * (T + 1), config.shard_bytes)
-    writer = (
-        Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
-    )
-    pack = _packing(selection.is_pairs, is_chat, config, directory.name, log)
+    compression = None if config.compression == "none" else config.compression
+    stored: Any = {"has_ends": is_chat, "vocab_size": len(tokenizer.bytes_V), "compression": compression}
+    writer = Writer(*size, **stored) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, **stored)
+    usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
-    for ids in streams if is_mixed else [chain.from_iterable(streams)]:
+    for numbers in _streams(selection.sources, is_mixed):
+        pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
+        ids = chain.from_iterable(map(stream, numbers))
         for input_ids_NL, labels_NL in pack(ids, eos_id, T):
             ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
             input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
@@ -101,11 +99,51 @@ def write_set(
             rows = ends_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
             max_documents = max(max_documents, packing.most_documents(*rows))
         shards.append(writer.end_shard() - sum(shards))
-        if not shards[-1]:
+        if not shards[-1] and is_mixed:
             given = f"data.sources[{len(shards) - 1}] has a weight, and no text for training"
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
+
+
+def _parts_of_source(
+    selection: Selection,
+    number: int,
+    amount: Amount,
+    tokenizer: SetTokenizer,
+    sequence_length: int,
+    kept: Path,
+    growing: Growing | None,
+    at_once: int | None,
+) -> Iterator[FinishedPart]:
+    """The ids of one source, encoded where they are not there already. kept: a directory that keeps them across a kill;
+    at_once: about how many ids of a part."""
+    source, name = selection.sources[number], kept.parent.name
+
+    def alive(items: Any) -> Any:
+        return items if growing is None else growing.beat.through(items)
+
+    documents = alive(selection.documents_of(number))
+    if source.format == "tokens":
+        return parts_of(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
+
+    def ids_of(texts: Any) -> Iterator[np.ndarray]:
+        found: Iterator[np.ndarray] = alive(_encode(texts, source, amount, tokenizer, at_once, name, sequence_length))
+        return found
+
+    return encode_in_parts(documents, ids_of, tokenizer.eos_id, kept, at_once)
+
+
+def _streams(sources: Sequence[Source], is_mixed: bool) -> list[list[int]]:
+    """The numbers of the sources that are packed together: neighbours, but those of a mixture and those of samples."""
+    found: list[list[int]] = []
+    for number, source in enumerate(sources):
+        is_alone = is_mixed or source.is_samples or (number > 0 and sources[number - 1].is_samples)
+        if found and not is_alone:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return found
 
 
 def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: Callable[[str], None]) -> Any:
@@ -162,7 +200,7 @@ class _Counted:
         """known: bytes per token [V], EOS id, targets per sequence."""
         self._name, self._num_bytes, self._log = name, num_bytes, log
         self._bytes_V, self._eos_id, self._length = known
-        self.is_masked = any(source.format != "text" for source in selection.sources)
+        self.is_masked = any(source.format in HELD for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = self.cut = 0
         self._of_sources: list[str] = []
@@ -174,16 +212,17 @@ class _Counted:
         """The ids of one source up to its limit in tokens; of pairs and conversations those that fit."""
         fit: Iterator[FinishedPart] = _check_limit(source, parts)
         fitting = None
-        if source.format != "text":
+        if source.format == "chat" or source.format == "preference":
             fitting = Fitting(self._eos_id, self._length, source.format, source.too_long)
             fit = fitting.through(fit, self._name)
         before, num_targets = (self.documents, self.tokens), 0
         for part in limited(fit, self._eos_id, source.num_tokens):
+            ids = targets_of_samples(part.ids, self._eos_id) if source.is_samples else part.ids
             self.documents += len(part.sizes)
-            self.tokens += len(part.ids)
+            self.tokens += len(ids)
             self.text_bytes += int(part.sizes.sum())
-            self.bytes += int(self._bytes_V[part.ids & ID_BITS].sum(dtype=np.int64))
-            num_targets += int(((part.ids & MASKED) == 0).sum())
+            self.bytes += int(self._bytes_V[ids & ID_BITS].sum(dtype=np.int64))
+            num_targets += int(((ids & MASKED) == 0).sum())
             if self.is_masked:
                 self.unwritten += count_unwritten(part.ids)
             now_s = time.monotonic()

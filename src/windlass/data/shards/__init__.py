@@ -7,4 +7,8 @@ cache        a bounded local cache of shards, shared by ranks and jobs
 remote       a preparation at a URL: published whole, read through the cache
 journal      which shards of a growing set are complete
 growing      a reader's view of a set that is still being written
+
+Inside:
+
+columns      which columns a shard stores, and a sample's bytes
 """

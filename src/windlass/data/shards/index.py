@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from windlass.data.shards.columns import ShardColumns, columns_of
 from windlass.errors import BadShard
 
-COLUMNS = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
-WITH_ENDS = {**COLUMNS, "document_ends": "ndarray:uint8"}
 INDEX_NAME = "index.json"
 MAX_BYTES = (1 << 32) - 1
 REPAIR = "prepare the data again into this directory (delete it first), or copy it again from where it is whole"
@@ -57,8 +56,7 @@ class Shard(NamedTuple):
     stored: File
     compression: str | None
     num_samples: int
-    has_ends: bool = False
-    """Whether its samples hold which ids end documents (the column `document_ends`)."""
+    columns: ShardColumns = ShardColumns()
 
     @property
     def num_bytes(self) -> int:
@@ -84,9 +82,10 @@ def parse_index(data: bytes, where: str) -> list[Shard]:
 def _shard(given: str, entry: Any) -> Shard:
     if not isinstance(entry, dict) or not isinstance(entry.get("raw_data"), dict):
         raise BadShard(f"{given} is not an entry of an MDS index", "an entry is an object with `raw_data`", REPAIR)
-    columns = WITH_ENDS if entry.get("column_names") == list(WITH_ENDS) else COLUMNS
-    wanted: dict[str, Any] = {"format": "mds", "version": 2, "column_names": list(columns)}
-    wanted |= {"column_encodings": list(columns.values()), "column_sizes": [None] * len(columns)}
+    columns = columns_of(entry)
+    encodings = columns.encodings
+    wanted: dict[str, Any] = {"format": "mds", "version": 2, "column_names": list(encodings)}
+    wanted |= {"column_encodings": list(encodings.values()), "column_sizes": [None] * len(encodings)}
     for key, value in wanted.items():
         if entry.get(key) != value:
             raise BadShard(f"{given} has {key} {entry.get(key)!r}", f"{key} must be {value!r} to be read here", REPAIR)
@@ -105,7 +104,7 @@ def _shard(given: str, entry: Any) -> Shard:
         rule = "a shard holds at least one sample, and each takes more than four bytes"
         raise BadShard(f"{given} has {samples!r} samples in {raw.num_bytes} bytes", rule, REPAIR)
     stored = raw if kind is None else _file(given, entry["zip_data"])
-    return Shard(raw, stored, kind, samples, columns is WITH_ENDS)
+    return Shard(raw, stored, kind, samples, columns)
 
 
 def _file(given: str, entry: Any) -> File:

@@ -216,27 +216,29 @@ class JournaledWriter(Writer):
         beat: Beat,
         eos_id: int,
         row_ids: int,
-        has_ends: bool = False,
+        **stored: Any,
     ):
-        super().__init__(directory, num_ids, shard_bytes, may_exist=True, has_ends=has_ends)
+        """`stored`: what else a Writer takes."""
+        super().__init__(directory, num_ids, shard_bytes, may_exist=True, **stored)
         self._journal, self._beat, self._eos_id, self._row_ids = journal, beat, eos_id, row_ids
 
-    def put(self, entry: dict[str, Any], header: bytes, body: memoryview) -> None:
+    def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
         number, known = len(self._entries), self._journal.entries
-        path = self.directory / entry["raw_data"]["basename"]
+        file = entry["zip_data"] or entry["raw_data"]
+        path = self.directory / file["basename"]
         self._beat.tick()
         if number < len(known):
             if entry != known[number]:
                 given = f"{path} comes out with {entry['raw_data']['hashes']}, and had {known[number]['raw_data']['hashes']}"
                 raise BadShard(given, "the same sources, tokenizer and settings give the same shards", REPAIR)
-            if path.is_file() and path.stat().st_size == entry["raw_data"]["bytes"]:
+            if path.is_file() and path.stat().st_size == file["bytes"]:
                 return
-        super().put(entry, header, body)
+        super().put(entry, stored, count)
         if number >= len(known):
-            self._journal.add({"kind": "shard", "entry": entry, "most_documents": self._most_documents(body)})
+            self._journal.add({"kind": "shard", "entry": entry, "most_documents": self._most_documents(count)})
 
-    def _most_documents(self, body: memoryview) -> int:
-        ids_NL, labels_NL, *stored = (column.reshape(-1, self._row_ids) for column in self.columns(body))
+    def _most_documents(self, count: int) -> int:
+        ids_NL, labels_NL, *stored = (held[:count].reshape(-1, self._row_ids) for held in self.pending)
         ends_NL = stored[0] != 0 if stored else ids_NL == self._eos_id
         starts = range(0, len(ids_NL), ROWS_AT_ONCE)
         pieces = ((ends_NL[at : at + ROWS_AT_ONCE], labels_NL[at : at + ROWS_AT_ONCE]) for at in starts)

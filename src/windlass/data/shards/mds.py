@@ -1,11 +1,8 @@
 """Shards of samples on disk: MosaicML's MDS format, our own writer and reader.
 
-A shard file holds, little-endian: u32 number of samples n; u32 offsets[n+1] from the start of the file; a JSON text
-(the columns again); then the samples. A sample holds one u32 size per column, then per column one byte (ndim << 2 |
-w), the shape in unsigned integers of 2**w bytes, and the values. We keep the part of the format that we need: two
-columns, `input_ids` and `labels`, both `ndarray:int32` of one dimension and equal length, written uncompressed, always
-with an xxh64 in index.json. (Format: github.com/mosaicml/streaming, format version 2.) Samples of conversations have a
-third column of that length, `document_ends`, `ndarray:uint8`: 1 where an EOS ends a document, since others end turns.
+A shard file holds, little-endian: u32 number of samples n; u32 offsets[n+1] from the start of the file; a JSON text (the columns
+again); then the samples (columns). We keep the part of the format that we need, always with an xxh64 in index.json. (Format:
+github.com/mosaicml/streaming, format version 2.)
 
 Writing: a shard is written under a temporary name, fsynced, renamed; index.json comes last, so that a directory
 without it is no dataset. Reading: every file's size is compared when the dataset is opened, every file's hash when it
@@ -24,11 +21,10 @@ import numpy as np
 import xxhash
 
 from windlass.data.files import write_durably
+from windlass.data.shards.columns import ShardColumns, narrowest
 from windlass.data.shards.index import (
-    COLUMNS,
     INDEX_NAME,
     REPAIR,
-    WITH_ENDS,
     File,
     Shard,
     check_size,
@@ -39,43 +35,46 @@ from windlass.data.shards.index import (
 from windlass.errors import BadShard
 
 
-def _layout(num_ids: int, has_ends: bool) -> list[tuple[bytes, str]]:
-    """Of each column of a sample the bytes before its values, and their dtype; they depend on the length alone."""
-    width = 0 if num_ids < 1 << 8 else 1 if num_ids < 1 << 16 else 2
-    head = bytes([1 << 2 | width]) + num_ids.to_bytes(1 << width, "little")
-    dtypes = ["<i4", "<i4", "u1"] if has_ends else ["<i4", "<i4"]
-    sizes = np.array([len(head) + np.dtype(dtype).itemsize * num_ids for dtype in dtypes], "<u4").tobytes()
-    return [(head if number else sizes + head, dtype) for number, dtype in enumerate(dtypes)]
-
-
 class Writer:
-    """Writes rows of `num_ids` ids into shards of at most `shard_bytes` each. `close()` makes them a dataset. `has_ends`: it also
-    stores which ids end documents."""
+    """Writes rows of `num_ids` ids into shards. `close()` makes them a dataset. A shard holds as many samples as fit into
+    `shard_bytes` at 8 bytes per id, however few it takes, so that the order of samples does not depend on what is stored.
+    `has_ends`: it also stores which ids end documents. `vocab_size`: ids and targets take the fewest bytes (columns); without it
+    they are int32 and labels. `compression`: None or zstd."""
 
     def __init__(
-        self, directory: Path, num_ids: int, shard_bytes: int, may_exist: bool = False, has_ends: bool = False
+        self,
+        directory: Path,
+        num_ids: int,
+        shard_bytes: int,
+        may_exist: bool = False,
+        has_ends: bool = False,
+        vocab_size: int | None = None,
+        compression: str | None = None,
     ):
         self.directory, self.num_ids, self.shard_bytes = directory, num_ids, shard_bytes
         directory.mkdir(parents=True, exist_ok=may_exist)
-        columns = WITH_ENDS if has_ends else COLUMNS
-        self._layout = _layout(num_ids, has_ends)
-        self._record_bytes = sum(len(head) + np.dtype(dtype).itemsize * num_ids for head, dtype in self._layout)
-        self._config = {
-            "column_encodings": list(columns.values()),
-            "column_names": list(columns),
-            "column_sizes": [None] * len(columns),
-            "compression": None,
-            "format": "mds",
-            "hashes": ["xxh64"],
-            "size_limit": shard_bytes,
-            "version": 2,
-        }
-        self._config_data = json.dumps(self._config, sort_keys=True).encode()
-        room_bytes = shard_bytes - len(self._config_data) - 8
-        self.samples_per_shard = max(1, room_bytes // (self._record_bytes + 4))
-        self._records = np.empty((self.samples_per_shard, self._record_bytes), np.uint8)  # paged in as it is filled
+        self._has_ends, self._vocab_size, self._compression = has_ends, vocab_size, compression
+        plain = ShardColumns(has_ends=has_ends)
+        record_bytes = plain.records([np.zeros((1, num_ids), np.uint8)] * len(plain.types)).shape[1]
+        room_bytes = shard_bytes - len(json.dumps(self._config(plain, None), sort_keys=True)) - 8
+        self.samples_per_shard = max(1, room_bytes // (record_bytes + 4))
+        shape = self.samples_per_shard, num_ids  # paged in as they are filled
+        self.pending = [np.empty(shape, dtype) for dtype in plain.types]
+        """input_ids, labels and document_ends of the shard that is filled, or was written last."""
         self._num_pending = 0
         self._entries: list[dict[str, Any]] = []
+
+    def _config(self, columns: ShardColumns, compression: str | None) -> dict[str, Any]:
+        return {
+            "column_encodings": list(columns.encodings.values()),
+            "column_names": list(columns.encodings),
+            "column_sizes": [None] * len(columns.encodings),
+            "compression": compression,
+            "format": "mds",
+            "hashes": ["xxh64"],
+            "size_limit": self.shard_bytes,
+            "version": 2,
+        }
 
     def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray, ends_NL: np.ndarray | None = None) -> None:
         """Appends N samples of L = `num_ids` ids each."""
@@ -83,48 +82,38 @@ class Writer:
         at = 0
         while at < len(input_ids_NL):
             count = min(self.samples_per_shard - self._num_pending, len(input_ids_NL) - at)
-            records = self._records[self._num_pending : self._num_pending + count]
-            begin = 0
-            for (head, dtype), column in zip(self._layout, columns, strict=True):
-                values = np.ascontiguousarray(column[at : at + count], dtype).view(np.uint8)
-                end = begin + len(head) + values.shape[1]
-                records[:, begin : begin + len(head)] = np.frombuffer(head, np.uint8)
-                records[:, begin + len(head) : end] = values
-                begin = end
+            for held, column in zip(self.pending, columns, strict=True):
+                held[self._num_pending : self._num_pending + count] = column[at : at + count]
             self._num_pending, at = self._num_pending + count, at + count
             if self._num_pending == self.samples_per_shard:
                 self._flush()
 
     def _flush(self) -> None:
-        num_samples, self._num_pending = self._num_pending, 0
-        start = 4 + 4 * (num_samples + 1) + len(self._config_data)
-        offsets = start + self._record_bytes * np.arange(num_samples + 1, dtype=np.uint64)
-        header = np.uint32(num_samples).tobytes() + offsets.astype("<u4").tobytes() + self._config_data
-        body = self._records[:num_samples].reshape(-1).data
+        count, self._num_pending = self._num_pending, 0
+        ids, labels, *ends = (held[:count] for held in self.pending)
+        columns = ShardColumns(has_ends=self._has_ends)
+        if self._vocab_size is not None:
+            columns = narrowest(ids, labels, self._has_ends, self._vocab_size)
+        targets = {"labels": [labels], "loss_mask": [labels == ids], "": []}[columns.target]
+        records = columns.records([ids, *targets, *ends])
+        config = self._config(columns, self._compression)
+        config_data = json.dumps(config, sort_keys=True).encode()
+        start = 4 + 4 * (count + 1) + len(config_data)
+        offsets = start + records.shape[1] * np.arange(count + 1, dtype=np.uint64)
+        header = np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config_data
         basename = f"shard.{len(self._entries):05}.mds"
-        digest = xxhash.xxh64(header)
-        digest.update(body)
-        raw_data = {
-            "basename": basename,
-            "bytes": len(header) + len(body),
-            "hashes": {"xxh64": digest.hexdigest()},
-        }
-        entry = {**self._config, "raw_data": raw_data, "samples": num_samples, "zip_data": None}
-        self.put(entry, header, body)
+        raw = [header, records.reshape(-1).data]
+        entry = {**config, "raw_data": _file(basename, raw), "samples": count, "zip_data": None}
+        stored = raw
+        if self._compression is not None:
+            stored = [_compressed(b"".join(raw))]
+            entry["zip_data"] = _file(f"{basename}.{self._compression}", stored)
+        self.put(entry, stored, count)
         self._entries.append(entry)
 
-    def put(self, entry: dict[str, Any], header: bytes, body: memoryview) -> None:
-        """Writes the file of a shard."""
-        write_durably(self.directory / entry["raw_data"]["basename"], header, body)
-
-    def columns(self, body: memoryview) -> list[np.ndarray]:
-        """The columns of the samples of `body`, [N, num_ids] each: input_ids, labels, and document_ends where it is stored."""
-        records, begin, found = np.frombuffer(body, np.uint8).reshape(-1, self._record_bytes), 0, []
-        for head, dtype in self._layout:
-            end = begin + len(head) + np.dtype(dtype).itemsize * self.num_ids
-            found.append(np.ascontiguousarray(records[:, begin + len(head) : end]).view(dtype))
-            begin = end
-        return found
+    def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
+        """Writes the file of a shard of `count` samples."""
+        write_durably(self.directory / (entry["zip_data"] or entry["raw_data"])["basename"], *stored)
 
     def end_shard(self) -> int:
         """What comes next goes into another shard. -> shards so far."""
@@ -136,6 +125,20 @@ class Writer:
         self.end_shard()
         index = json.dumps({"shards": self._entries, "version": 2}, sort_keys=True)
         write_durably(self.directory / INDEX_NAME, index.encode())
+
+
+def _file(basename: str, parts: list[Any]) -> dict[str, Any]:
+    digest = xxhash.xxh64()
+    for part in parts:
+        digest.update(part)
+    return {"basename": basename, "bytes": sum(map(len, parts)), "hashes": {"xxh64": digest.hexdigest()}}
+
+
+def _compressed(data: bytes) -> bytes:
+    import zstandard
+
+    packed: bytes = zstandard.ZstdCompressor().compress(data)
+    return packed
 
 
 class ShardSource(Protocol):
@@ -237,31 +240,22 @@ class Reader:
         return self._mapped[number]
 
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32 views into the mapped file."""
-        ids, labels, _ = self._columns(number, row)
+        """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32, of the mapped file or copies."""
+        ids, labels, _ = self._sample(number, row)
         return ids, labels
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
         """Which ids of the sample end documents, [L] bool; None where that is not stored: then every EOS does."""
-        ends = self._columns(number, row)[2]
-        return ends != 0 if len(ends) else None
+        return self._sample(number, row)[2]
 
-    def _columns(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(input_ids, labels, document_ends or nothing), views into the mapped file."""
+    def _sample(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         mapped = self._mapped.get(number)
         if mapped is None:
             mapped = self._map(number)
         else:
             self._mapped.move_to_end(number)
         data, offsets = mapped
-        sample = data[offsets[row] : offsets[row + 1]]
-        num_columns = 3 if self.shards[number].has_ends else 2
-        head_bytes = 1 + (1 << (int(sample[4 * num_columns]) & 3))
-        size = int(sample[:4].view("<u4")[0])
-        second = 4 * num_columns + size
-        third = second + size
-        ids, labels = sample[second - size + head_bytes : second], sample[second + head_bytes : third]
-        return ids.view("<i4"), labels.view("<i4"), sample[third + head_bytes :]
+        return self.shards[number].columns.sample(data[offsets[row] : offsets[row + 1]])
 
     def grow(self) -> None:
         """The source has more shards than when it was opened."""
@@ -275,24 +269,12 @@ class Reader:
 
 
 def _offsets(shard: Shard, data: np.ndarray, where: str) -> np.ndarray:
-    """The offsets of the samples in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index or a
-    sample is not rows of equally many values: a right hash says only that the bytes are the writer's."""
+    """The offsets of the samples in a shard, [num_samples + 1]. Raises BadShard where the header contradicts the index, or a
+    sample contradicts itself."""
     num_samples = int(data[:4].view("<u4")[0])
     offsets = data[4 : 4 + 4 * (shard.num_samples + 1)].view("<u4").astype(np.int64)
     if num_samples != shard.num_samples or len(offsets) != num_samples + 1 or int(offsets[-1]) != shard.num_bytes:
         given = f"{where} holds {num_samples} samples up to byte {int(offsets[-1])}"
         raise BadShard(given, f"index.json promises {shard.num_samples} in {shard.num_bytes} bytes", REPAIR)
-    sizes_N, num_columns = np.diff(offsets), 3 if shard.has_ends else 2
-    if int(offsets[0]) < 4 + 4 * len(offsets) or int(sizes_N.min()) < num_columns * (4 + 2):
-        raise BadShard(f"{where} has samples that overlap or are empty", "samples follow one another", REPAIR)
-    sizes_NC = data[offsets[:-1, None] + np.arange(4 * num_columns)].view("<u4").astype(np.int64)
-    heads_N = 1 + (1 << (data[offsets[:-1] + 4 * num_columns].astype(np.int64) & 3))
-    values_NC = sizes_NC - heads_N[:, None]  # bytes of each column's values
-    if (
-        (values_NC[:, 0] != values_NC[:, 1]).any()
-        or (4 * num_columns + sizes_NC.sum(1) != sizes_N).any()
-        or (values_NC[:, 0] % 4 != 0).any()
-        or (shard.has_ends and (4 * values_NC[:, 2:] != values_NC[:, :1]).any())
-    ):
-        raise BadShard(f"{where} has samples with labels of another length", "each id has one label", REPAIR)
+    shard.columns.check(data, offsets, where, REPAIR)
     return offsets

@@ -11,11 +11,11 @@ preference_rows  rows that hold two answers to one prompt
 fetch            copies what is not on this host, once
 select           which documents a set keeps, without duplicates where asked
 bad_rows         rows that are no document: named, counted, left out or refused
+compression      compressed files, unpacked as they are read
 
 Inside:
 
 urls             files at URLs, and what is wrong where their file system fails
-compression      compressed files, unpacked as they are read
 formats          file formats: bytes in, rows out; which files a source may hold
 text_rows        rows as text: JSON lines, JSON, CSV
 table_rows       rows as columns: Parquet, Arrow

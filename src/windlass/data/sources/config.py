@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
@@ -13,8 +13,12 @@ from windlass.settings import Count, Settings, Violation
 
 SLICE = re.compile(r"(\d*):(\d*)")
 DEFAULT_SPLIT = "train"
-Format = Literal["text", "chat", "preference"]
-Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text"]
+Format = Literal["text", "chat", "preference", "tokens"]
+TokensKind = Literal["mds", "megatron", "bin"]
+Kind = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow", "text"] | TokensKind
+IdType = Literal["uint16", "uint32", "int32", "int64"]
+Stored = Literal["stream", "documents", "samples"]
+TOKENS_KINDS = get_args(TokensKind)
 TooLong = Literal["refuse", "drop", "cut-prompt"]
 MAX_ROW_MIB = 64
 CONVERSATION = "messages, or prompt and completion"
@@ -85,10 +89,19 @@ class SourceConfig(Settings):
     `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, except answers of
     `weight: 0`; `prepare` counts reasoning and arguments of calls that the template does not write. preference: two answers to
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
-    begin with; `objective.kind: dpo` trains on them."""
+    begin with; `objective.kind: dpo` trains on them. tokens: ids that `data.tokenizer.from` made before, in local files: a
+    directory of MosaicML's shards (MDS), Megatron-LM's .bin with .idx, or raw .bin."""
     file_format: Kind | None = None
     """With `path`: what the files are, where their names do not say it. jsonl: JSON lines. json: an array, lines, or one object.
-    csv, tsv, parquet, arrow: columns. text: one document each. Compression goes by the name always."""
+    csv, tsv, parquet, arrow: columns. text: one document each. Compression goes by the name always. With `format: tokens`: mds,
+    megatron, or bin, which reads a .bin as raw ids although an .idx is beside it."""
+    id_type: IdType | None = None
+    """With `format: tokens`: the type of an id where the files do not say it: of a raw .bin, and of a column of bytes in MDS
+    (there int64 if not given, as LLM Foundry writes it)."""
+    stored: Stored | None = None
+    """With `format: tokens`: how the files store documents. stream: rows are joined, and EOS ends a document. documents: the end
+    of a row does too. samples: each row is one sample as it is stored, neither joined nor cut. If not given: documents for
+    Megatron-LM's files, whose index has them, else stream."""
     max_row_mib: int = Field(default=MAX_ROW_MIB, ge=1, le=1 << 20)
     """Largest row in MiB (a line of JSON, a whole text file), unpacked; a larger one is an error that names it."""
     too_long: TooLong | None = None
@@ -100,7 +113,7 @@ class SourceConfig(Settings):
     """What becomes of rows that are no document."""
     text: str | None = None
     """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
-    dots a nested one: meta.text."""
+    dots a nested one: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
     rows: (
         Annotated[Annotated[str, Tag("slice")] | Annotated[RowsConfig, Tag("shape")], Discriminator(_slice_or_shape)]
         | None
@@ -127,7 +140,15 @@ class SourceConfig(Settings):
         return given
 
     def rules(self) -> Sequence[Iterator[Violation]]:
-        return self._one_kind(), self._credentials(), self._keys(), self._hub(), self._growing(), self._rows()
+        return (
+            self._one_kind(),
+            self._credentials(),
+            self._keys(),
+            self._hub(),
+            self._growing(),
+            self._rows(),
+            self._tokens(),
+        )
 
     def _one_kind(self) -> Iterator[ValueError]:
         given = [name for name in ("path", "hub", "builtin") if getattr(self, name) is not None]
@@ -151,13 +172,13 @@ class SourceConfig(Settings):
             yield ValueError(f"`file_format: {self.file_format}` has no effect without `path`: leave it out")
         if self.builtin is not None and self.text is not None:
             yield ValueError(f"`text: {self.text}` has no effect on `builtin`; it names a key or a column")
-        elif self.format != "text" and (self.text is not None or self.builtin is not None):
+        elif self.format in HELD and (self.text is not None or self.builtin is not None):
             what = f"`text: {self.text}`" if self.text is not None else f"`builtin: {self.builtin}`"
             rows = f"`format: {self.format}`, whose rows hold {HELD[self.format]}"
             yield ValueError(f"{what} has no effect with {rows}: leave one of them out")
-        if self.too_long is not None and self.format == "text":
+        if self.too_long is not None and self.format not in HELD:
             yield ValueError(
-                f"`too_long: {self.too_long}` has no effect with `format: text`, whose documents may be cut; it is for "
+                f"`too_long: {self.too_long}` has no effect with `format: {self.format}`, whose documents may be cut; it is for "
                 "`format: chat` and `preference`: leave it out"
             )
         elif self.too_long == "cut-prompt" and self.format == "preference":
@@ -199,6 +220,24 @@ class SourceConfig(Settings):
             yield ValueError(
                 f"`rows: {rows}` is no slice of at least one row; write first:end, as in 1000:50000; or of chat one of {known}"
             )
+
+    def _tokens(self) -> Iterator[ValueError]:
+        if self.format != "tokens":
+            kind = self.file_format if self.file_format in TOKENS_KINDS else None
+            given = {"id_type": self.id_type, "stored": self.stored, "file_format": kind}
+            for name, value in given.items():
+                if value is not None:
+                    yield ValueError(
+                        f"`{name}: {value}` has no effect with `format: {self.format}`: set `format: tokens`, or leave it out"
+                    )
+            return
+        if self.path is None or self.grows_until is not None or any("://" in path for path in self.paths):
+            yield ValueError("`format: tokens` is for `path`, whole files on this host: copy them here and name them")
+        if self.file_format is not None and self.file_format not in TOKENS_KINDS:
+            known = ", ".join(TOKENS_KINDS)
+            yield ValueError(f"`file_format: {self.file_format}` holds text, and `format: tokens` reads {known}")
+        if self.bad_rows != BadRowsConfig():
+            yield ValueError("`bad_rows` has no effect with `format: tokens`: an id is right or wrong; leave it out")
 
     @property
     def text_key(self) -> str:

@@ -4,17 +4,18 @@ The hash of a document's text alone decides its set. So a growing corpus moves n
 never in two sets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 
-from windlass.data.sources.source_files import Source
+from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.errors import UserError
 
 HASHES = 1 << 64
+BYTES_PER_ID = 4  # of a document of ids
 UNKNOWN_BYTES = 1 << 50
 
 
@@ -27,6 +28,33 @@ UNKNOWN = Amount(0, UNKNOWN_BYTES)
 """Of a source that is trained on while it is read."""
 
 
+class Split(NamedTuple):
+    """The document with this hash is in two sets: its last `num_bytes` are held out."""
+
+    digest: int
+    num_bytes: int
+
+    def parts(self, text: Document) -> tuple[Document, Document]:
+        """(what is trained on, what is held out), cut before a line where one begins in the part that is held out."""
+        if isinstance(text, bytes):
+            at = (len(text) - self.num_bytes) // BYTES_PER_ID * BYTES_PER_ID
+            return text[:at], text[at:]
+        data = text.encode()
+        at = len(data) - self.num_bytes
+        line = data.find(b"\n", at - 1) + 1
+        at = line if 0 < line < len(data) else at
+        while at and data[at] & 0xC0 == 0x80:  # inside a character
+            at -= 1
+        return data[:at].decode(), data[at:].decode()
+
+
+class Border(NamedTuple):
+    """What is held out: texts that hash below `hash`, and a part of the one that is cut."""
+
+    hash: int
+    cut: Split | None = None
+
+
 class Selection(NamedTuple):
     """The documents of `sources` whose text hashes into low..high of 2**64, without those that `dropped` flags."""
 
@@ -37,46 +65,60 @@ class Selection(NamedTuple):
     """Per source, [documents] bool."""
     held_out: frozenset[int] = frozenset()
     """Hashes of texts that belong to another set."""
+    cut: Split | None = None
+    """Of the document that is cut this set has one part: the end, where low is 0."""
 
     @property
     def is_pairs(self) -> bool:
         """Whether the set holds preferences; then all its sources do."""
         return self.sources[0].format == "preference"
 
-    def texts_of(self, number: int) -> Iterator[str]:
+    def documents_of(self, number: int) -> Iterator[Document]:
         """The documents of one source."""
         dropped = None if self.dropped is None else self.dropped[number]
-        for at, text in enumerate(self.sources[number].documents()):
-            digest = xxhash.xxh64_intdigest(text.encode())
+        for at, document in enumerate(self.sources[number].documents()):
+            digest = xxhash.xxh64_intdigest(bytes_of(document))
             is_chosen = self.low <= digest < self.high and digest not in self.held_out
             if is_chosen and not (dropped is not None and dropped[at]):
-                yield text
+                if self.cut is not None and digest == self.cut.digest:
+                    document = self.cut.parts(document)[self.low == 0]
+                if document:
+                    yield document
+
+    def documents(self) -> Iterator[Document]:
+        return chain.from_iterable(map(self.documents_of, range(len(self.sources))))
 
     def texts(self) -> Iterator[str]:
-        return chain.from_iterable(map(self.texts_of, range(len(self.sources))))
+        """The documents that are texts."""
+        return (document for document in self.documents() if isinstance(document, str))
 
 
 def select(
     training: Sequence[Source],
-    validation: Source | float,
+    validation: Source | float | Callable[[Selection], Border] | None,
     sets: Mapping[str, Source],
     deduplicate: bool,
     held_out_of: int | None = None,
 ) -> tuple[dict[str, Selection], int]:
-    """(every set's documents, how many duplicates were dropped). `validation`: a share, or a source of its own. `held_out_of`:
-    the share is taken of the first N documents of each source."""
+    """(every set's documents, how many duplicates were dropped). `validation`: a share, a source of its own, none, or what finds
+    the border of an amount among all documents. `held_out_of`: the share is taken of the first N documents of each source."""
     dropped = duplicates(training) if deduplicate else None
+    chosen = {"train": Selection(training, 0, HASHES, dropped)}
     if isinstance(validation, Source):
+        chosen["validation"] = Selection([validation], 0, HASHES)
+    elif callable(validation):
+        unlimited = [source._replace(num_tokens=None) for source in training]
+        border, cut = validation(Selection(unlimited, 0, HASHES, dropped))
         chosen = {
-            "train": Selection(training, 0, HASHES, dropped),
-            "validation": Selection([validation], 0, HASHES),
+            "train": Selection(training, border, HASHES, dropped, cut=cut),
+            "validation": Selection(unlimited, 0, border + (cut is not None), dropped, cut=cut),
         }
-    else:
+    elif validation is not None:
         border = int(validation * HASHES)
         first = [source._replace(num_tokens=None, first_documents=held_out_of) for source in training]
         held_out, rest = Selection(first, 0, border, dropped), Selection(training, border, HASHES, dropped)
         if held_out_of is not None:
-            hashes = frozenset(xxhash.xxh64_intdigest(text.encode()) for text in held_out.texts())
+            hashes = frozenset(xxhash.xxh64_intdigest(bytes_of(one)) for one in held_out.documents())
             rest = Selection(training, 0, HASHES, dropped, hashes)
         chosen = {"train": rest, "validation": held_out}
     further = {name: Selection([source], 0, HASHES) for name, source in sets.items()}
@@ -90,8 +132,8 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
     counts = []
     for source in sources:
         before = len(digests)
-        for text in source.documents():
-            digests += xxhash.xxh3_128_digest(text.encode())
+        for document in source.documents():
+            digests += xxhash.xxh3_128_digest(bytes_of(document))
         counts.append((len(digests) - before) // 16)
     halves_N2 = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     order_N = np.lexsort((halves_N2[:, 0], halves_N2[:, 1]))  # stable: of equal texts the first comes first
@@ -110,15 +152,15 @@ def measure(selections: Mapping[str, Selection], unknown: Sequence[str] = ()) ->
             continue
         for number in range(len(selection.sources)):
             num_documents = num_bytes = 0
-            for text in selection.texts_of(number):
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(text.encode())
+            for document in selection.documents_of(number):
+                num_documents, num_bytes = num_documents + 1, num_bytes + len(bytes_of(document))
             amounts[name].append(Amount(num_documents, num_bytes))
     return amounts
 
 
 def check_not_empty(amounts: Mapping[str, Sequence[Amount]], share: float | None) -> None:
     """Raises UserError where a set holds no document: before slow work. `share`: the share held out for validation, or None."""
-    total = total_of(amounts["train"]).documents + total_of(amounts["validation"]).documents
+    total = total_of(amounts["train"]).documents + total_of(amounts.get("validation", ())).documents
     for name, found in amounts.items():
         if total_of(found).documents or UNKNOWN in found:
             continue
@@ -128,7 +170,10 @@ def check_not_empty(amounts: Mapping[str, Sequence[Amount]], share: float | None
                 "a share of whole documents is taken by hash, equal ones together (a text file is one document); both sides need "
                 "one"
             )
-            raise UserError(given, rule, "give another share, or a source of its own: validation: {path: ...}")
+            change = (
+                "give an amount, such as validation: {bytes: 10e6}, or a source of its own: validation: {path: ...}"
+            )
+            raise UserError(given, rule, change)
         raise UserError(f"the source of {name} holds no text", "a set has at least one document", "give another source")
 
 

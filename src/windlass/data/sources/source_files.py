@@ -43,6 +43,14 @@ class SourceFile(NamedTuple):
     """Where a conversation is in a row, if not under the usual names."""
 
 
+Document = str | bytes
+"""A text; or ids that were made before, int32 and little-endian, without the EOS behind them."""
+
+
+def bytes_of(document: Document) -> bytes:
+    return document if isinstance(document, bytes) else document.encode()
+
+
 class Source(NamedTuple):
     """What `scan` found, and the part of it that the recipe asks for: `rows` first..last, then the first `num_documents` that
     hold text. write_set applies `num_tokens`."""
@@ -55,13 +63,24 @@ class Source(NamedTuple):
     too_long: TooLong | None = None
     stream: Callable[[], Iterator[Row]] | None = None
     """Yields the documents instead of `files`, for a source that is trained on while it is read."""
+    ids: Callable[[], Iterator[bytes]] | None = None
+    """Yields documents of ids instead; `rows` are applied already."""
+    is_samples: bool = False
+    """Whether each document is a sample as it is stored."""
     first_documents: int | None = None
     """Limit on all documents above."""
     bad_rows: BadRows | None = None
     """Collects bad rows. Without it the first one is raised."""
 
-    def documents(self) -> Iterator[str]:
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether a document may be in two sets by halves: rows and samples may not."""
+        return self.format in ("text", "tokens") and not self.is_samples
+
+    def documents(self) -> Iterator[Document]:
         """Every document that is not empty, in order. Raises UserError naming the file that is wrong, or the row."""
+        if self.ids is not None:
+            return islice(islice(self.ids(), self.num_documents), self.first_documents)
         rows = islice(all_rows(self.files), *self.rows) if self.stream is None else self.stream()
         good = raised(rows) if self.bad_rows is None else self.bad_rows.without(rows)
         texts = islice((text for text in good if text), self.num_documents)
@@ -69,7 +88,8 @@ class Source(NamedTuple):
 
 
 def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
-    return Source(files, config.slice, config.documents, config.tokens, config.format, config.too_long)
+    limits = config.slice, config.documents, config.tokens
+    return Source(files, *limits, config.format, config.too_long, is_samples=config.stored == "samples")
 
 
 def is_remote(file: SourceFile) -> bool:

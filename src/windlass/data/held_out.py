@@ -1,0 +1,33 @@
+"""What a recipe may say about an amount of the training documents that is held out for validation. No torch."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pydantic import Field
+
+from windlass.settings import Count, Settings, Violation
+
+MOST: Final = 10**18  # what counts bytes and tokens holds 63 bits
+
+
+class HeldOutConfig(Settings):
+    """How much of the training documents is held out: exactly one of `bytes` and `tokens`. Documents are taken whole, in the
+    order of the hashes of their texts, until the amount is reached; a text that is longer than what is still missing gives its
+    last lines. So one long text file has a validation set too."""
+
+    bytes: Count | None = Field(default=None, ge=1, le=MOST)
+    """Bytes of text (UTF-8); of rows of tokens four for each."""
+    tokens: Count | None = Field(default=None, ge=1, le=MOST)
+    """Tokens, about: a sample of the documents says how many bytes of text a token has. Needs `tokenizer: {from: ...}`."""
+
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._one(),)
+
+    def _one(self) -> Iterator[ValueError]:
+        if (self.bytes is None) == (self.tokens is None):
+            found = "neither is" if self.bytes is None else "both are"
+            yield ValueError(f"an amount to hold out has exactly one of `bytes` and `tokens`; {found} given")
+
+    @property
+    def in_words(self) -> str:
+        return f"{{bytes: {self.bytes}}}" if self.bytes is not None else f"{{tokens: {self.tokens}}}"

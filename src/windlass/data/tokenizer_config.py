@@ -1,0 +1,72 @@
+"""What a recipe may say about its tokenizer. Checked when it is made, without touching a file. No torch."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from windlass.errors import UserError
+from windlass.hub.config import revision_errors
+from windlass.settings import Settings, Violation, Violations
+
+
+class TokenizerConfig(Settings):
+    """Exactly one of `train` and `from`."""
+
+    train: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
+    """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
+    and merges."""
+    from_: str | None = Field(default=None, alias="from")
+    """A Hugging Face tokenizer: its directory, a `tokenizer.json` with `tokenizer_config.json` beside it, or a name of the
+    hub such as Qwen/Qwen3-4B."""
+    revision: str | None = None
+    """With a hub name: the branch, tag or full commit to take; main if not given."""
+    commit: str | None = None
+    """With a hub name: the commit that the revision was when the data was prepared. windlass writes it into resolved.yaml."""
+    hub_cache: str | None = Field(None, exclude=True)
+    """hub.cache of the recipe, which fills it in."""
+    eos_token: Annotated[str, Field(min_length=1)] | None = None
+    """With `from`: the token that ends a document, where the tokenizer's files do not name it or name another one."""
+    trust_remote_code: str | None = None
+    """The very name (or directory) of `from`, where the tokenizer's own Python code may run, once, while data is prepared."""
+
+    @field_validator("trust_remote_code", mode="before")
+    @classmethod
+    def _no_blanket_trust(cls, given: object, info: ValidationInfo) -> object:
+        if isinstance(given, bool):
+            name = info.data.get("from_") or "the name in data.tokenizer.from"
+            error = UserError(
+                f"data.tokenizer.trust_remote_code: {str(given).lower()}",
+                "code of that repository will run here, so it is trusted by name, not by true",
+                f"write data.tokenizer.trust_remote_code: {name}, once you have read its code"
+                if given
+                else "remove the setting: without it no such code runs",
+            )
+            raise Violations([error])
+        return given
+
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (
+            self._one_kind(),
+            revision_errors("data.tokenizer", self.from_, self.revision, self.commit),
+            self._trust(),
+        )
+
+    def _one_kind(self) -> Iterator[Violation]:
+        if (self.train is None) == (self.from_ is None):
+            given = "neither is" if self.train is None else "both are"
+            yield ValueError(f"a tokenizer has exactly one of `train` and `from`; {given} given")
+        elif self.train is not None and self.eos_token is not None:
+            yield UserError(
+                f"data.tokenizer.eos_token: {self.eos_token} with data.tokenizer.train: {self.train}",
+                "a tokenizer that is trained here ends a text by <|endoftext|>",
+                "remove data.tokenizer.eos_token",
+            )
+
+    def _trust(self) -> Iterator[UserError]:
+        if self.trust_remote_code not in (None, self.from_):
+            yield UserError(
+                f"data.tokenizer.trust_remote_code: {self.trust_remote_code} with data.tokenizer.from: {self.from_}",
+                "code is trusted by name: the setting holds the very name that it comes from",
+                "repeat the name of `from` where you have read its code, or remove the setting",
+            )
