@@ -209,7 +209,7 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr("windlass.data.prepare.write_set.encode_chat", None)
+        patched.setattr("windlass.data.prepare.write_set.encode_rows", None)
         lines = []
         assert refused(config(len(CHATS) - 1), lines).given.startswith(f"{len(CHATS)} of {len(rows)} rows")
     at = len(chat_rows()) + 1

@@ -28,9 +28,10 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import labelled
-from windlass.data.tokenize.preferences import encode_pairs, pack_pairs, rows_of
+from windlass.data.tokenize.preferences import pack_pairs, rows_of
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -41,7 +42,7 @@ from windlass.training.preflight import make_ready
 
 def encoded(planted, row):
     """(text, learned text) of chosen and rejected, and the ids with flags."""
-    (ids,) = encode_pairs([pair_of(row, "here")], planted.directory / "tokenizer", "train")
+    (ids,) = encode_rows([pair_of(row, "here")], RowSettings(planted.directory / "tokenizer", "train", is_pairs=True))
     found = []
     for row_ids in rows_of(ids):
         input_ids, labels = labelled(row_ids[None], row_ids[None])
@@ -75,10 +76,9 @@ def test_without_a_prompt_what_both_begin_with_is_not_learned(planted):
 def test_of_conversations_only_what_follows_the_prompt_is_learned(planted, template):
     template_of(planted, template)
     other = {"role": "assistant", "content": "Let it go."}
-    (ids,) = encode_pairs(
+    (ids,) = encode_rows(
         [pair_of({"chosen": MESSAGES, "rejected": [*MESSAGES[:4], other]}, "")],
-        planted.directory / "tokenizer",
-        "train",
+        RowSettings(planted.directory / "tokenizer", "train", is_pairs=True),
     )
     for row, words in zip(rows_of(ids), ("Pull it in\nslowly.", "Let it go.")):
         input_ids, labels = labelled(row[None], row[None])

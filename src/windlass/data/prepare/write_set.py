@@ -22,11 +22,11 @@ from windlass.data.shards.mds import Writer
 from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
-from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import ID_BITS, MASKED, count_unwritten, labelled
 from windlass.data.tokenize.pool import encode
-from windlass.data.tokenize.preferences import ROWS, encode_pairs, pack_pairs
+from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, limited
 from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
@@ -125,12 +125,13 @@ def _encode(
     sequence_length: int,
 ) -> Iterator[np.ndarray]:
     """at_once: about how many characters to encode at once."""
-    if source.format == "chat":
-        cut_above = sequence_length if source.too_long == "cut-prompt" else None
-        return encode_chat(texts, tokenizer.directory, name, tokenizer.date, cut_above)
-    if source.format == "preference":
-        return encode_pairs(texts, tokenizer.directory, name, tokenizer.date)
-    return encode(texts, amount.bytes, tokenizer.directory, os.cpu_count() or 1, tokenizer.is_fast, at_once)
+    num_cores = os.cpu_count() or 1
+    if source.format == "text":
+        return encode(texts, amount.bytes, tokenizer.directory, num_cores, tokenizer.is_fast, at_once)
+    cut_above = sequence_length if source.format == "chat" and source.too_long == "cut-prompt" else None
+    is_pairs = source.format == "preference"
+    settings = RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
+    return encode_rows(texts, settings, amount.bytes, num_cores)
 
 
 def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:

@@ -8,7 +8,9 @@ words, keys of a message that nothing reads.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
@@ -195,7 +197,7 @@ def _is_in(text: str, written: str) -> bool:
 
 def check_specials(document: str, where: str, specials: Specials) -> None:
     """Of a conversation or a pair as JSON. Raises BadRow where a message holds a special token of the tokenizer."""
-    if not any(json.dumps(special, ensure_ascii=False)[1:-1] in document for special in specials):
+    if _written(specials).search(document) is None:
         return
     found = json.loads(document)
     for value in [found] if isinstance(found, list) else found.values():
@@ -203,11 +205,23 @@ def check_specials(document: str, where: str, specials: Specials) -> None:
             check_message(message, where, specials)
 
 
+@lru_cache
+def _written(specials: Specials) -> re.Pattern[str]:
+    """Finds any of the tokens as JSON writes it: one search, however many a tokenizer has."""
+    forms = sorted({json.dumps(special, ensure_ascii=False)[1:-1] for special in specials}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)) if forms else r"(?!)")
+
+
+@lru_cache
+def _finder(specials: Specials) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, specials)) if specials else r"(?!)")
+
+
 def check_message(message: Mapping[str, Any], where: str, specials: Iterable[str]) -> None:
     """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises BadRow."""
-    words = "\0".join(texts_in(message))
-    found = next((text for text in specials if text in words), None)
-    if found is not None:
+    hit = _finder(tuple(specials)).search("\0".join(texts_in(message)))
+    if hit is not None:
+        found = hit[0]
         key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
         given = f"{where} holds {found} in {'the words' if key == 'content' else f'`{key}`'} of the {message['role']}"
         rule = "in a conversation the special tokens are the template's: words look the same as they do"

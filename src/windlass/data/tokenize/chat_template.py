@@ -5,10 +5,8 @@ is found in one of two ways:
 
   * the template marks it itself (`{% generation %}`): transformers returns the mask, and the cue for an answer (see below) is
     taken out where the template marks it too (SmolLM3);
-  * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be a prefix of
-    the whole text: the answer begins where it ends. The answer ends where the text of the messages up to it ends; or, where a
-    template writes last answers differently (Qwen3), at the special token behind its words and calls. A template that fits
-    neither is refused by name.
+  * else by the text of the messages before an answer, which must be a prefix of the whole text (answer_spans). A template that
+    fits neither is refused by name.
 
 An answer is learned up to its last special token, the end of the turn, and not what the template writes after it. Turns after the
 last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any field of a
@@ -18,22 +16,21 @@ What an answer holds besides its words (reasoning, arguments of calls, a name) i
 others. It is looked for in what is learned of that answer, and reported where it is not there (`Encoded.unwritten`).
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from windlass.data.sources.chat_rows import ASSISTANT, check_message, is_learned, said_by, unwritten_fields
-from windlass.data.tokenize.answer_spans import behind_cue, common_begin, end_of_all, up_to_turn_ends
-from windlass.data.tokenize.flags import flagged
+from windlass.data.tokenize.answer_spans import AnswerFinder, behind_cue, borders_of, common_begin, up_to_turn_ends
 from windlass.data.tokenize.template_files import no_template, on_day
+from windlass.data.tokenize.template_tokens import TextEncoder
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
-CONVERSATIONS_AT_ONCE: Final = 64
 WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
 PROBE: Final = [
     {"role": "user", "content": "Which rope?"},
@@ -57,8 +54,9 @@ class Encoded(NamedTuple):
 class Template:
     """The chat template of a prepared tokenizer."""
 
-    def __init__(self, tokenizer_directory: Path, date: str | None = None):
-        """`date`: the day that a template sees as today, as YYYY-MM-DD (`reads_clock`). Raises UserError where there is none."""
+    def __init__(self, tokenizer_directory: Path, date: str | None = None, is_fast: bool = False):
+        """`date`: the day that a template sees as today, as YYYY-MM-DD (`reads_clock`); `is_fast`: tiktoken encodes. Raises
+        UserError where there is none."""
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
@@ -67,8 +65,17 @@ class Template:
         if date is not None:
             self._tokenizer.chat_template = on_day(self._tokenizer.chat_template, date)
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
+        self._decode = self._tokenizer.backend_tokenizer.decode
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+        self._encoder = TextEncoder(tokenizer_directory, self._tokenizer.backend_tokenizer, is_fast)
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._specials = {number: token.content for number, token in added.items() if token.special}
+        self._special_texts = tuple(self._specials.values())
+        self._is_special_V = np.zeros(max(self._tokenizer.get_vocab().values()) + 1, bool)
+        self._is_special_V[[*self._specials]] = True
+        self.num_rendered = self.chars_rendered = 0
+        """Texts that were rendered, and their characters: what encoding costs."""
         self._marks_answers = "{% generation" in self._tokenizer.chat_template or "{%- generation" in (
             self._tokenizer.chat_template
         )
@@ -83,18 +90,23 @@ class Template:
         bare = _without_weights(messages)
         text = self.render(bare, where)
         follow = self._marked if self._marks_answers else self._followed
-        ids, is_answer, written = follow(text, bare, where, wanted)
-        ids_N, is_learned_N = np.array(ids, np.int32), up_to_turn_ends(ids, is_answer, set(self._specials))
+        ids_N, is_answer_N, written = follow(text, bare, where, wanted)
+        is_learned_N = up_to_turn_ends(is_answer_N, self._is_special_V[ids_N])
         ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
         if not is_learned_N[:-1].any() or is_learned_N.all():
             share = "nothing" if not is_learned_N[:-1].any() else "everything"
             rule = "answers are learned, and what they answer is not"
             raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
-        said = self._tokenizer.decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
+        said = self._decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
         answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
         self._check_answers(said, answers, where)
         self._check_kept(text, bare, where)
         return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
+
+    def compare(self, messages: list[dict[str, Any]]) -> None:
+        """Raises UserError where tiktoken encodes what is written of a conversation otherwise than the tokenizer."""
+        if self._encoder.is_fast:
+            self._encoder.compare(self.render(_without_weights(messages), "a conversation"))
 
     def words(self, messages: list[dict[str, Any]], ids_N: np.ndarray, where: str) -> np.ndarray:
         """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
@@ -125,7 +137,7 @@ class Template:
     def check_words(self, messages: list[dict[str, Any]], where: str) -> None:
         """Raises UserError where a message holds a special token."""
         for message in messages:
-            check_message(message, where, self._specials.values())
+            check_message(message, where, self._special_texts)
 
     def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.
@@ -163,14 +175,14 @@ class Template:
 
     def _marked(
         self, _text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[list[int], list[bool], list[str]]:
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """(ids, whether each is of a wanted answer, what is written of each such answer), by the template's own marks."""
         found = self._tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        ids, is_answer_N = found["input_ids"], np.array(found["assistant_masks"], bool)
-        borders = np.flatnonzero(np.diff(np.concatenate([[0], is_answer_N, [0]])))
-        spans = [slice(start, end) for start, end in borders.reshape(-1, 2).tolist()]
+        ids, is_answer_N = list(found["input_ids"]), np.array(found["assistant_masks"], bool)
+        ids_N = np.array(ids, np.int32)
+        spans = [slice(start, end) for start, end in borders_of(is_answer_N)]
         is_wanted = [one for one, message in zip(wanted, messages) if message["role"] == ASSISTANT]
         if len(spans) != len(is_wanted):
             if not all(is_wanted):
@@ -179,7 +191,7 @@ class Template:
                 )
                 rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
                 raise UserError(given, rule, "mend the chat template, or leave the row out")
-            return list(ids), is_answer_N.tolist(), [self._tokenizer.decode(ids)] * len(is_wanted)
+            return ids_N, is_answer_N, [self._tokenizer.decode(ids)] * len(is_wanted)
         has_cue = any(ids[span.start] in self._specials for span in spans)  # it begins by one
         asked = [*takewhile(lambda message: message["role"] != ASSISTANT, messages)]
         cue = self._cue(asked or PROBE[:1], where) if has_cue else ""
@@ -187,9 +199,9 @@ class Template:
             is_answer_N[span] = is_one
             is_answer_N[span.start : behind_cue(cue, ids, span, self._tokenizer.decode)] = False
         written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
-        return list(ids), is_answer_N.tolist(), written
+        return ids_N, is_answer_N, written
 
-    def render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], where: str, cue: bool = False) -> str:
         """The text of the template; `cue`: with its opening of an answer. Raises UserError."""
         from jinja2 import TemplateError
 
@@ -200,32 +212,35 @@ class Template:
             raise UserError(
                 f"{where}: the chat template refuses it: {error}", rule, "leave it out, or mend it"
             ) from None
+        self.num_rendered += 1
+        self.chars_rendered += len(text)
         return text
 
     def _followed(
         self, text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[list[int], list[bool], list[str]]:
+    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
         """The same, by the text of the messages before each answer."""
-        spans = [self._span(text, messages, number, where) for number, is_one in enumerate(wanted) if is_one]
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        is_answer = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
-        return list(found["input_ids"]), is_answer, [text[start:end] for start, end in spans]
+        finder = AnswerFinder(
+            text,
+            messages,
+            lambda some, cue: self.render(some, where, cue),
+            self._encoder.finder,
+            partial(self._opening, where),
+            partial(self._fail, where),
+        )
+        spans = finder.spans(wanted)
+        ids_N, starts_N, places = self._encoder.encode(text, [place for span in spans for place in span])
+        is_answer_N = np.zeros(len(ids_N), bool)
+        for first, last in np.searchsorted(starts_N, places).reshape(-1, 2).tolist():
+            is_answer_N[first:last] = True
+        return ids_N, is_answer_N, [text[start:end] for start, end in spans]
 
-    def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
-        """Start and end of answer `number` in `text`, its end of turn included."""
-        before = self.render(messages[:number], where, cue=True) if number else self._opening(where)
-        upto = self.render(messages[: number + 1], where)
-        if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
-            return len(before), len(upto)
-        behind_words = end_of_all([*said_by(messages[number])], text, len(before)) if text.startswith(before) else -1
-        if behind_words < 0:
-            raise UserError(
-                f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
-                "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
-                "mark answers in the template with {% generation %} ... {% endgeneration %}",
-            )
-        found = [(text.find(special, behind_words), special) for special in self._specials.values()]
-        return len(before), min((at + len(special) for at, special in found if at >= 0), default=behind_words)
+    def _fail(self, where: str, number: int) -> NoReturn:
+        raise UserError(
+            f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
+            "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
+            "mark answers in the template with {% generation %} ... {% endgeneration %}",
+        )
 
     def _opening(self, where: str) -> str:
         """What is written before an answer that no message precedes: the template's own words, if any, and the cue.
@@ -244,7 +259,7 @@ class Template:
     def _ended(self, ids_N: np.ndarray, is_learned_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """With one EOS at the end, which is learned: the template's own, without white space behind it, or one more."""
         own = np.flatnonzero(ids_N == self._eos_id)
-        if len(own) and not self._tokenizer.decode(ids_N[own[-1] + 1 :].tolist()).strip():
+        if len(own) and not self._decode(ids_N[own[-1] + 1 :].tolist(), skip_special_tokens=False).strip():
             ids_N, is_learned_N = ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
             at = len(ids_N) - 1
             while len(own) == 1 and at and not self._tokenizer.decode([ids_N[at - 1]]).strip():
@@ -257,28 +272,6 @@ class Template:
 
 def _without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: held for key, held in message.items() if key != "weight"} for message in messages]
-
-
-def encode_chat(
-    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None, cut_above: int | None = None
-) -> Iterator[np.ndarray]:
-    """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time; in those of more than `cut_above`
-    ids, what may be cut has the flag WORDS. Raises UserError."""
-    template = Template(tokenizer_directory, date)
-    eos_id = open_tokenizer(tokenizer_directory)[1]
-    held: list[np.ndarray] = []
-    for number, text in enumerate(texts):
-        messages = json.loads(text)
-        where = f"conversation {number} of {name} ({messages[0]['content'][:40]!r})"
-        ids_N, is_learned_N, unwritten = template.encode(messages, where)
-        is_long = cut_above is not None and len(ids_N) > cut_above
-        is_words_N = template.words(messages, ids_N, where) & ~is_learned_N if is_long else None
-        held.append(flagged(ids_N, is_learned_N, eos_id, unwritten, is_words_N))
-        if len(held) == CONVERSATIONS_AT_ONCE:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
 
 
 def check_template(tokenizer_directory: Path) -> str | None:

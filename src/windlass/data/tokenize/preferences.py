@@ -13,7 +13,6 @@ not change an objective of their difference (Rafailov et al., arXiv 2305.18290).
 refused, or dropped whole and counted (fitting).
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED
-from windlass.data.tokenize.chat_template import CONVERSATIONS_AT_ONCE, Encoded, Template
+from windlass.data.tokenize.chat_template import Encoded, Template
 from windlass.data.tokenize.flags import CHOSEN_END, flagged
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -30,24 +29,11 @@ ROWS: Final = 2  # of a sample: chosen and rejected
 ROWS_AT_ONCE: Final = 256
 
 
-def encode_pairs(
-    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
-) -> Iterator[np.ndarray]:
-    """Ids with flags of all pairs (see `pair_of`), in order, a few at a time. Raises UserError."""
-    encoder = _Encoder(tokenizer_directory, date)
-    held: list[np.ndarray] = []
-    for number, text in enumerate(texts):
-        held += encoder.rows(json.loads(text), f"pair {number} of {name}")
-        if len(held) >= CONVERSATIONS_AT_ONCE:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
+class PairEncoder:
+    """Encodes pairs (see `pair_of`)."""
 
-
-class _Encoder:
-    def __init__(self, tokenizer_directory: Path, date: str | None):
-        self._directory, self._date = tokenizer_directory, date
+    def __init__(self, tokenizer_directory: Path, date: str | None = None, is_fast: bool = False):
+        self._directory, self._date, self._is_fast = tokenizer_directory, date, is_fast
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
         self._template: Template | None = None
 
@@ -70,7 +56,7 @@ class _Encoder:
 
     def _conversations(self, pair: dict[str, Any], where: str) -> list[Encoded]:
         if self._template is None:
-            self._template = Template(self._directory, self._date)
+            self._template = Template(self._directory, self._date, self._is_fast)
         prompt = pair["prompt"]
         where = f"{where} ({prompt[0]['content'][:40]!r})"
         rows = [
