@@ -92,7 +92,7 @@ def test_each_policy_keeps_answers_whole_and_counts(made, name):
     asked = next(number for number, message in enumerate(case.messages) if message["role"] == "user")
     long = [{**m, "content": m["content"] + " Why?" * 60} if n == asked else m for n, m in enumerate(case.messages)]
     ids = [
-        next(encode_rows([json.dumps(messages)], RowSettings(directory, "train", date=DATE, cut_above=0)))
+        next(encode_rows([json.dumps(messages)], RowSettings(directory, "train", date=DATE, cut_above=0))).ids
         for messages in (case.messages, long)
     ]
     part, length = FinishedPart(np.concatenate(ids), np.array([0, 1])), len(ids[0]) + 40

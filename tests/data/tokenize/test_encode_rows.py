@@ -98,18 +98,19 @@ def test_workers_give_what_one_process_gives_in_order(made, monkeypatch, is_pair
     else:
         texts = [conversation_of({"messages": talk(CASES["qwen 3"], 1 + n % 7)}, "") for n in range(20)]
     settings = RowSettings(directory, "train", is_pairs, is_fast=True)
-    alone = np.concatenate(list(encode_rows(texts, settings)))
+    alone = np.concatenate([found.ids for found in encode_rows(texts, settings)])
     with Workers(2, RowEncoder, settings) as workers:
-        assert np.concatenate(list(workers.map(batches(texts)))).tolist() == alone.tolist()
+        assert np.concatenate([found.ids for found in workers.map(batches(texts))]).tolist() == alone.tolist()
 
 
 def test_a_worker_that_refuses_a_row_says_which(made, monkeypatch):
     directory, _ = made(CASES["mistral v7"])
     monkeypatch.setattr(room, "ROWS_AT_ONCE", 1)
     texts = [conversation_of({"messages": messages}, "") for messages in (TALK[1:], CALLS)]
-    with Workers(1, RowEncoder, RowSettings(directory, "train")) as workers, pytest.raises(UserError) as caught:
-        list(workers.map(batches(texts)))
-    assert caught.value.given.startswith("conversation 1 of train ('How deep?'): the chat template refuses it: Only")
+    with Workers(1, RowEncoder, RowSettings(directory, "train")) as workers:
+        first, second = workers.map(batches(texts))
+    assert (first.num_documents, first.refused, second.num_documents) == ([1], [], [0])
+    assert second.refused[0][1].startswith("conversation 1 of train ('How deep?'): the chat template refuses it: Only")
 
 
 def test_a_tokenizer_without_a_template_is_refused_from_a_worker_too(small):

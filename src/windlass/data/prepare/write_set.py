@@ -19,6 +19,8 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
+from windlass.data.sources.bad_rows import BadRow, BadRows
+from windlass.data.sources.config import BadRowsConfig
 from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
@@ -73,23 +75,21 @@ def write_set(
     counted = _Counted(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
     # a run may wait for the next shard of a set that grows: encode no more than one at once
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
+    heard: Callable[[Iterable[Any]], Iterator[Any]] = iter if growing is None else growing.beat.through
 
     def stream(number: int) -> Iterator[np.ndarray]:
-        def ids_of(texts: Any) -> Iterator[np.ndarray]:
-            ids = _encode(texts, selection.sources[number], amounts[number], tokenizer, at_once, directory.name, T)
-            return ids if growing is None else growing.beat.through(ids)
+        source = selection.sources[number]
 
-        texts = selection.texts_of(number)
-        texts = texts if growing is None else growing.beat.through(texts)
-        found = encode_in_parts(texts, ids_of, eos_id, parts / directory.name / f"{number:03}", at_once)
-        return counted.through(found, selection.sources[number], number)
+        def ids_of(texts: Any) -> Iterator[Any]:
+            return heard(_encode(texts, source, amounts[number], tokenizer, at_once, directory.name, T))
+
+        kept = parts / directory.name / f"{number:03}"
+        found = encode_in_parts(heard(selection.texts_of(number)), ids_of, eos_id, kept, at_once)
+        return counted.through(_accepted(found, source, log), source, number)
 
     streams = map(stream, range(len(selection.sources)))
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
-    size = (directory, width * (T + 1), config.shard_bytes)
-    writer = (
-        Writer(*size, has_ends=is_chat) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, is_chat)
-    )
+    writer = _writer((directory, width * (T + 1), config.shard_bytes), eos_id, T + 1, is_chat, growing)
     pack = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
     for ids in streams if is_mixed else [chain.from_iterable(streams)]:
@@ -108,6 +108,13 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
 
 
+def _writer(size: tuple[Path, int, int], eos_id: int, row: int, has_ends: bool, growing: Growing | None) -> Writer:
+    """size: directory, elements of a sample, bytes of a shard; row: elements of a sequence."""
+    if growing is None:
+        return Writer(*size, has_ends=has_ends)
+    return JournaledWriter(*size, *growing, eos_id, row, has_ends)
+
+
 def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: Callable[[str], None]) -> Any:
     """Only best-fit, of conversations that fit, cuts no answer and leaves no sample without a target."""
     if is_chat and config.packing != "best-fit":
@@ -123,7 +130,7 @@ def _encode(
     at_once: int | None,
     name: str,
     sequence_length: int,
-) -> Iterator[np.ndarray]:
+) -> Iterator[Any]:
     """at_once: about how many characters to encode at once."""
     num_cores = os.cpu_count() or 1
     if source.format == "text":
@@ -132,6 +139,21 @@ def _encode(
     is_pairs = source.format == "preference"
     settings = RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
     return encode_rows(texts, settings, amount.bytes, num_cores)
+
+
+def _accepted(parts: Iterable[FinishedPart], source: Source, log: Callable[[str], None]) -> Iterator[FinishedPart]:
+    """The parts; what the chat template refuses counts among the source's bad rows. Raises TooManyBadRows, at the end where
+    the source is all here."""
+    bad_rows = source.bad_rows or BadRows("", "a source", BadRowsConfig())
+    for part in parts:
+        bad_rows.leave_out([BadRow(*texts) for texts in part.refused], log)
+        if source.num_tokens is not None:  # the rest may never be read
+            bad_rows.check_late()
+        if not len(part.ids) and part.refused and bad_rows.is_too_many:
+            break  # a hundred rows, and none is written
+        if len(part.ids):
+            yield part
+    bad_rows.end(log)
 
 
 def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[FinishedPart]:

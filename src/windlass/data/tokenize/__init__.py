@@ -13,6 +13,7 @@ flags             one number per token: its id, and whether it is a target, ends
 
 Inside:
 
+chat_samples      a conversation as one sample, or one of each answer; which ids of it may be cut
 answer_spans      where an answer begins and ends in a template's text
 template_tokens   the text of a template -> ids, and where each begins
 end_of_text       which token ends a document, wherever a tokenizer's files say it

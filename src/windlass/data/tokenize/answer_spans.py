@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from windlass.data.sources.chat_rows import ASSISTANT, said_by
+from windlass.errors import UserError
 
 Span = tuple[int, int]
 """Start and end of an answer in the text, the end of its turn included."""
@@ -195,3 +196,19 @@ def up_to_turn_ends(is_answer_N: np.ndarray, is_special_N: np.ndarray) -> np.nda
         if len(ends):
             is_learned_N[start + ends[-1] + 1 : end] = False
     return is_learned_N
+
+
+def check_answers(said: str, answers: Sequence[dict[str, Any]], where: str) -> None:
+    """Raises UserError where the words of an answer are not in `said`, what is learned of all of them."""
+    at = 0
+    for message in answers:
+        for words in said_by(message):
+            found = said.find(words, at)
+            if found < 0:
+                raise UserError(
+                    f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
+                    "an answer comes out of template and tokenizer as it went in",
+                    "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
+                    "special token, so that no token holds a part of both; or take another",
+                )
+            at = found + len(words)

@@ -24,8 +24,22 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from windlass.data.sources.chat_rows import ASSISTANT, check_message, is_learned, said_by, unwritten_fields
-from windlass.data.tokenize.answer_spans import AnswerFinder, behind_cue, borders_of, common_begin, up_to_turn_ends
+from windlass.data.sources.chat_rows import (
+    ASSISTANT,
+    check_message,
+    is_learned,
+    names_of,
+    unwritten_fields,
+)
+from windlass.data.tokenize.answer_spans import (
+    AnswerFinder,
+    Span,
+    behind_cue,
+    borders_of,
+    check_answers,
+    common_begin,
+    up_to_turn_ends,
+)
 from windlass.data.tokenize.template_files import no_template, on_day
 from windlass.data.tokenize.template_tokens import TextEncoder
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -38,6 +52,16 @@ PROBE: Final = [
     {"role": "user", "content": "And then?"},
     {"role": ASSISTANT, "content": "Pull it in slowly."},
 ]
+
+
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+Found = tuple[np.ndarray, np.ndarray, list[str]]
+"""(ids, whether each is of a wanted answer, what is written of each such answer)."""
+
+
+class NotFound(UserError):
+    """An answer whose context in the whole text is not what inference would give."""
 
 
 class Encoded(NamedTuple):
@@ -68,7 +92,7 @@ class Template:
         self._decode = self._tokenizer.backend_tokenizer.decode
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
-        self._encoder = TextEncoder(tokenizer_directory, self._tokenizer.backend_tokenizer, is_fast)
+        self.encoder = TextEncoder(tokenizer_directory, self._tokenizer.backend_tokenizer, is_fast)
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._specials = {number: token.content for number, token in added.items() if token.special}
         self._special_texts = tuple(self._specials.values())
@@ -80,17 +104,32 @@ class Template:
             self._tokenizer.chat_template
         )
 
-    def encode(self, messages: list[dict[str, Any]], where: str, first: int = 0) -> Encoded:
+    def encode(self, messages: Messages, where: str, first: int = 0, tools: Tools = None) -> Encoded:
         """`where`: the conversation, for messages; `first`: the message from which on answers are learned.
 
         Raises UserError: no answer is learned, or everything is; the template changes answers, or cannot be followed.
         """
         self.check_words(messages, where)
         wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
-        bare = _without_weights(messages)
-        text = self.render(bare, where)
+        bare = without_weights(messages)
+        text = self.render(bare, where, tools=tools)
         follow = self._marked if self._marks_answers else self._followed
-        ids_N, is_answer_N, written = follow(text, bare, where, wanted)
+        answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
+        return self.checked(text, follow(text, bare, where, wanted, tools), answers, answers, bare, where, tools)
+
+    def checked(
+        self,
+        text: str,
+        found: Found,
+        answers: Messages,
+        written_as: Messages,
+        messages: Messages,
+        where: str,
+        tools: Tools,
+    ) -> Encoded:
+        """What was found, once it is known to be learned as it was meant. `written_as`: the answers as they were given to the
+        template. Raises UserError."""
+        ids_N, is_answer_N, written = found
         is_learned_N = up_to_turn_ends(is_answer_N, self._is_special_V[ids_N])
         ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
         if not is_learned_N[:-1].any() or is_learned_N.all():
@@ -98,48 +137,21 @@ class Template:
             rule = "answers are learned, and what they answer is not"
             raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
         said = self._decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
-        answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
-        self._check_answers(said, answers, where)
-        self._check_kept(text, bare, where)
+        check_answers(said, written_as, where)
+        self._check_kept(text, messages, where, tools)
         return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
 
-    def compare(self, messages: list[dict[str, Any]]) -> None:
-        """Raises UserError where tiktoken encodes what is written of a conversation otherwise than the tokenizer."""
-        if self._encoder.is_fast:
-            self._encoder.compare(self.render(_without_weights(messages), "a conversation"))
-
-    def words(self, messages: list[dict[str, Any]], ids_N: np.ndarray, where: str) -> np.ndarray:
-        """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
-        None is where the template writes such words otherwise than they were given.
-
-        A mark in front of each message's words says where they begin: to look for the words could find them in a mark of turns.
-        """
-        bare, begins = _without_weights(messages), dict[int, str]()
-        for number, message in enumerate(bare):
-            words = message["content"].strip()
-            if message["role"] != ASSISTANT and words:
-                begins[number] = mark = f"zq{number}qz"
-                bare[number] = {**message, "content": message["content"].replace(words, mark + words, 1)}
-        text, marked = self.render(_without_weights(messages), where), self.render(bare, where)
-        spans, num_before = list[tuple[int, int]](), 0
-        for number, mark in begins.items():
-            start, words = marked.find(mark) - num_before, messages[number]["content"].strip()
-            spans.append((start, start + len(words)))
-            marked, num_before = marked.replace(mark, "\0" * len(mark), 1), num_before + len(mark)
-        is_words_N = np.zeros(len(ids_N), bool)
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        same = list(found["input_ids"])[: len(ids_N) - 1] == ids_N[:-1].tolist()
-        if same and marked.replace("\0", "") == text:
-            for at, (first, last) in enumerate(found["offset_mapping"][: len(ids_N) - 1]):
-                is_words_N[at] = any(start <= first < last <= end for start, end in spans)
-        return is_words_N
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, begin and end of each in the text)."""
+        found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
 
     def check_words(self, messages: list[dict[str, Any]], where: str) -> None:
         """Raises UserError where a message holds a special token."""
         for message in messages:
             check_message(message, where, self._special_texts)
 
-    def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
+    def _check_kept(self, text: str, messages: Messages, where: str, tools: Tools) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.
 
         The words of system and user are in the text unchanged. Those of others may be short, and be there by chance (a tool's
@@ -148,7 +160,12 @@ class Template:
         others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
         marks = {number: f"zq{number}qz" for number in others}
         marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
-        written = self.render(marked, where).lower() if marks else ""
+        written = self.render(marked, where, tools=tools).lower() if marks else ""
+        lost = next((name for name in names_of(tools or []) if name not in text), None)
+        if lost is not None:
+            given = f"{where}: the chat template leaves out the tool {lost!r}, which the row declares"
+            rule = "an answer is learned behind all that was said before it"
+            raise UserError(given, rule, "take the tokenizer of a model that knows tools, or leave `tools` out")
         for number, message in enumerate(messages):
             is_kept = marks[number] in written if number in marks else message["content"].strip() in text
             if message["role"] != ASSISTANT and not is_kept:
@@ -159,26 +176,10 @@ class Template:
                     "take the tokenizer of a model that knows that role, or leave the message out",
                 )
 
-    def _check_answers(self, said: str, answers: list[dict[str, Any]], where: str) -> None:
-        at = 0
-        for message in answers:
-            for words in said_by(message):
-                found = said.find(words, at)
-                if found < 0:
-                    raise UserError(
-                        f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
-                        "an answer comes out of template and tokenizer as it went in",
-                        "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
-                        "special token, so that no token holds a part of both; or take another",
-                    )
-                at = found + len(words)
-
-    def _marked(
-        self, _text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """(ids, whether each is of a wanted answer, what is written of each such answer), by the template's own marks."""
+    def _marked(self, _text: str, messages: Messages, where: str, wanted: list[bool], tools: Tools) -> Found:
+        """By the template's own marks."""
         found = self._tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         ids, is_answer_N = list(found["input_ids"]), np.array(found["assistant_masks"], bool)
         ids_N = np.array(ids, np.int32)
@@ -201,12 +202,14 @@ class Template:
         written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
         return ids_N, is_answer_N, written
 
-    def render(self, messages: Sequence[dict[str, Any]], where: str, cue: bool = False) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], where: str, cue: bool = False, tools: Tools = None) -> str:
         """The text of the template; `cue`: with its opening of an answer. Raises UserError."""
         from jinja2 import TemplateError
 
         try:
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=cue
+            )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # a template's own code
             rule = "conversations are written by the tokenizer's own chat template"
             raise UserError(
@@ -216,27 +219,28 @@ class Template:
         self.chars_rendered += len(text)
         return text
 
-    def _followed(
-        self, text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """The same, by the text of the messages before each answer."""
+    def _followed(self, text: str, messages: Messages, where: str, wanted: list[bool], tools: Tools) -> Found:
+        """By the text of the messages before each answer."""
         finder = AnswerFinder(
             text,
             messages,
-            lambda some, cue: self.render(some, where, cue),
-            self._encoder.finder,
+            lambda some, cue: self.render(some, where, cue, tools),
+            self.encoder.finder,
             partial(self._opening, where),
             partial(self._fail, where),
         )
-        spans = finder.spans(wanted)
-        ids_N, starts_N, places = self._encoder.encode(text, [place for span in spans for place in span])
+        return self.of_spans(text, finder.spans(wanted))
+
+    def of_spans(self, text: str, spans: list[Span]) -> Found:
+        """With each span of the text as an answer."""
+        ids_N, starts_N, places = self.encoder.encode(text, [place for span in spans for place in span])
         is_answer_N = np.zeros(len(ids_N), bool)
         for first, last in np.searchsorted(starts_N, places).reshape(-1, 2).tolist():
             is_answer_N[first:last] = True
         return ids_N, is_answer_N, [text[start:end] for start, end in spans]
 
     def _fail(self, where: str, number: int) -> NoReturn:
-        raise UserError(
+        raise NotFound(
             f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
             "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
             "mark answers in the template with {% generation %} ... {% endgeneration %}",
@@ -270,7 +274,7 @@ class Template:
         return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
 
 
-def _without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: held for key, held in message.items() if key != "weight"} for message in messages]
 
 

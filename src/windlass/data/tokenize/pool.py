@@ -39,7 +39,7 @@ COMPARED_EVERY = 8  # batches: the tokenizer also encodes the shortest piece of 
 MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, is the bottleneck
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 Piece = tuple[str, bool]  # text, and whether the document ends with it
-Encode = Callable[[list[Any]], np.ndarray]
+Encode = Callable[[list[Any]], Any]
 """A batch of documents, or of their pieces -> ids."""
 
 
@@ -113,7 +113,7 @@ def serve() -> None:
             return
         try:
             encoder = encoder or make(*arguments)
-            result: np.ndarray | UserError = encoder(batch)
+            result = encoder(batch)
         except UserError as error:  # the parent raises it
             result = error
         pickle.dump(result, sink, protocol=pickle.HIGHEST_PROTOCOL)
@@ -152,12 +152,12 @@ class Workers:
         pickle.dump(item, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
         process.stdin.flush()
 
-    def _encode(self, batch: list[Any]) -> np.ndarray:
+    def _encode(self, batch: list[Any]) -> Any:
         process = self._idle.get()
         assert process.stdout is not None
         try:
             self._send(process, batch)
-            ids: np.ndarray | UserError = pickle.load(process.stdout)
+            ids = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a tokenising process died, exit code {process.wait()} (-9: out of memory?)") from error
         finally:
@@ -166,9 +166,9 @@ class Workers:
             raise ids
         return ids
 
-    def map(self, todo: Iterable[list[Any]]) -> Iterator[np.ndarray]:
+    def map(self, todo: Iterable[list[Any]]) -> Iterator[Any]:
         """Results in the order of `todo`, which is read no further ahead than workers need."""
-        pending: deque[Future[np.ndarray]] = deque()
+        pending: deque[Future[Any]] = deque()
         for batch in todo:
             pending.append(self._threads.submit(self._encode, batch))
             while pending and (pending[0].done() or len(pending) >= BATCHES_AHEAD * len(self._processes)):
