@@ -109,3 +109,21 @@ def test_documents_and_refusals_of_each_row_are_told(made):
     assert kind == "refused by the chat template" and given.startswith(
         "conversation 1 of train ('Which rope?') holds <x>"
     )
+
+
+def test_of_several_templates_tool_use_writes_rows_with_tools(made):
+    directory, tokenizer = made(CASES["qwen 3, calls"])
+    path = directory / "tokenizer_config.json"
+    texts = {"default": CASES["zephyr"].text(), "tool_use": CASES["qwen 3, calls"].text()}
+    listed = [{"name": name, "template": text} for name, text in texts.items()]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed}))
+    template = Template(directory, DATE)
+    ((_, plain),) = samples(template, TALK[1:3], "here")
+    assert tokenizer.decode(plain.ids_N.tolist(), skip_special_tokens=False).startswith(
+        "<|user|>\nWhich rope?<|im_end|>"
+    )
+    ((_, called),) = samples(template, CALLS, "here", [{"type": "function", "function": TOOL}])
+    assert spans(tokenizer, called.ids_N, called.is_learned_N) == CASES["qwen 3, calls"].learned
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed[1:]}))
+    with pytest.raises(UserError, match="has the chat templates tool_use"):
+        Template(directory, DATE)

@@ -40,7 +40,7 @@ from windlass.data.tokenize.answer_spans import (
     common_begin,
     up_to_turn_ends,
 )
-from windlass.data.tokenize.template_files import no_template, on_day
+from windlass.data.tokenize.template_files import named_templates, on_day
 from windlass.data.tokenize.template_tokens import TextEncoder
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -84,10 +84,10 @@ class Template:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
-        if not isinstance(self._tokenizer.chat_template, str):
-            raise no_template(str(tokenizer_directory))
+        self._templates = named_templates(self._tokenizer.chat_template, str(tokenizer_directory))
         if date is not None:
-            self._tokenizer.chat_template = on_day(self._tokenizer.chat_template, date)
+            self._templates = {name: on_day(text, date) for name, text in self._templates.items()}
+        self._tokenizer.chat_template = self._templates  # of which transformers takes `tool_use` where there are tools
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
         self._decode = self._tokenizer.backend_tokenizer.decode
         self._tokenizer.backend_tokenizer.no_truncation()
@@ -100,9 +100,10 @@ class Template:
         self._is_special_V[[*self._specials]] = True
         self.num_rendered = self.chars_rendered = 0
         """Texts that were rendered, and their characters: what encoding costs."""
-        self._marks_answers = "{% generation" in self._tokenizer.chat_template or "{%- generation" in (
-            self._tokenizer.chat_template
-        )
+
+    def _marks_answers(self, tools: Tools) -> bool:
+        text = self._templates.get("tool_use" if tools else "default", self._templates["default"])
+        return "{% generation" in text or "{%- generation" in text
 
     def encode(self, messages: Messages, where: str, first: int = 0, tools: Tools = None) -> Encoded:
         """`where`: the conversation, for messages; `first`: the message from which on answers are learned.
@@ -113,7 +114,7 @@ class Template:
         wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
         bare = without_weights(messages)
         text = self.render(bare, where, tools=tools)
-        follow = self._marked if self._marks_answers else self._followed
+        follow = self._marked if self._marks_answers(tools) else self._followed
         answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
         return self.checked(text, follow(text, bare, where, wanted, tools), answers, answers, bare, where, tools)
 
