@@ -164,6 +164,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "resume",
         "chat_template",
         "template_files",
+        "encode_rows",
         "fitting",
         "preferences",
         "flags",

@@ -207,13 +207,6 @@ def test_a_tokenizer_that_is_trained_says_how_far_it_is(corpus, tmp_path, monkey
     assert due[0].endswith(f", 0 B of about {size}")
 
 
-def test_progress_is_told_while_a_set_is_encoded(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr("windlass.data.prepare.write_set.REPORT_EVERY_S", -1.0)
-    lines = []
-    quietly(data_config(tmp_path), lines=lines)
-    assert any(line.startswith("train: ") and "/s, " in line and line.endswith(" left") for line in lines)
-
-
 # ---- mistakes
 
 

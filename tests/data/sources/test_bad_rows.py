@@ -191,7 +191,7 @@ CHATS = {
     "without an answer": {"messages": [{"role": "user", "content": "x"}]},
     "missing key": {"conversation": []},
     "unknown key": {"messages": [{"role": "user", "content": "x", "mood": "y"}, {"role": "assistant", "content": "y"}]},
-    "with tools": {"messages": [{"role": "assistant", "content": "y"}], "tools": [{"name": "f"}]},
+    "wrong tools": {"messages": [{"role": "assistant", "content": "y"}], "tools": [{"label": "f"}]},
     "of two shapes": {"messages": [{"role": "assistant", "content": "y"}], "prompt": "x"},
 }
 
@@ -209,7 +209,7 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
         )
 
     with monkeypatch.context() as patched:
-        patched.setattr("windlass.data.prepare.write_set.encode_chat", None)
+        patched.setattr("windlass.data.prepare.write_set.encode_rows", None)
         lines = []
         assert refused(config(len(CHATS) - 1), lines).given.startswith(f"{len(CHATS)} of {len(rows)} rows")
     at = len(chat_rows()) + 1
@@ -219,6 +219,34 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
     alone = quietly(config(0, "alone"))
     assert content(alone.directory / "train") == content(prepared.directory / "train")
+
+
+def test_rows_that_the_template_refuses_are_left_out_and_named_again_after_a_kill(planted, tmp_path):
+    template_of(
+        planted, PLAIN.replace("{% for m", "{{ raise_exception('no') if 'never' in messages[0].content }}{% for m")
+    )
+    never = {"messages": [{"role": "user", "content": "never 1"}, {"role": "assistant", "content": "y"}]}
+    rows = [*chat_rows(), never, {"messages": [{**never["messages"][0], "content": "never 2"}, never["messages"][1]]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def config(at_most, name="data"):
+        source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": at_most}}
+        given = {"from": str(planted.directory / "tokenizer")}
+        return data_config(
+            tmp_path, sources=[source], tokenizer=given, sequence_length=256, directory=str(tmp_path / name)
+        )
+
+    for _ in range(2):  # the second time the ids are there, and the rows are named all the same
+        lines = []
+        error = refused(config(0), lines)
+        assert error.given.startswith(
+            f"2 of {len(rows)} rows of {tmp_path}/a.jsonl are bad (2 refused by the chat template): "
+        )
+        assert sum(line.startswith("bad row: conversation ") and line.endswith("refuses it: no") for line in lines) == 2
+    prepared = quietly(config(2))
+    assert prepared.bad_rows == {"sources.0": {"refused by the chat template": 2}}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
+    assert content(quietly(config(0, "alone")).directory / "train") == content(prepared.directory / "train")
 
 
 def test_the_limit_is_part_of_the_settings_and_not_of_the_stream(tmp_path):

@@ -23,7 +23,7 @@ from tests.data.tokenize.test_chat_template import (
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.sources.chat_rows import conversation_of
-from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.flags import labelled
 from windlass.errors import UserError
 
@@ -53,7 +53,7 @@ def test_rows_become_messages_up_to_the_last_answer():
         ({"messages": None}, "here has nothing under `messages`"),
         ({"messages": MESSAGES, "prompt": "Why?"}, "here has `messages` and `prompt`"),
         ({"prompt": "Why?", "completion": " "}, "here, message 0 of `completion`, is an answer without words"),
-        ({"messages": MESSAGES, "tools": [{"name": "pull"}]}, "here has `tools`"),
+        ({"messages": MESSAGES, "tools": [{"label": "pull"}]}, 'here has under `tools` [{"label": "pull"}]'),
         ({"messages": []}, "here holds no message of the role assistant"),
     ],
 )
@@ -273,7 +273,7 @@ def test_an_answer_before_all_else_whose_begin_cannot_be_told_is_refused(planted
 def test_an_empty_prompt_is_prepared_row_by_row(planted):
     template_of(planted, LOOKING)
     texts = [conversation_of({"prompt": [], "completion": f"The red one {n}."}, "") for n in range(3)]
-    (ids,) = encode_chat(texts, planted.directory / "tokenizer", "train")
+    ((ids, *_),) = encode_rows(texts, RowSettings(planted.directory / "tokenizer", "train"))
     _, labels = labelled(ids[None], ids[None])
     answers = planted.tokenizer.decode(labels[labels != NOT_COUNTED].tolist(), skip_special_tokens=False)
     assert answers == "".join(f"The red one {n}.{TURN}{EOS}" for n in range(3))

@@ -8,7 +8,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.data.chat_templates import CASES, MISTRAL_V3, TALK, Case
-from windlass.data.tokenize.chat_template import Template, encode_chat
+from windlass.data.tokenize.chat_template import Template
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import ID_BITS, MASKED
 from windlass.data.tokenize.resume import FinishedPart
@@ -90,7 +91,10 @@ def test_each_policy_keeps_answers_whole_and_counts(made, name):
     directory, tokenizer = made(case)
     asked = next(number for number, message in enumerate(case.messages) if message["role"] == "user")
     long = [{**m, "content": m["content"] + " Why?" * 60} if n == asked else m for n, m in enumerate(case.messages)]
-    ids = [next(encode_chat([json.dumps(messages)], directory, "train", DATE, 0)) for messages in (case.messages, long)]
+    ids = [
+        next(encode_rows([json.dumps(messages)], RowSettings(directory, "train", date=DATE, cut_above=0))).ids
+        for messages in (case.messages, long)
+    ]
     part, length = FinishedPart(np.concatenate(ids), np.array([0, 1])), len(ids[0]) + 40
     eos_id = tokenizer.token_to_id(case.specials.split()[-1])
 

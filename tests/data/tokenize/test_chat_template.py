@@ -22,7 +22,8 @@ from windlass.data.shards.mds import Reader, Writer
 from windlass.data.sources.bad_rows import raised
 from windlass.data.sources.chat_rows import CHAT_COLUMNS, conversation_of
 from windlass.data.stream.collate import collate
-from windlass.data.tokenize.chat_template import Template, check_template, encode_chat
+from windlass.data.tokenize.chat_template import Template, check_template
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.errors import UserError
 
 PLAIN = (
@@ -379,8 +380,9 @@ def test_a_conversation_that_cannot_be_learned_is_named(planted):
     texts = [conversation_of(row, "") for row in chat_rows(3)] + [
         conversation_of({"messages": [{"role": "user", "content": TURN}, MESSAGES[2]]}, "")
     ]
-    with pytest.raises(UserError, match=r"conversation 3 of train \('<\|im_end\|>'\) holds"):
-        list(encode_chat(texts, planted.directory / "tokenizer", "train"))
+    (rows,) = encode_rows(texts, RowSettings(planted.directory / "tokenizer", "train"))
+    assert rows.num_documents == [1, 1, 1, 0]
+    assert rows.refused[0][1].startswith("conversation 3 of train ('<|im_end|>') holds")
 
 
 @pytest.mark.parametrize(

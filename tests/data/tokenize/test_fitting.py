@@ -22,7 +22,7 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.chat_rows import conversation_of
-from windlass.data.tokenize.chat_template import encode_chat
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting, cut_prompts
 from windlass.data.tokenize.flags import ID_BITS, MASKED, UNWRITTEN, WORDS, count_unwritten
 from windlass.data.tokenize.resume import FinishedPart
@@ -45,8 +45,8 @@ def meeting(number, words=300):
 def test_the_middle_of_the_longest_question_is_cut_and_nothing_else(planted, template, messages):
     tokenizer = template_of(planted, template) and planted.tokenizer
     texts = [conversation_of({"messages": messages}, "here")]
-    (whole,) = encode_chat(texts, planted.directory / "tokenizer", "train", None, 0)
-    (unmarked,) = encode_chat(texts, planted.directory / "tokenizer", "train")
+    ((whole, *_),) = encode_rows(texts, RowSettings(planted.directory / "tokenizer", "train", cut_above=0))
+    ((unmarked, *_),) = encode_rows(texts, RowSettings(planted.directory / "tokenizer", "train"))
     assert (whole & ~WORDS).tolist() == unmarked.tolist()
 
     def decode(ids):
@@ -70,7 +70,9 @@ def test_the_middle_of_the_longest_question_is_cut_and_nothing_else(planted, tem
 def test_words_that_are_also_a_mark_of_the_turn_are_not_taken_for_it(planted):
     template_of(planted, PLAIN)
     rows = {"messages": [{"role": "user", "content": "user"}, MESSAGES[2]]}
-    (ids,) = encode_chat([conversation_of(rows, "")], planted.directory / "tokenizer", "train", None, 0)
+    ((ids, *_),) = encode_rows(
+        [conversation_of(rows, "")], RowSettings(planted.directory / "tokenizer", "train", cut_above=0)
+    )
     (at,) = np.split(np.flatnonzero(ids & WORDS), np.flatnonzero(np.diff(np.flatnonzero(ids & WORDS)) > 1) + 1)
     before = planted.tokenizer.decode((ids[: at[0]] & ID_BITS).tolist(), skip_special_tokens=False)
     assert before == f"{START}user\n"

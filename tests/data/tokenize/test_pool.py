@@ -31,7 +31,7 @@ def test_documents_come_in_order_each_with_its_eos(directory):
 
 def test_workers_give_what_one_process_gives(directory, monkeypatch):
     monkeypatch.setattr(room, "BATCH_CHARS", 2000)
-    with room.Workers(directory, 2) as workers:
+    with room.Workers(2, room.Encoder, directory) as workers:
         found = np.concatenate(list(workers.map(room.batches(TEXTS))))
     assert found.dtype == np.int32 and found.tolist() == plain(TEXTS, directory)
 
@@ -75,7 +75,7 @@ def test_reading_goes_only_as_far_ahead_as_workers_need(directory, monkeypatch):
             taken.append(number)
             yield "some text to encode"
 
-    with room.Workers(directory, 1) as workers:
+    with room.Workers(1, room.Encoder, directory) as workers:
         results = workers.map(room.batches(texts()))
         next(results)
         assert len(taken) <= room.BATCHES_AHEAD + 1
@@ -84,7 +84,7 @@ def test_reading_goes_only_as_far_ahead_as_workers_need(directory, monkeypatch):
 
 def test_a_dead_worker_is_an_error_with_its_exit_code(directory, monkeypatch):
     monkeypatch.setattr(room, "BATCH_CHARS", 2000)
-    with pytest.raises(RuntimeError, match="died, exit code -9"), room.Workers(directory, 2) as workers:
+    with pytest.raises(RuntimeError, match="died, exit code -9"), room.Workers(2, room.Encoder, directory) as workers:
         workers._processes[0].kill()
         list(workers.map(room.batches(TEXTS)))
 
@@ -99,9 +99,9 @@ def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path
     script.write_text(
         "import pathlib, sys\n"
         "sys.path.insert(0, sys.argv[2])\n"
-        "from windlass.data.tokenize.pool import Workers\n"
+        "from windlass.data.tokenize.pool import Encoder, Workers\n"
         "print('once')\n"
-        "with Workers(pathlib.Path(sys.argv[1]), 1) as workers:\n"
+        "with Workers(1, Encoder, pathlib.Path(sys.argv[1])) as workers:\n"
         "    print(sum(len(ids) for ids in workers.map([[('some text', True)]])))\n"
     )
     command = [sys.executable, str(script), str(directory), str(tmp_path / "added")]

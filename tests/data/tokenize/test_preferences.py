@@ -28,9 +28,10 @@ from windlass.data.packing import NOT_COUNTED
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
 from windlass.data.sources.preference_rows import pair_of
+from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
 from windlass.data.tokenize.flags import labelled
-from windlass.data.tokenize.preferences import encode_pairs, pack_pairs, rows_of
+from windlass.data.tokenize.preferences import pack_pairs, rows_of
 from windlass.data.tokenize.resume import FinishedPart
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -41,7 +42,10 @@ from windlass.training.preflight import make_ready
 
 def encoded(planted, row):
     """(text, learned text) of chosen and rejected, and the ids with flags."""
-    (ids,) = encode_pairs([pair_of(row, "here")], planted.directory / "tokenizer", "train")
+    settings = RowSettings(planted.directory / "tokenizer", "train", is_pairs=True)
+    ((ids, _, refused),) = encode_rows([pair_of(row, "here")], settings)
+    if refused:
+        raise UserError(*refused[0][1:])
     found = []
     for row_ids in rows_of(ids):
         input_ids, labels = labelled(row_ids[None], row_ids[None])
@@ -75,10 +79,9 @@ def test_without_a_prompt_what_both_begin_with_is_not_learned(planted):
 def test_of_conversations_only_what_follows_the_prompt_is_learned(planted, template):
     template_of(planted, template)
     other = {"role": "assistant", "content": "Let it go."}
-    (ids,) = encode_pairs(
+    ((ids, *_),) = encode_rows(
         [pair_of({"chosen": MESSAGES, "rejected": [*MESSAGES[:4], other]}, "")],
-        planted.directory / "tokenizer",
-        "train",
+        RowSettings(planted.directory / "tokenizer", "train", is_pairs=True),
     )
     for row, words in zip(rows_of(ids), ("Pull it in\nslowly.", "Let it go.")):
         input_ids, labels = labelled(row[None], row[None])
@@ -96,9 +99,15 @@ def test_a_template_that_writes_the_prompt_in_two_ways_is_refused(planted):
     with pytest.raises(UserError) as caught:
         encoded(planted, {"chosen": [ASKED, GOOD], "rejected": longer})
     assert "cannot be found by the chat template" in caught.value.given or "in two ways" in caught.value.given
+
+
+def test_answers_of_a_pair_stand_behind_what_inference_would_give(planted):
+    """The template says how many messages there are: before an answer, one."""
     template_of(planted, COUNTING)
-    with pytest.raises(UserError, match="pair 0 of train \\('Which rope\\?'\\) chosen: message 1 cannot be found"):
-        encoded(planted, {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})
+    settings = RowSettings(planted.directory / "tokenizer", "train", is_pairs=True)
+    ((ids, _, refused),) = encode_rows([pair_of({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "")], settings)
+    texts = [planted.tokenizer.decode(labelled(row[None], row[None])[0][0].tolist()) for row in rows_of(ids)]
+    assert not refused and all(text.startswith("1 messages\n") for text in texts)
 
 
 def test_special_tokens_in_calls_and_messages_that_are_dropped_are_refused_in_pairs_too(planted):

@@ -128,3 +128,30 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
         files = {path.name: path.read_bytes() for path in (whole.directory / name).iterdir()}
         assert files == {path.name: path.read_bytes() for path in (resumed.directory / name).iterdir()}
     shutil.rmtree(tmp_path / "whole")
+
+
+def test_texts_of_several_documents_and_of_none_are_kept_as_such(tmp_path):
+    """Every third text is refused, and the others become two documents."""
+    why = ("odd", "given", "rule", "change")
+
+    def encode(texts):
+        for text in texts:
+            count = (0, 2, 2)[len(text) % 3]
+            ids = np.array([1, EOS] * count, np.int32)
+            yield room.EncodedTexts(ids, [count], [] if count else [why])
+
+    texts, seen = ["a" * size for size in range(1, 60)], []
+
+    def counted():
+        for text in texts:
+            seen.append(text)
+            yield text
+
+    found = list(encode_in_parts(counted(), encode, EOS, tmp_path, 20))
+    assert len(found) > 3 and sum(part.num_texts for part in found) == len(texts)
+    assert joined(found)[1] == [size for n in range(1, 60) for size in ([], [n, 0], [n, 0])[n % 3]]
+    assert sum(len(part.refused) for part in found) == sum(n % 3 == 0 for n in range(1, 60))
+    sorted(tmp_path.glob("*.part"))[-1].unlink()
+    again = list(encode_in_parts(texts, encode, EOS, tmp_path, 20))
+    assert joined(again) == joined(found)
+    assert [[*map(tuple, part.refused)] for part in again] == [[*map(tuple, part.refused)] for part in found]

@@ -18,10 +18,11 @@ from typing import Any
 import xxhash
 
 from windlass.data.prepare import baselines
+from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import REPORT_EVERY_S, Growing, SetTokenizer, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of

@@ -117,7 +117,7 @@ class BadRows:
         the row that is one too many is refused at once."""
         self.use, self.label, self.at_most = use, label, config.at_most
         self._report, self._is_streamed = report, is_streamed
-        self.num_rows = 0
+        self.num_rows = self._num_late = 0
         self.counts: Counter[str] = Counter()
         self.named: list[BadRow] = []
 
@@ -131,6 +131,27 @@ class BadRows:
             elif is_new and not self._add(row):
                 del rows  # which closes its file, though the error's traceback lives on
                 raise refusal([self])
+
+    def leave_out(self, rows: Iterable[BadRow], log: Callable[[str], None]) -> None:
+        """Adds rows that turn out to be bad when they are encoded, and names them. Raises TooManyBadRows where it is `_add` that
+        says so."""
+        for row in rows:
+            self._num_late += 1
+            if len(self.named) < NAMED:
+                log(f"bad row: {row.given}")
+            if not self._add(row):
+                raise refusal([self])
+
+    def check_late(self) -> None:
+        """Raises TooManyBadRows where rows were found bad when they were encoded, and one is too many."""
+        if self._num_late and self.is_too_many:
+            raise refusal([self])
+
+    def end(self, log: Callable[[str], None]) -> None:
+        """Once a set of the source is encoded. Raises TooManyBadRows where more rows were left out than may be."""
+        self.check_late()
+        if self._num_late:
+            log(f"{self.in_words()}, and left out (bad_rows.at_most: {self.at_most:g})")
 
     def _add(self, row: BadRow) -> bool:
         """Whether reading goes on."""

@@ -3,12 +3,14 @@
 A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. A message that
 calls tools may have no content; a null counts as missing. Arguments of a call that are JSON in a text, as OpenAI writes them,
 become the object that they hold, since templates write them as JSON themselves. An answer of `weight: 0` is context and no
-target. Rows that could not be learned as they are meant are bad: images, tools declared beside the messages, answers without
+target. Rows that could not be learned as they are meant are bad: images, tools without a name, answers without
 words, keys of a message that nothing reads.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
@@ -30,12 +32,13 @@ TEXT_KEYS: Final = ("role", "content")
 PROMPT_KEYS: Final = ("prompt", "completion")
 Specials = tuple[str, ...]
 """The special tokens of a tokenizer."""
+SPECIALS_RULE: Final = "in a conversation the special tokens are the template's: words look the same as they do"
 RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
 
 
 def conversation_of(row: Mapping[str, Any], where: str) -> str:
     """A row's messages up to the last answer, as JSON: the document that is hashed, counted and encoded. Raises BadRow."""
-    check_tools(row, where)
+    tools = _tools_of(row.get("tools"), where)
     held = [
         key for key in ("messages", *PROMPT_KEYS) if row.get(key) is not None
     ]  # null: a table's column of other rows
@@ -52,13 +55,46 @@ def conversation_of(row: Mapping[str, Any], where: str) -> str:
         kind = "preference" if {"chosen", "rejected"} <= row.keys() else "text"
         given = f"{where} has the keys {', '.join(row) or 'none'}"
         raise BadRow("missing key", given, RULE, f"rename its keys, or use format: {kind}")
-    return json.dumps(up_to_last_answer(messages, where), ensure_ascii=False)
+    said = up_to_last_answer(messages, where)
+    return json.dumps({"messages": said, "tools": tools} if tools else said, ensure_ascii=False)
+
+
+def parsed(document: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """(messages, tools if any) of what `conversation_of` wrote."""
+    found = json.loads(document)
+    return (found, None) if isinstance(found, list) else (found["messages"], found["tools"])
+
+
+def _tools_of(value: Any, where: str) -> list[dict[str, Any]]:
+    """Declarations of tools in the form that templates are written for, {"type": "function", "function": {"name": ...}}; a list,
+    or JSON of one. Raises BadRow."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except (ValueError, RecursionError):
+            value = [value]
+    tools = _without_nulls(value) or []
+    if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
+        found = [{"type": "function", "function": tool} if "name" in tool else tool for tool in tools]
+        if len(list(names_of(found))) == len(found):
+            return found
+    rule = 'tools are a list, or JSON of one, of {"name", "description", "parameters"}, each perhaps under "function"'
+    given = f"{where} has under `tools` {json.dumps(value, ensure_ascii=False)[:80]}"
+    raise BadRow("wrong tools", given, rule, "mend the row")
+
+
+def names_of(tools: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The names of the tools that have one."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            yield function["name"]
 
 
 def check_tools(row: Mapping[str, Any], where: str) -> None:
-    """Raises BadRow where a row declares tools; the template would have to write them before the conversation."""
+    """Raises BadRow where a row of preferences declares tools; the template would have to write them before the conversation."""
     if row.get("tools"):
-        rule = "declarations of tools are not read; calls inside messages are"
+        rule = "declarations of tools are not read in preferences; calls inside messages are"
         change = "leave the row out, or write its tools into the system message"
         raise BadRow("with tools", f"{where} has `tools`", rule, change)
 
@@ -176,6 +212,16 @@ def said_by(message: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
+def reasoning_apart(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(an answer's reasoning, the answer without it). Reasoning is a field of its own, or the content up to </think>."""
+    before, mark, words = message["content"].rpartition("</think>")
+    own = message.get("reasoning_content") or message.get("thinking") or ""
+    plain = {key: held for key, held in message.items() if key not in ("reasoning_content", "thinking")}
+    if mark:
+        return before.strip().removeprefix("<think>").strip(), {**plain, "content": words.strip()}
+    return own.strip(), plain
+
+
 def unwritten_fields(message: Mapping[str, Any], written: str) -> list[str]:
     """The keys of an answer's texts besides its content that are not in `written`, the text that is learned of it. The id of a
     call counts as no text: a template may number calls in its own way."""
@@ -195,23 +241,40 @@ def _is_in(text: str, written: str) -> bool:
 
 def check_specials(document: str, where: str, specials: Specials) -> None:
     """Of a conversation or a pair as JSON. Raises BadRow where a message holds a special token of the tokenizer."""
-    if not any(json.dumps(special, ensure_ascii=False)[1:-1] in document for special in specials):
+    if _written(specials).search(document) is None:
         return
     found = json.loads(document)
+    if isinstance(found, dict) and "tools" in found:
+        hit = _finder(specials).search("\0".join(texts_in(found.pop("tools"))))
+        if hit is not None:
+            raise BadRow(
+                "special token", f"{where} holds {hit[0]} in `tools`", SPECIALS_RULE, "take it out of the text"
+            )
     for value in [found] if isinstance(found, list) else found.values():
         for message in value if isinstance(value, list) else []:  # a pair may be of texts, which no template writes
             check_message(message, where, specials)
 
 
+@lru_cache
+def _written(specials: Specials) -> re.Pattern[str]:
+    """Finds any of the tokens as JSON writes it: one search, however many a tokenizer has."""
+    forms = sorted({json.dumps(special, ensure_ascii=False)[1:-1] for special in specials}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms)) if forms else r"(?!)")
+
+
+@lru_cache
+def _finder(specials: Specials) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, specials)) if specials else r"(?!)")
+
+
 def check_message(message: Mapping[str, Any], where: str, specials: Iterable[str]) -> None:
     """Of every field, for a template may write any: tool calls, names, reasoning, the role itself. Raises BadRow."""
-    words = "\0".join(texts_in(message))
-    found = next((text for text in specials if text in words), None)
-    if found is not None:
+    hit = _finder(tuple(specials)).search("\0".join(texts_in(message)))
+    if hit is not None:
+        found = hit[0]
         key = next(key for key, held in message.items() if any(found in text for text in texts_in([key, held])))
         given = f"{where} holds {found} in {'the words' if key == 'content' else f'`{key}`'} of the {message['role']}"
-        rule = "in a conversation the special tokens are the template's: words look the same as they do"
-        raise BadRow("special token", given, rule, "take it out of the text, or leave the conversation out")
+        raise BadRow("special token", given, SPECIALS_RULE, "take it out of the text, or leave the conversation out")
 
 
 def texts_in(value: Any) -> Iterator[str]:

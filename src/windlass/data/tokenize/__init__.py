@@ -6,12 +6,15 @@ pool              documents -> token ids in a pool of processes with bounded mem
 resume            finished parts of a tokenisation, so that a killed preparation continues
 chat_template     conversations -> ids through the tokenizer's template, and which ids are learned
 template_files    what a tokenizer's files say of its chat template
+encode_rows       conversations and pairs -> ids with flags, in the same kind of pool
 fitting           what is longer than a sequence: refused, dropped, or its prompts cut
 preferences       preference pairs -> ids, one pair a sample
 flags             one number per token: its id, and whether it is a target, ends a turn, ends an answer of a pair
 
 Inside:
 
-answer_spans      where an answer begins and ends in a template's text, and among its ids
+chat_samples      a conversation as one sample, or one of each answer; which ids of it may be cut
+answer_spans      where an answer begins and ends in a template's text
+template_tokens   the text of a template -> ids, and where each begins
 end_of_text       which token ends a document, wherever a tokenizer's files say it
 """

@@ -1,9 +1,164 @@
-"""Where an answer begins and ends: in the text that a template writes, and among its ids."""
+"""Where an answer begins and ends in the text that a template writes.
 
-from collections.abc import Callable
+An answer begins behind the text of the messages before it with the template's cue for one (add_generation_prompt), which must be
+a prefix of the whole text. It ends where the text of the messages up to it ends; or, where a template writes last answers
+differently (Qwen3), at the special token behind its words and calls.
+
+To render all messages before each answer would cost the square of their number. So that is done for the first answer and for one
+more. For the others a window is rendered: the messages before the first question, then the turn. Its text must be, up to the
+first question's words, the begin of the whole text, and from the question's words on, the whole text at that turn. Where it is
+not, all messages before that answer are rendered.
+"""
+
+import re
+from collections.abc import Callable, Sequence
 from itertools import takewhile
+from typing import Any, NoReturn
 
 import numpy as np
+
+from windlass.data.sources.chat_rows import ASSISTANT, said_by
+from windlass.errors import UserError
+
+Span = tuple[int, int]
+"""Start and end of an answer in the text, the end of its turn included."""
+Render = Callable[[Sequence[dict[str, Any]], bool], str]
+"""(messages, whether the cue for an answer follows) -> text."""
+MARK = "zqqz"  # a text that a template leaves alone
+TRIES = 4  # places of a question's words that are looked at
+ALL_EXACT = 2  # wanted answers, up to which windows would cost more than they save
+
+
+class AnswerFinder:
+    """Finds the answers of one conversation."""
+
+    def __init__(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        render: Render,
+        specials: re.Pattern[str],
+        opening: Callable[[], str],
+        fail: Callable[[int], NoReturn],
+    ):
+        """`text`: of all messages; `opening`: what is written before a first message that is an answer; `fail`: raises the error
+        for a message that cannot be found."""
+        self._text, self._messages, self._render, self._specials = text, messages, render, specials
+        self._opening, self._fail = opening, fail
+        users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        self._first_user = users[0] if users else len(messages)
+        self._question = -1  # where the words of the first question are
+        self._place = (-1, -1)  # a question's number, and where its words are
+        self._ending = ""  # what follows the words of an answer
+
+    def spans(self, wanted: Sequence[bool]) -> list[Span]:
+        """Those of the wanted messages."""
+        numbers = [number for number, is_one in enumerate(wanted) if is_one]
+        if len(numbers) <= ALL_EXACT:
+            return [self._exact(number) for number in numbers]
+        found: dict[int, Span | None] = {}
+        end: int | None = None
+        for number, message in enumerate(self._messages[: numbers[-1] + 1]):
+            if message["role"] == ASSISTANT:
+                span = None if end is None else self._near(number, end)
+                if span is None and (wanted[number] or not found):
+                    span = self._exact(number)
+                if span is not None and self._question < 0:
+                    self._find_question(number, span[0], end or 0)
+                found[number] = span
+                end = None if span is None else span[1]
+        chosen = numbers[len(self._text) % len(numbers)]  # any: over many conversations, all
+        span = found[chosen]
+        if chosen != min(found) and (span is None or span[0] != len(self._before(chosen))):
+            return [self._exact(number) for number in numbers]
+        return [one for number in numbers if (one := found[number]) is not None]
+
+    def _exact(self, number: int) -> Span:
+        message, text, before = self._messages[number], self._text, self._before(number)
+        is_last = number == len(self._messages) - 1
+        upto = text if is_last else self._render(self._messages[: number + 1], False)
+        behind = end_of_all([*said_by(message)], text, len(before))
+        if text.startswith(upto) and len(upto) > len(before):
+            end = len(upto)
+        elif behind >= 0:
+            end = self._end_of_turn(behind)
+        else:
+            self._fail(number)
+        if behind >= 0 and not is_last and not message.get("tool_calls"):
+            self._ending = text[behind:end]
+        return len(before), end
+
+    def _before(self, number: int) -> str:
+        """The begin of the text, up to the answer."""
+        before = self._render(self._messages[:number], True) if number else self._opening()
+        if not self._text.startswith(before):
+            self._fail(number)
+        return before
+
+    def _end_of_turn(self, behind: int) -> int:
+        found = self._specials.search(self._text, behind)
+        return behind if found is None else found.end()
+
+    def _find_question(self, number: int, start: int, end_before: int) -> None:
+        """Once the first answer behind the first question is found, which starts at `start`."""
+        if number <= self._first_user or not self._messages[self._first_user]["content"].strip():
+            return
+        question = self._messages[self._first_user]
+        words = question["content"].strip()
+        self._question = self._text.find(words, end_before, start)
+        if self._text.find(words, self._question + 1, start) >= 0:  # also in the marks of turns, or in other words
+            marked = [*self._messages[:number]]
+            marked[self._first_user] = {**question, "content": question["content"].replace(words, MARK + words, 1)}
+            self._question = self._render(marked, False).find(MARK)
+        self._place = self._first_user, self._question
+
+    def _near(self, number: int, end_before: int) -> Span | None:
+        """By a window; None where its text is not what the whole text holds. `end_before`: of the answer before."""
+        first = number - 1
+        while first > self._first_user and self._messages[first]["role"] != "user":
+            first -= 1
+        while first > self._first_user and self._messages[first - 1]["role"] == "user":
+            first -= 1
+        if self._question < 0:
+            return None
+        words = self._messages[first]["content"].strip()
+        if self._place[0] != first:
+            self._place = first, self._text.find(words, end_before) if words else -1
+        window = [*self._messages[: self._first_user], *self._messages[first:number]]
+        written = self._render(window, True)
+        start = self._end_of_window(written)
+        for _ in range(TRIES):  # a short question may be in the marks of turns before it
+            if start is None and self._place[1] >= 0:
+                self._place = first, self._text.find(words, self._place[1] + 1)
+                start = self._end_of_window(written)
+        if start is None:
+            return None
+        end = self._end_near(number, start, window)
+        return None if end is None else (start, end)
+
+    def _end_near(self, number: int, start: int, window: list[dict[str, Any]]) -> int | None:
+        message = self._messages[number]
+        behind = end_of_all([*said_by(message)], self._text, start)
+        if behind < 0:
+            return None
+        if number == len(self._messages) - 1:
+            return len(self._text)
+        has_calls = bool(message.get("tool_calls"))
+        if not has_calls and self._ending and self._text.startswith(self._ending, behind):
+            return behind + len(self._ending)
+        end = self._end_of_window(self._render([*window, message], False))
+        if end is None or end <= start:
+            end = self._end_of_turn(behind)
+        if not has_calls:
+            self._ending = self._text[behind:end]
+        return end
+
+    def _end_of_window(self, written: str) -> int | None:
+        """Where in the whole text that of a window ends."""
+        same, place = self._question, self._place[1]
+        if place < 0 or written[:same] != self._text[:same] or not self._text.startswith(written[same:], place):
+            return None
+        return place + len(written) - same
 
 
 def common_begin(one: str, other: str) -> str:
@@ -27,12 +182,33 @@ def behind_cue(cue: str, ids: list[int], span: slice, decode: Callable[[list[int
     return at
 
 
-def up_to_turn_ends(ids: list[int], is_answer: list[bool], specials: set[int]) -> np.ndarray:
+def borders_of(is_inside_N: np.ndarray) -> list[list[int]]:
+    """Start and end of each run of True."""
+    found: list[list[int]] = np.flatnonzero(np.diff(is_inside_N, prepend=False, append=False)).reshape(-1, 2).tolist()
+    return found
+
+
+def up_to_turn_ends(is_answer_N: np.ndarray, is_special_N: np.ndarray) -> np.ndarray:
     """The mask without the ids after the last special token of each answer: the template wrote them, not the assistant."""
-    is_learned_N = np.array(is_answer, bool)
-    borders = np.flatnonzero(np.diff(np.concatenate([[0], is_learned_N, [0]])))
-    for start, end in borders.reshape(-1, 2).tolist():
-        ends = [at for at in range(start, end) if ids[at] in specials]
-        if ends:
-            is_learned_N[ends[-1] + 1 : end] = False
+    is_learned_N = is_answer_N.copy()
+    for start, end in borders_of(is_answer_N):
+        ends = np.flatnonzero(is_special_N[start:end])
+        if len(ends):
+            is_learned_N[start + ends[-1] + 1 : end] = False
     return is_learned_N
+
+
+def check_answers(said: str, answers: Sequence[dict[str, Any]], where: str) -> None:
+    """Raises UserError where the words of an answer are not in `said`, what is learned of all of them."""
+    at = 0
+    for message in answers:
+        for words in said_by(message):
+            found = said.find(words, at)
+            if found < 0:
+                raise UserError(
+                    f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
+                    "an answer comes out of template and tokenizer as it went in",
+                    "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
+                    "special token, so that no token holds a part of both; or take another",
+                )
+            at = found + len(words)

@@ -5,10 +5,8 @@ is found in one of two ways:
 
   * the template marks it itself (`{% generation %}`): transformers returns the mask, and the cue for an answer (see below) is
     taken out where the template marks it too (SmolLM3);
-  * else the text of the messages before an answer, with the template's cue for one (add_generation_prompt), must be a prefix of
-    the whole text: the answer begins where it ends. The answer ends where the text of the messages up to it ends; or, where a
-    template writes last answers differently (Qwen3), at the special token behind its words and calls. A template that fits
-    neither is refused by name.
+  * else by the text of the messages before an answer, which must be a prefix of the whole text (answer_spans). A template that
+    fits neither is refused by name.
 
 An answer is learned up to its last special token, the end of the turn, and not what the template writes after it. Turns after the
 last answer are left out: they would teach nothing. A conversation may begin with an answer. Special tokens in any field of a
@@ -18,22 +16,35 @@ What an answer holds besides its words (reasoning, arguments of calls, a name) i
 others. It is looked for in what is learned of that answer, and reported where it is not there (`Encoded.unwritten`).
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from windlass.data.sources.chat_rows import ASSISTANT, check_message, is_learned, said_by, unwritten_fields
-from windlass.data.tokenize.answer_spans import behind_cue, common_begin, end_of_all, up_to_turn_ends
-from windlass.data.tokenize.flags import flagged
-from windlass.data.tokenize.template_files import no_template, on_day
+from windlass.data.sources.chat_rows import (
+    ASSISTANT,
+    check_message,
+    is_learned,
+    names_of,
+    unwritten_fields,
+)
+from windlass.data.tokenize.answer_spans import (
+    AnswerFinder,
+    Span,
+    behind_cue,
+    borders_of,
+    check_answers,
+    common_begin,
+    up_to_turn_ends,
+)
+from windlass.data.tokenize.template_files import named_templates, on_day
+from windlass.data.tokenize.template_tokens import TextEncoder
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 
-CONVERSATIONS_AT_ONCE: Final = 64
 WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
 PROBE: Final = [
     {"role": "user", "content": "Which rope?"},
@@ -41,6 +52,16 @@ PROBE: Final = [
     {"role": "user", "content": "And then?"},
     {"role": ASSISTANT, "content": "Pull it in slowly."},
 ]
+
+
+Messages = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+Found = tuple[np.ndarray, np.ndarray, list[str]]
+"""(ids, whether each is of a wanted answer, what is written of each such answer)."""
+
+
+class NotFound(UserError):
+    """An answer whose context in the whole text is not what inference would give."""
 
 
 class Encoded(NamedTuple):
@@ -57,77 +78,81 @@ class Encoded(NamedTuple):
 class Template:
     """The chat template of a prepared tokenizer."""
 
-    def __init__(self, tokenizer_directory: Path, date: str | None = None):
-        """`date`: the day that a template sees as today, as YYYY-MM-DD (`reads_clock`). Raises UserError where there is none."""
+    def __init__(self, tokenizer_directory: Path, date: str | None = None, is_fast: bool = False):
+        """`date`: the day that a template sees as today, as YYYY-MM-DD (`reads_clock`); `is_fast`: tiktoken encodes. Raises
+        UserError where there is none."""
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
-        if not isinstance(self._tokenizer.chat_template, str):
-            raise no_template(str(tokenizer_directory))
+        self._templates = named_templates(self._tokenizer.chat_template, str(tokenizer_directory))
         if date is not None:
-            self._tokenizer.chat_template = on_day(self._tokenizer.chat_template, date)
+            self._templates = {name: on_day(text, date) for name, text in self._templates.items()}
+        self._tokenizer.chat_template = self._templates  # of which transformers takes `tool_use` where there are tools
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
+        self._decode = self._tokenizer.backend_tokenizer.decode
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+        self.encoder = TextEncoder(tokenizer_directory, self._tokenizer.backend_tokenizer, is_fast)
         added = self._tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._specials = {number: token.content for number, token in added.items() if token.special}
-        self._marks_answers = "{% generation" in self._tokenizer.chat_template or "{%- generation" in (
-            self._tokenizer.chat_template
-        )
+        self._special_texts = tuple(self._specials.values())
+        self._is_special_V = np.zeros(max(self._tokenizer.get_vocab().values()) + 1, bool)
+        self._is_special_V[[*self._specials]] = True
+        self.num_rendered = self.chars_rendered = 0
+        """Texts that were rendered, and their characters: what encoding costs."""
 
-    def encode(self, messages: list[dict[str, Any]], where: str, first: int = 0) -> Encoded:
+    def _marks_answers(self, tools: Tools) -> bool:
+        text = self._templates.get("tool_use" if tools else "default", self._templates["default"])
+        return "{% generation" in text or "{%- generation" in text
+
+    def encode(self, messages: Messages, where: str, first: int = 0, tools: Tools = None) -> Encoded:
         """`where`: the conversation, for messages; `first`: the message from which on answers are learned.
 
         Raises UserError: no answer is learned, or everything is; the template changes answers, or cannot be followed.
         """
         self.check_words(messages, where)
         wanted = [number >= first and is_learned(message) for number, message in enumerate(messages)]
-        bare = _without_weights(messages)
-        text = self.render(bare, where)
-        follow = self._marked if self._marks_answers else self._followed
-        ids, is_answer, written = follow(text, bare, where, wanted)
-        ids_N, is_learned_N = np.array(ids, np.int32), up_to_turn_ends(ids, is_answer, set(self._specials))
+        bare = without_weights(messages)
+        text = self.render(bare, where, tools=tools)
+        follow = self._marked if self._marks_answers(tools) else self._followed
+        answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
+        return self.checked(text, follow(text, bare, where, wanted, tools), answers, answers, bare, where, tools)
+
+    def checked(
+        self,
+        text: str,
+        found: Found,
+        answers: Messages,
+        written_as: Messages,
+        messages: Messages,
+        where: str,
+        tools: Tools,
+    ) -> Encoded:
+        """What was found, once it is known to be learned as it was meant. `written_as`: the answers as they were given to the
+        template. Raises UserError."""
+        ids_N, is_answer_N, written = found
+        is_learned_N = up_to_turn_ends(is_answer_N, self._is_special_V[ids_N])
         ids_N, is_learned_N = self._ended(ids_N, is_learned_N)
         if not is_learned_N[:-1].any() or is_learned_N.all():
             share = "nothing" if not is_learned_N[:-1].any() else "everything"
             rule = "answers are learned, and what they answer is not"
             raise UserError(f"{where}: {share} of it would be learned", rule, "mend the chat template, or leave it out")
-        said = self._tokenizer.decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
-        answers = [message for message, is_wanted in zip(bare, wanted) if is_wanted]
-        self._check_answers(said, answers, where)
-        self._check_kept(text, bare, where)
+        said = self._decode(ids_N[is_learned_N].tolist(), skip_special_tokens=True)
+        check_answers(said, written_as, where)
+        self._check_kept(text, messages, where, tools)
         return Encoded(ids_N, is_learned_N, [unwritten_fields(*pair) for pair in zip(answers, written)])
 
-    def words(self, messages: list[dict[str, Any]], ids_N: np.ndarray, where: str) -> np.ndarray:
-        """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
-        None is where the template writes such words otherwise than they were given.
-
-        A mark in front of each message's words says where they begin: to look for the words could find them in a mark of turns.
-        """
-        bare, begins = _without_weights(messages), dict[int, str]()
-        for number, message in enumerate(bare):
-            words = message["content"].strip()
-            if message["role"] != ASSISTANT and words:
-                begins[number] = mark = f"zq{number}qz"
-                bare[number] = {**message, "content": message["content"].replace(words, mark + words, 1)}
-        text, marked = self.render(_without_weights(messages), where), self.render(bare, where)
-        spans, num_before = list[tuple[int, int]](), 0
-        for number, mark in begins.items():
-            start, words = marked.find(mark) - num_before, messages[number]["content"].strip()
-            spans.append((start, start + len(words)))
-            marked, num_before = marked.replace(mark, "\0" * len(mark), 1), num_before + len(mark)
-        is_words_N = np.zeros(len(ids_N), bool)
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        same = list(found["input_ids"])[: len(ids_N) - 1] == ids_N[:-1].tolist()
-        if same and marked.replace("\0", "") == text:
-            for at, (first, last) in enumerate(found["offset_mapping"][: len(ids_N) - 1]):
-                is_words_N[at] = any(start <= first < last <= end for start, end in spans)
-        return is_words_N
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """(ids, begin and end of each in the text)."""
+        found = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
 
     def check_words(self, messages: list[dict[str, Any]], where: str) -> None:
         """Raises UserError where a message holds a special token."""
         for message in messages:
-            check_message(message, where, self._specials.values())
+            check_message(message, where, self._special_texts)
 
-    def _check_kept(self, text: str, messages: list[dict[str, Any]], where: str) -> None:
+    def _check_kept(self, text: str, messages: Messages, where: str, tools: Tools) -> None:
         """Some templates leave out the system's words, or those of roles that they do not know.
 
         The words of system and user are in the text unchanged. Those of others may be short, and be there by chance (a tool's
@@ -136,7 +161,12 @@ class Template:
         others = [k for k, m in enumerate(messages) if m["role"] not in WRITTEN_AS_IS and m["content"].strip()]
         marks = {number: f"zq{number}qz" for number in others}
         marked = [{**m, "content": m["content"] + marks[k]} if k in marks else m for k, m in enumerate(messages)]
-        written = self.render(marked, where).lower() if marks else ""
+        written = self.render(marked, where, tools=tools).lower() if marks else ""
+        lost = next((name for name in names_of(tools or []) if name not in text), None)
+        if lost is not None:
+            given = f"{where}: the chat template leaves out the tool {lost!r}, which the row declares"
+            rule = "an answer is learned behind all that was said before it"
+            raise UserError(given, rule, "take the tokenizer of a model that knows tools, or leave `tools` out")
         for number, message in enumerate(messages):
             is_kept = marks[number] in written if number in marks else message["content"].strip() in text
             if message["role"] != ASSISTANT and not is_kept:
@@ -147,30 +177,14 @@ class Template:
                     "take the tokenizer of a model that knows that role, or leave the message out",
                 )
 
-    def _check_answers(self, said: str, answers: list[dict[str, Any]], where: str) -> None:
-        at = 0
-        for message in answers:
-            for words in said_by(message):
-                found = said.find(words, at)
-                if found < 0:
-                    raise UserError(
-                        f"{where}: the answer {words[:60]!r} is not in what would be learned: {said[at : at + 60]!r}",
-                        "an answer comes out of template and tokenizer as it went in",
-                        "mend the chat template of the tokenizer: what it writes before an answer ends in a line break or a "
-                        "special token, so that no token holds a part of both; or take another",
-                    )
-                at = found + len(words)
-
-    def _marked(
-        self, _text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[list[int], list[bool], list[str]]:
-        """(ids, whether each is of a wanted answer, what is written of each such answer), by the template's own marks."""
+    def _marked(self, _text: str, messages: Messages, where: str, wanted: list[bool], tools: Tools) -> Found:
+        """By the template's own marks."""
         found = self._tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        ids, is_answer_N = found["input_ids"], np.array(found["assistant_masks"], bool)
-        borders = np.flatnonzero(np.diff(np.concatenate([[0], is_answer_N, [0]])))
-        spans = [slice(start, end) for start, end in borders.reshape(-1, 2).tolist()]
+        ids, is_answer_N = list(found["input_ids"]), np.array(found["assistant_masks"], bool)
+        ids_N = np.array(ids, np.int32)
+        spans = [slice(start, end) for start, end in borders_of(is_answer_N)]
         is_wanted = [one for one, message in zip(wanted, messages) if message["role"] == ASSISTANT]
         if len(spans) != len(is_wanted):
             if not all(is_wanted):
@@ -179,7 +193,7 @@ class Template:
                 )
                 rule = "an answer that is not learned (of a pair's prompt, or of weight 0) is found by its marks"
                 raise UserError(given, rule, "mend the chat template, or leave the row out")
-            return list(ids), is_answer_N.tolist(), [self._tokenizer.decode(ids)] * len(is_wanted)
+            return ids_N, is_answer_N, [self._tokenizer.decode(ids)] * len(is_wanted)
         has_cue = any(ids[span.start] in self._specials for span in spans)  # it begins by one
         asked = [*takewhile(lambda message: message["role"] != ASSISTANT, messages)]
         cue = self._cue(asked or PROBE[:1], where) if has_cue else ""
@@ -187,45 +201,51 @@ class Template:
             is_answer_N[span] = is_one
             is_answer_N[span.start : behind_cue(cue, ids, span, self._tokenizer.decode)] = False
         written = [self._tokenizer.decode(ids[span]) for span, is_one in zip(spans, is_wanted) if is_one]
-        return list(ids), is_answer_N.tolist(), written
+        return ids_N, is_answer_N, written
 
-    def render(self, messages: list[dict[str, Any]], where: str, cue: bool = False) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], where: str, cue: bool = False, tools: Tools = None) -> str:
         """The text of the template; `cue`: with its opening of an answer. Raises UserError."""
         from jinja2 import TemplateError
 
         try:
-            text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=cue)
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=cue
+            )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # a template's own code
             rule = "conversations are written by the tokenizer's own chat template"
             raise UserError(
                 f"{where}: the chat template refuses it: {error}", rule, "leave it out, or mend it"
             ) from None
+        self.num_rendered += 1
+        self.chars_rendered += len(text)
         return text
 
-    def _followed(
-        self, text: str, messages: list[dict[str, Any]], where: str, wanted: list[bool]
-    ) -> tuple[list[int], list[bool], list[str]]:
-        """The same, by the text of the messages before each answer."""
-        spans = [self._span(text, messages, number, where) for number, is_one in enumerate(wanted) if is_one]
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        is_answer = [any(start <= at < end for start, end in spans) for at, _ in found["offset_mapping"]]
-        return list(found["input_ids"]), is_answer, [text[start:end] for start, end in spans]
+    def _followed(self, text: str, messages: Messages, where: str, wanted: list[bool], tools: Tools) -> Found:
+        """By the text of the messages before each answer."""
+        finder = AnswerFinder(
+            text,
+            messages,
+            lambda some, cue: self.render(some, where, cue, tools),
+            self.encoder.finder,
+            partial(self._opening, where),
+            partial(self._fail, where),
+        )
+        return self.of_spans(text, finder.spans(wanted))
 
-    def _span(self, text: str, messages: list[dict[str, Any]], number: int, where: str) -> tuple[int, int]:
-        """Start and end of answer `number` in `text`, its end of turn included."""
-        before = self.render(messages[:number], where, cue=True) if number else self._opening(where)
-        upto = self.render(messages[: number + 1], where)
-        if text.startswith(before) and text.startswith(upto) and len(upto) > len(before):
-            return len(before), len(upto)
-        behind_words = end_of_all([*said_by(messages[number])], text, len(before)) if text.startswith(before) else -1
-        if behind_words < 0:
-            raise UserError(
-                f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
-                "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
-                "mark answers in the template with {% generation %} ... {% endgeneration %}",
-            )
-        found = [(text.find(special, behind_words), special) for special in self._specials.values()]
-        return len(before), min((at + len(special) for at, special in found if at >= 0), default=behind_words)
+    def of_spans(self, text: str, spans: list[Span]) -> Found:
+        """With each span of the text as an answer."""
+        ids_N, starts_N, places = self.encoder.encode(text, [place for span in spans for place in span])
+        is_answer_N = np.zeros(len(ids_N), bool)
+        for first, last in np.searchsorted(starts_N, places).reshape(-1, 2).tolist():
+            is_answer_N[first:last] = True
+        return ids_N, is_answer_N, [text[start:end] for start, end in spans]
+
+    def _fail(self, where: str, number: int) -> NoReturn:
+        raise NotFound(
+            f"{where}: message {number} cannot be found by the chat template of {self._tokenizer.name_or_path}",
+            "the text of the messages before an answer, with the cue for one, is the begin of the whole text",
+            "mark answers in the template with {% generation %} ... {% endgeneration %}",
+        )
 
     def _opening(self, where: str) -> str:
         """What is written before an answer that no message precedes: the template's own words, if any, and the cue.
@@ -244,7 +264,7 @@ class Template:
     def _ended(self, ids_N: np.ndarray, is_learned_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """With one EOS at the end, which is learned: the template's own, without white space behind it, or one more."""
         own = np.flatnonzero(ids_N == self._eos_id)
-        if len(own) and not self._tokenizer.decode(ids_N[own[-1] + 1 :].tolist()).strip():
+        if len(own) and not self._decode(ids_N[own[-1] + 1 :].tolist(), skip_special_tokens=False).strip():
             ids_N, is_learned_N = ids_N[: own[-1] + 1], np.append(is_learned_N[: own[-1]], True)
             at = len(ids_N) - 1
             while len(own) == 1 and at and not self._tokenizer.decode([ids_N[at - 1]]).strip():
@@ -255,30 +275,8 @@ class Template:
         return np.append(ids_N, np.int32(self._eos_id)), np.append(is_learned_N, True)
 
 
-def _without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_weights(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: held for key, held in message.items() if key != "weight"} for message in messages]
-
-
-def encode_chat(
-    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None, cut_above: int | None = None
-) -> Iterator[np.ndarray]:
-    """Ids with flags of all conversations (see `conversation_of`), in order, a few at a time; in those of more than `cut_above`
-    ids, what may be cut has the flag WORDS. Raises UserError."""
-    template = Template(tokenizer_directory, date)
-    eos_id = open_tokenizer(tokenizer_directory)[1]
-    held: list[np.ndarray] = []
-    for number, text in enumerate(texts):
-        messages = json.loads(text)
-        where = f"conversation {number} of {name} ({messages[0]['content'][:40]!r})"
-        ids_N, is_learned_N, unwritten = template.encode(messages, where)
-        is_long = cut_above is not None and len(ids_N) > cut_above
-        is_words_N = template.words(messages, ids_N, where) & ~is_learned_N if is_long else None
-        held.append(flagged(ids_N, is_learned_N, eos_id, unwritten, is_words_N))
-        if len(held) == CONVERSATIONS_AT_ONCE:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
 
 
 def check_template(tokenizer_directory: Path) -> str | None:

@@ -18,10 +18,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,8 @@ COMPARED_EVERY = 8  # batches: the tokenizer also encodes the shortest piece of 
 MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, is the bottleneck
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 Piece = tuple[str, bool]  # text, and whether the document ends with it
+Encode = Callable[[list[Any]], Any]
+"""A batch of documents, or of their pieces -> ids."""
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -98,17 +101,19 @@ class Encoder:
 
 
 def serve() -> None:
-    """Runs a worker: reads the tokenizer's directory, then batches; writes ids."""
+    """Runs a worker: reads what makes its encoder, then batches; writes ids."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    encoder = Encoder(*pickle.load(source))
+    make, arguments = pickle.load(source)
+    encoder: Encode | None = None
     while True:
         try:
             batch = pickle.load(source)
         except EOFError:
             return
         try:
-            result: np.ndarray | UserError = encoder(batch)
+            encoder = encoder or make(*arguments)
+            result = encoder(batch)
         except UserError as error:  # the parent raises it
             result = error
         pickle.dump(result, sink, protocol=pickle.HIGHEST_PROTOCOL)
@@ -118,7 +123,8 @@ def serve() -> None:
 class Workers:
     """Worker processes, each driven by one thread of this process. Use as a context."""
 
-    def __init__(self, tokenizer_directory: Path, num_workers: int, is_fast: bool = False):
+    def __init__(self, num_workers: int, make: Callable[..., Encode], *arguments: object):
+        """`make`: importable by its name; each worker calls it with `arguments`."""
         search = f"PYTHONPATH={os.pathsep.join(sys.path)}"  # also the entries that this program added
         program = [sys.executable, "-P", "-m", "windlass.data.tokenize.pool"]
         command = ["env", "TOKENIZERS_PARALLELISM=false", search, *program]
@@ -127,7 +133,7 @@ class Workers:
         ]
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         for process in self._processes:
-            self._send(process, (tokenizer_directory, is_fast))
+            self._send(process, (make, arguments))
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(num_workers)
 
@@ -146,12 +152,12 @@ class Workers:
         pickle.dump(item, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
         process.stdin.flush()
 
-    def _encode(self, batch: list[Piece]) -> np.ndarray:
+    def _encode(self, batch: list[Any]) -> Any:
         process = self._idle.get()
         assert process.stdout is not None
         try:
             self._send(process, batch)
-            ids: np.ndarray | UserError = pickle.load(process.stdout)
+            ids = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a tokenising process died, exit code {process.wait()} (-9: out of memory?)") from error
         finally:
@@ -160,9 +166,9 @@ class Workers:
             raise ids
         return ids
 
-    def map(self, todo: Iterable[list[Piece]]) -> Iterator[np.ndarray]:
+    def map(self, todo: Iterable[list[Any]]) -> Iterator[Any]:
         """Results in the order of `todo`, which is read no further ahead than workers need."""
-        pending: deque[Future[np.ndarray]] = deque()
+        pending: deque[Future[Any]] = deque()
         for batch in todo:
             pending.append(self._threads.submit(self._encode, batch))
             while pending and (pending[0].done() or len(pending) >= BATCHES_AHEAD * len(self._processes)):
@@ -195,7 +201,7 @@ def encode(
     if count == 0:
         yield from map(Encoder(tokenizer_directory, is_fast), batches(texts, batch_chars))
         return
-    with Workers(tokenizer_directory, count, is_fast) as workers:
+    with Workers(count, Encoder, tokenizer_directory, is_fast) as workers:
         yield from workers.map(batches(texts, batch_chars))
 
 

@@ -21,7 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED
-from windlass.data.tokenize.chat_template import CONVERSATIONS_AT_ONCE, Encoded, Template
+from windlass.data.tokenize.chat_samples import as_inference
+from windlass.data.tokenize.chat_template import Encoded, Template
 from windlass.data.tokenize.flags import CHOSEN_END, flagged
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -30,26 +31,18 @@ ROWS: Final = 2  # of a sample: chosen and rejected
 ROWS_AT_ONCE: Final = 256
 
 
-def encode_pairs(
-    texts: Iterable[str], tokenizer_directory: Path, name: str, date: str | None = None
-) -> Iterator[np.ndarray]:
-    """Ids with flags of all pairs (see `pair_of`), in order, a few at a time. Raises UserError."""
-    encoder = _Encoder(tokenizer_directory, date)
-    held: list[np.ndarray] = []
-    for number, text in enumerate(texts):
-        held += encoder.rows(json.loads(text), f"pair {number} of {name}")
-        if len(held) >= CONVERSATIONS_AT_ONCE:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
+class PairEncoder:
+    """Encodes pairs (see `pair_of`)."""
 
-
-class _Encoder:
-    def __init__(self, tokenizer_directory: Path, date: str | None):
-        self._directory, self._date = tokenizer_directory, date
+    def __init__(self, tokenizer_directory: Path, date: str | None = None, is_fast: bool = False):
+        self._directory, self._date, self._is_fast = tokenizer_directory, date, is_fast
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
         self._template: Template | None = None
+
+    def open_template(self, pair: str) -> None:
+        """Once, before a pair of conversations. Raises UserError where there is none."""
+        if self._template is None and not isinstance(json.loads(pair)["chosen"], str):
+            self._template = Template(self._directory, self._date, self._is_fast)
 
     def rows(self, pair: dict[str, Any], where: str) -> list[np.ndarray]:
         """Chosen and rejected, each with its prompt, and with flags."""
@@ -69,13 +62,10 @@ class _Encoder:
         return [Encoded(row, np.arange(len(row)) >= num_prompt, []) for row in rows]
 
     def _conversations(self, pair: dict[str, Any], where: str) -> list[Encoded]:
-        if self._template is None:
-            self._template = Template(self._directory, self._date)
+        assert self._template is not None
         prompt = pair["prompt"]
         where = f"{where} ({prompt[0]['content'][:40]!r})"
-        rows = [
-            self._template.encode(prompt + pair[key], f"{where} {key}", len(prompt)) for key in ("chosen", "rejected")
-        ]
+        rows = [self._answer(prompt, pair[key], f"{where} {key}") for key in ("chosen", "rejected")]
         starts = [int(row.is_learned_N.argmax()) for row in rows]
         if rows[0].ids_N[: starts[0]].tolist() != rows[1].ids_N[: starts[1]].tolist():
             rule = "the template writes the prompt of both answers alike"
@@ -85,6 +75,12 @@ class _Encoder:
                 "mend the chat template, or leave the pair out",
             )
         return rows
+
+    def _answer(self, prompt: list[dict[str, Any]], said: list[dict[str, Any]], where: str) -> Encoded:
+        assert self._template is not None
+        if len(said) > 1:
+            return self._template.encode(prompt + said, where, len(prompt))
+        return as_inference(self._template, prompt + said, where)
 
 
 def _num_common(first: np.ndarray, second: np.ndarray) -> int:

@@ -8,9 +8,10 @@ bytes per token until the preparation ends.
 """
 
 import io
+import json
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,7 +23,8 @@ from windlass.data.files import write_durably
 
 PART_TOKENS: Final = 1 << 20
 FINGERPRINT: Final = "fingerprint"
-Encode = Callable[[Iterable[str]], Iterator[np.ndarray]]
+REFUSED_AT_ONCE: Final = 100  # texts, behind which a part ends
+Encode = Callable[[Iterable[str]], Iterator["np.ndarray | EncodedTexts"]]
 
 
 class FinishedPart(NamedTuple):
@@ -30,6 +32,21 @@ class FinishedPart(NamedTuple):
 
     ids: np.ndarray
     sizes: np.ndarray
+    num_texts: int | None = None
+    """Texts that it was made of; None: one a document."""
+    refused: Sequence[Sequence[str]] = ()
+    """Texts that the chat template refuses, as BadRow(*texts)."""
+
+
+class EncodedTexts(NamedTuple):
+    """Whole texts as documents."""
+
+    ids: np.ndarray
+    """With flags; each document ends by its EOS."""
+    num_documents: list[int]
+    """Of each text: none where it is refused."""
+    refused: list[tuple[str, str, str, str]]
+    """As in FinishedPart."""
 
 
 def open_parts(directory: Path, fingerprint: str, date: str | None = None) -> Path:
@@ -59,7 +76,9 @@ def kept(directory: Path) -> Iterator[FinishedPart]:
                 damaged.unlink()
             return
         stream = io.BytesIO(data)
-        yield FinishedPart(np.load(stream), np.load(stream))
+        ids, sizes = np.load(stream), np.load(stream)
+        num_texts, refused = json.loads(stream.read() or b"[null, []]")
+        yield FinishedPart(ids, sizes, num_texts, refused)
 
 
 def _name(number: int, data: bytes) -> str:
@@ -71,11 +90,13 @@ def encode_in_parts(
 ) -> Iterator[FinishedPart]:
     """The documents as parts: first those kept, then those that `encode` makes of the rest, each kept before it is yielded.
 
-    encode: texts -> arrays of ids in order, with EOS after each document and nowhere else. part_tokens: the size of a part, if
+    encode: texts -> arrays of ids in order, with EOS after each document and nowhere else; or EncodedTexts.
+    part_tokens: the size of a part, if
     smaller than PART_TOKENS."""
     number = num_documents = 0
     for part in kept(directory):
-        number, num_documents = number + 1, num_documents + len(part.sizes)
+        num_texts = len(part.sizes) if part.num_texts is None else part.num_texts
+        number, num_documents = number + 1, num_documents + num_texts
         yield part
     directory.mkdir(parents=True, exist_ok=True)
     sizes: deque[int] = deque()
@@ -85,26 +106,63 @@ def encode_in_parts(
             sizes.append(len(text.encode()))
             yield text
 
-    held: list[np.ndarray] = []
-    for ids in encode(counted()):
-        held.append(ids)
-        if sum(map(len, held)) >= min(PART_TOKENS, part_tokens or PART_TOKENS):
-            joined = np.concatenate(held)
-            ends = np.flatnonzero(joined == eos_id) + 1
-            if len(ends):
-                yield _keep(directory, number, joined[: ends[-1]], sizes, len(ends))
-                number, joined = number + 1, joined[ends[-1] :]
-            held = [joined]
-    rest = np.concatenate([np.empty(0, np.int32), *held])
-    if len(rest):
-        yield _keep(directory, number, rest, sizes, int((rest == eos_id).sum()))
+    gathered = _Gathered(eos_id, sizes)
+    for found in encode(counted()):
+        gathered.add(found)
+        if gathered.num_ids >= min(PART_TOKENS, part_tokens or PART_TOKENS) or gathered.is_refused:
+            taken = gathered.take()
+            if taken is not None:
+                yield _keep(directory, number, taken)
+                number += 1
+    rest = gathered.take()
+    if rest is not None:
+        yield _keep(directory, number, rest)
 
 
-def _keep(directory: Path, number: int, ids: np.ndarray, sizes: deque[int], num_documents: int) -> FinishedPart:
-    part = FinishedPart(ids, np.array([sizes.popleft() for _ in range(num_documents)], np.int64))
+class _Gathered:
+    """What was encoded and is in no part yet."""
+
+    def __init__(self, eos_id: int, sizes: deque[int]):
+        """`sizes`: those of the texts that were read, and are not encoded yet."""
+        self._eos_id, self._sizes = eos_id, sizes
+        self._held: list[np.ndarray] = []
+        self._done: list[int] = []
+        self._refused: list[tuple[str, str, str, str]] = []
+        self._num_texts = self.num_ids = 0
+
+    @property
+    def is_refused(self) -> bool:
+        return len(self._refused) >= REFUSED_AT_ONCE
+
+    def add(self, found: np.ndarray | EncodedTexts) -> None:
+        if isinstance(found, np.ndarray):
+            found = EncodedTexts(found, [1] * int((found == self._eos_id).sum()), [])
+        for count in found.num_documents:
+            self._done += [self._sizes.popleft(), *[0] * (count - 1)][:count]  # a text's bytes count once
+        self._num_texts += len(found.num_documents)
+        self._refused += found.refused
+        self._held.append(found.ids)
+        self.num_ids += len(found.ids)
+
+    def take(self) -> FinishedPart | None:
+        """The whole documents among them; None where there are none, and nothing is refused."""
+        joined = np.concatenate([np.empty(0, np.int32), *self._held])
+        ends = np.flatnonzero(joined == self._eos_id) + 1
+        if not len(ends) and not self._refused:
+            self._held = [joined]
+            return None
+        end = int(ends[-1]) if len(ends) else 0
+        part = FinishedPart(joined[:end], np.array(self._done, np.int64), self._num_texts, self._refused)
+        self._held, self.num_ids = [joined[end:]], len(joined) - end
+        self._done, self._num_texts, self._refused = [], 0, []
+        return part
+
+
+def _keep(directory: Path, number: int, part: FinishedPart) -> FinishedPart:
     stream = io.BytesIO()
     np.save(stream, part.ids)
     np.save(stream, part.sizes)
+    stream.write(json.dumps([part.num_texts, part.refused]).encode())
     data = stream.getvalue()
     write_durably(directory / _name(number, data), data)
     return part

@@ -37,6 +37,20 @@ def no_template(where: str) -> UserError:
     )
 
 
+def named_templates(held: str | dict[str, str] | None, where: str) -> dict[str, str]:
+    """What transformers reads, one text or several by name, as several; one of them is `default`. Raises UserError."""
+    if not held:
+        raise no_template(where)
+    found = {"default": held} if isinstance(held, str) else dict(held)
+    if "default" not in found:
+        raise UserError(
+            f"the tokenizer in {where} has the chat templates {', '.join(sorted(found))}",
+            "of several, the one called `default` writes conversations, and `tool_use` those with tools",
+            f"rename one in {CONFIG_FILE}, or write it into chat_template.jinja alone",
+        )
+    return found
+
+
 def check_has_template(files: Sequence[Path], where: str) -> None:
     """Raises UserError where none of a tokenizer's files holds a chat template: before a corpus is read for nothing."""
     configs = [file for file in files if file.name == CONFIG_FILE]

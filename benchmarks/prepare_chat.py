@@ -1,0 +1,138 @@
+"""How fast conversations become ids, in one process, by the number of turns and the template.
+
+    python benchmarks/prepare_chat.py [--megabytes 2] [--templates DIRECTORY] [--write]
+
+The conversations hold words drawn from the sources of Python's standard library: a system message, and turns of a question of 200
+characters and an answer of 800. The tokenizer is a byte-level BPE of 16,384 tokens trained on the same. The templates are TRL's
+(in its package, which the tests install): Qwen2.5, Qwen3 and Llama 3. Encoded are about as many megabytes for 4, 16 and 64 turns,
+with tiktoken and with the tokenizer itself, and compared with nothing: a rate of CPU seconds and the counts behind it.
+
+Counted: texts that the template rendered, per turn, and their characters, per character of the conversations. Both say whether
+the cost is linear in turns, whatever the machine.
+Wanted: 2 MB per CPU second with tiktoken, and as much with 64 turns as with 4.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "prepare_chat.json"
+VOCABULARY = 16_384
+TEMPLATES = {
+    "qwen2_5": "<|im_start|> <|im_end|>",
+    "qwen3": "<|im_start|> <|im_end|>",
+    "llama3": "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>",
+}
+TURNS = (4, 16, 64)
+WANTED_MB = 2.0
+QUESTION, ANSWER = 200, 800
+
+
+def read_words() -> list[str]:
+    from windlass.data.config import SourceConfig
+    from windlass.data.sources.scan import scan
+
+    files = list(scan(SourceConfig(builtin="python-stdlib"), lambda line: None))[:200]
+    return " ".join(Path(file.path).read_text("utf-8", "ignore") for file in files).replace("<|", "").split()
+
+
+def conversations(words: list[str], num_turns: int, num_bytes: int) -> list[str]:
+    """As `conversation_of` writes them."""
+    draw = random.Random(num_turns)
+    rows, found = list[str](), 0
+
+    def said(num_chars: int) -> str:
+        start = draw.randrange(len(words) - num_chars)
+        return " ".join(words[start : start + num_chars])[:num_chars].strip()
+
+    while found < num_bytes:
+        messages = [{"role": "system", "content": "You answer at length, and to the point."}]
+        for _ in range(num_turns):
+            messages.append({"role": "user", "content": said(QUESTION)})
+            messages.append({"role": "assistant", "content": said(ANSWER)})
+        rows.append(json.dumps(messages, ensure_ascii=False))
+        found += len(rows[-1].encode())
+    return rows
+
+
+def write_tokenizer(words: list[str], directory: Path, template: Path, specials: list[str]) -> None:
+    from tokenizers import AddedToken, Tokenizer
+
+    from windlass.data.tokenize.tokenizer import save_trained, train
+
+    chunks = (" ".join(words[at : at + 1000]) for at in range(0, len(words), 1000))
+    save_trained(train(chunks, VOCABULARY), directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in specials])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = directory / "tokenizer_config.json"
+    changes = {"bos_token": specials[0], "eos_token": specials[-1], "chat_template": template.read_text("utf-8")}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+
+
+def measure(directory: Path, rows: list[str], num_turns: int, *, is_fast: bool) -> dict[str, float]:
+    from windlass.data.tokenize.encode_rows import RowEncoder, RowSettings, batches
+
+    encoder = RowEncoder(RowSettings(directory, "train", is_fast=is_fast))
+    encoder([(0, rows[0])])  # compiles the template
+    template = encoder._template
+    before = template.num_rendered, template.chars_rendered
+    start_s = time.process_time()
+    num_ids = sum(len(encoder(batch)) for batch in batches(rows))
+    cpu_s = time.process_time() - start_s
+    num_bytes, num_chars = sum(len(row.encode()) for row in rows), sum(map(len, rows))
+    return {
+        "conversations": len(rows),
+        "tokens": num_ids,
+        "mb_per_cpu_s": round(num_bytes / 1e6 / cpu_s, 2),
+        "rendered_per_turn": round((template.num_rendered - before[0]) / len(rows) / num_turns, 3),
+        "chars_rendered_per_char": round((template.chars_rendered - before[1]) / num_chars, 3),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=2.0)
+    parser.add_argument("--templates", type=Path, help="a directory of NAME.jinja, instead of TRL's")
+    parser.add_argument("--write", action="store_true", help="write the results, with the machine and its load")
+    arguments = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker
+    spec = find_spec("trl")
+    origin = None if spec is None or spec.origin is None else Path(spec.origin).parent / "chat_templates"
+    templates = arguments.templates or origin
+    if templates is None:
+        raise SystemExit("install trl, or give --templates")
+    machine = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
+    result: dict[str, Any] = {
+        **machine,
+        "load_at_start": [round(one, 2) for one in os.getloadavg()],
+        "vocabulary": VOCABULARY,
+    }
+    words, least = read_words(), float("inf")
+    for name, specials in TEMPLATES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            directory = Path(folder, "tokenizer")
+            write_tokenizer(words, directory, templates / f"{name}.jinja", specials.split())
+            for num_turns in TURNS:
+                rows = conversations(words, num_turns, int(arguments.megabytes * 1e6))
+                for is_fast in (True, False):
+                    way = f"{name}, {num_turns} turns, {'tiktoken' if is_fast else 'tokenizers'}"
+                    result[way] = measure(directory, rows, num_turns, is_fast=is_fast)
+                    least = min(least, result[way]["mb_per_cpu_s"]) if is_fast else least
+                    print(f"{way}: {result[way]}", flush=True)
+    result["load_at_end"] = [round(one, 2) for one in os.getloadavg()]
+    if arguments.write:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if least >= WANTED_MB else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What becomes of a conversation: its samples, and which of their ids are words that may be cut.
+
+A conversation is one sample where every answer in it stands behind what inference would show the model. Where that is not so,
+each answer is a sample of its own, rendered as inference would render it:
+
+  * two answers in a row, for Qwen3, which writes a last answer otherwise
+  * a system message that the template moves to the last question (Mistral v0.3)
+  * a cue that opens a thought, where the template leaves thoughts out of what was said before (DeepSeek-R1 and its distils)
+"""
+
+import numpy as np
+
+from windlass.data.sources.chat_rows import ASSISTANT, is_learned, reasoning_apart
+from windlass.data.tokenize.chat_template import Encoded, Messages, NotFound, Template, Tools, without_weights
+
+THOUGHT, THOUGHT_END = "<think>", "</think>"
+
+
+def samples(template: Template, messages: Messages, where: str, tools: Tools = None) -> list[tuple[Messages, Encoded]]:
+    """The conversation as one sample; or, where an answer's context in it is not what inference would give, one sample of each
+    answer that is learned, with the messages before it. Raises UserError as `encode` does."""
+    try:
+        return [(messages, template.encode(messages, where, tools=tools))]
+    except NotFound:
+        learned = [messages[: number + 1] for number, message in enumerate(messages) if is_learned(message)]
+        return [(upto, as_inference(template, upto, where, tools)) for upto in learned]
+
+
+def as_inference(template: Template, messages: Messages, where: str, tools: Tools = None) -> Encoded:
+    """The last message learned behind all before it. Raises UserError."""
+    last = len(messages) - 1
+    try:
+        return template.encode(messages, where, last, tools)
+    except NotFound as error:
+        bare = without_weights(messages)
+        cued = template.render(bare[:-1], where, True, tools) if last else ""
+        said = bare[-1]
+        answer = _behind_cue(
+            cued, template.render(bare, where, tools=tools), bare[-2]["content"].strip() if last else ""
+        )
+        if answer is None:
+            reasoning, said = reasoning_apart(said)
+            answer = _behind_thought(cued, template.render([*bare[:-1], said], where, tools=tools), reasoning)
+        if answer is None:
+            raise error
+        found = template.of_spans(cued + answer, [(len(cued), len(cued + answer))])
+        return template.checked(cued + answer, found, bare[-1:], [said], [*bare[:-1], said], where, tools)
+
+
+def _behind_cue(cued: str, written: str, words: str) -> str | None:
+    """What is written behind the cue that follows `words`, the last ones before the answer; None where no such cue is written."""
+    cue = cued[cued.rfind(words) :] if words in cued else ""
+    _, found, answer = written.rpartition(cue) if words and cue else ("", "", "")
+    return answer if found else None
+
+
+def _behind_thought(cued: str, written: str, reasoning: str) -> str | None:
+    """Where the cue opens a thought, and what is written has none: the reasoning, perhaps empty, the end of the thought, and what
+    is written of the answer. Else None."""
+    before = cued.rstrip()
+    if not before.endswith(THOUGHT) or not written.startswith(before.removesuffix(THOUGHT)):
+        return None
+    begin = "" if cued.endswith("\n") else "\n"
+    answer = written.removeprefix(before.removesuffix(THOUGHT)).lstrip("\n")
+    return f"{begin}{reasoning}\n{THOUGHT_END}\n\n{answer}"
+
+
+def words(template: Template, messages: Messages, ids_N: np.ndarray, where: str, tools: Tools = None) -> np.ndarray:
+    """Which of the ids that `encode` gave are words of messages that are no answers, [N] bool: the marks of turns are not.
+    None is where the template writes such words otherwise than they were given.
+
+    A mark in front of each message's words says where they begin: to look for the words could find them in a mark of turns.
+    """
+    bare, begins = without_weights(messages), dict[int, str]()
+    for number, message in enumerate(bare):
+        words = message["content"].strip()
+        if message["role"] != ASSISTANT and words:
+            begins[number] = mark = f"zq{number}qz"
+            bare[number] = {**message, "content": message["content"].replace(words, mark + words, 1)}
+    text, marked = (template.render(one, where, tools=tools) for one in (without_weights(messages), bare))
+    spans, num_before = list[tuple[int, int]](), 0
+    for number, mark in begins.items():
+        start, words = marked.find(mark) - num_before, messages[number]["content"].strip()
+        spans.append((start, start + len(words)))
+        marked, num_before = marked.replace(mark, "\0" * len(mark), 1), num_before + len(mark)
+    is_words_N = np.zeros(len(ids_N), bool)
+    found_ids, offsets = template.offsets(text)
+    same = found_ids[: len(ids_N) - 1] == ids_N[:-1].tolist()
+    if same and marked.replace("\0", "") == text:
+        for at, (first, last) in enumerate(offsets[: len(ids_N) - 1]):
+            is_words_N[at] = any(start <= first < last <= end for start, end in spans)
+    return is_words_N
