@@ -21,7 +21,7 @@ ROOMS = (
     "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling",
+    "supervise", "doctor", "hub", "other_names", "profiling", "advice",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -57,6 +57,7 @@ BELOW_TRAINING = (
     "supervise",
     "hub",
     "profiling",
+    "advice",
 )
 
 # which rooms a room may import besides itself and the lower hall
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub", "other_names"), ()),
     "doctor": ("supervise",),
     "profiling": ("",),
+    "advice": ("profiling", "report"),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -128,6 +130,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "report",
         "stacks",
         "profile",
+        "advise",
         "status",
         "doctor",
         "data_inspect",
@@ -196,6 +199,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "adapters": ("config", "peft_config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
     "profiling": ("recorder", "summary"),
+    "advice": ("facts", "observed", "levers", "mfu"),
     "parallel": (
         "config",
         "mesh",
@@ -317,7 +321,7 @@ NO_TEST_OF_ITS_OWN = {
     "commands/recipes/foreign_facts.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",
-    "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
+    "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py, _stacks.py and _advise.py what they call",
     "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/sources/shape_config.py": "data/sources/test_row_shapes.py: every shape, and every mapping that cannot be",

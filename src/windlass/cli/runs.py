@@ -1,4 +1,4 @@
-"""What is asked of run directories: `windlass status`, `stacks`, `profile`, `runs`, `report`, `sync`."""
+"""What is asked of run directories: `windlass status`, `stacks`, `profile`, `advise`, `runs`, `report`, `sync`."""
 
 import json
 from dataclasses import asdict
@@ -45,6 +45,16 @@ def profile(
     from windlass.commands.profile import profile as record
 
     print_lines(record(run, steps, rank, as_json, partial(typer.echo, err=True)))
+
+
+def advise(
+    run: RunDirectory,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Where the time of a run goes, what to change next and what it brings, and what its MFU means; from the run's own events."""
+    from windlass.commands.advise import advise as look
+
+    print_lines(look(run, as_json))
 
 
 def runs(
