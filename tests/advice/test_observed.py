@@ -44,7 +44,15 @@ def test_means_are_weighed_by_the_steps_of_each_window(tmp_path):
 
 
 def test_a_resumed_run_is_looked_at_since_then_and_void_lines_do_not_count(tmp_path):
-    events = start(), step(1, 9.0, True), step(20, 5.0), start(10, "resume"), step(11, 9.0, True), step(20, 1.0)
+    events = (
+        start(),
+        step(1, 9.0, True),
+        step(8, 3.0),
+        step(20, 5.0),
+        start(10, "resume"),
+        step(11, 9.0, True),
+        step(20, 1.0),
+    )
     run = observe(written(tmp_path, *events))
     assert (run.step_s, run.steps, run.reads, run.operators) == (1.0, 9, None, None)
 

@@ -1,5 +1,6 @@
-"""docs/flops.md, performance.md and howto/advise.md: their tables are filled, and their numbers are those of the code."""
+"""docs/flops.md, performance.md, howto/advise.md and bench.md: their tables are filled, their numbers are the code's."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -8,14 +9,16 @@ import pytest
 
 from tests.advice.test_facts import FACTS
 from tests.advice.test_observed import SETTINGS, start, step, written
-from tests.docs.pages import commands_in
+from tests.docs.pages import commands_in, run_commands
 from windlass.advice import levers
-from windlass.commands.advise import advise
+from windlass.cli import runs
+from windlass.commands.speed import bench
+from windlass.commands.speed.advise import advise
 from windlass.config import load_recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
-FLOPS, PERFORMANCE, ADVISE = (
-    (DOCS / name).read_text("utf-8") for name in ("flops.md", "performance.md", "howto/advise.md")
+FLOPS, PERFORMANCE, ADVISE, BENCH = (
+    (DOCS / name).read_text("utf-8") for name in ("flops.md", "performance.md", "howto/advise.md", "howto/bench.md")
 )
 
 
@@ -83,3 +86,19 @@ def test_the_rates_of_estimates_are_those_of_the_code():
     assert words in ADVISE and f"{levers.NETWORK_BYTES_S / 1e9:.0f} GB/s between hosts" in ADVISE
     cpu = levers.CPU
     assert f"{1e6 * cpu.call_s:.0f} µs, {cpu.link_bytes_s / 1e9:.0f} GB/s and {cpu.flops / 1e9:.0f} GFLOP/s" in ADVISE
+
+
+def test_the_page_on_bench_has_its_options_with_their_defaults_and_its_commands_parse(monkeypatch, capsys, tmp_path):
+    options = {option.name: option for option in inspect.signature(runs.bench).parameters.values()}
+    shown = dict(re.findall(r"^\| `--(\w+) ([^`]+)` \|", BENCH, re.M))
+    assert set(shown) == set(options) - {"recipe", "overrides"}
+    assert {name: shown[name] for name in ("steps", "repeats", "output")} == {
+        name: str(options[name].default) for name in ("steps", "repeats", "output")
+    }
+    assert f"Under {bench.LEAST_EFFICIENCY:.2f} a line warns" in BENCH
+    given = []
+    monkeypatch.setattr(bench, "bench", lambda *arguments: given.append(arguments) or [])
+    run_commands(commands_in(BENCH), {}, tmp_path, monkeypatch, capsys)
+    assert [(one[2], one[3]) for one in given] == [
+        (["run.micro_batch=1,2,4", "parallel.recompute=none,selective,full"], [1]), ([], [1, 2, 4, 8]),
+    ]  # fmt: skip

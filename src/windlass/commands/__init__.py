@@ -1,6 +1,7 @@
 """What each command of the command line calls.
 
 launch/        `windlass launch`: a run on a cluster, a file for each kind
+speed/         `windlass advise` and `bench`: how fast a run is, and why
 recipes/       `windlass init` and `import`: where a recipe comes from
 
 evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
@@ -13,7 +14,6 @@ reshard        a checkpoint rewritten in the files of another layout
 report         `windlass report`: the page of a run
 stacks         `windlass stacks`: where every rank on this host is
 profile        `windlass profile`: where the time of a step goes, of a run that goes on
-advise         `windlass advise`: where the time of a run goes, and what to change next
 status         `windlass status`: running, finished, stopped, failed or dead
 doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
 data_inspect   `windlass data inspect`

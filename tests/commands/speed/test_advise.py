@@ -9,7 +9,7 @@ from tests.advice import planted
 from tests.advice.test_facts import FACTS
 from tests.advice.test_observed import SETTINGS, start, step, written
 from windlass.cli import main as cli
-from windlass.commands.advise import HEALTHY, advise
+from windlass.commands.speed.advise import HEALTHY, advise
 
 H200 = {**FACTS.to_event(), "device": "NVIDIA H200", "peak_flops": 989.4e12, "flops_per_token": 22.07e9, "elements": 3e9,
         "trained_elements": 3e9}  # fmt: skip
