@@ -1,12 +1,14 @@
-"""Fills the marked places of docs/techniques/*.md, walkthrough.md and howto/finetune.md from the source and from counted results.
+"""Fills the marked places of docs/techniques/*.md and of walkthrough, howto/finetune, flops and performance.md from the source
+and from counted results.
 
-A place is an HTML comment, what was filled in, and `<!-- end -->`. Five kinds:
+A place is an HTML comment, what was filled in, and `<!-- end -->`. Six kinds:
 
     code: PATH SYMBOL [from "..."] [to "..."]       lines of a function, class, method or assignment, or of the file (SYMBOL: *)
     docstring: PATH [from "..."] [to "..."]         lines of the docstring that opens the file
     file: PATH                                      a file whole
     figure: PAGE/ROW/COLUMN                         one number of benchmarks/results/techniques.json, see COLUMNS
     table: PAGE[/ROW [as NAME]]; ... | COLUMN, ...  several rows of it
+    speed: NAME                                     a table of speed.py
 
 `from` and `to` name the first and the last line by a piece of text in them. A text that is not there stops the build: a page
 cannot show what the source no longer says. `make docs` fills, a test holds the pages up to date.
@@ -20,10 +22,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from speed import speed  # beside this file
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results" / "techniques.json"
-PLACE = re.compile(r"<!-- (code|docstring|file|figure|table): (.+?) -->(.*?)<!-- end -->", re.S)
+PLACE = re.compile(r"<!-- (code|docstring|file|figure|table|speed): (.+?) -->(.*?)<!-- end -->", re.S)
 RANGE = re.compile(r'^(.*?)(?: from "(.+?)")?(?: to "(.+?)")?$')
 LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
@@ -31,7 +35,10 @@ Row = Mapping[str, Any]
 
 
 def pages() -> list[Path]:
-    return [*sorted((DOCS / "techniques").glob("*.md")), DOCS / "walkthrough.md", DOCS / "howto" / "finetune.md"]
+    return [
+        *sorted((DOCS / "techniques").glob("*.md")),
+        *(DOCS / f"{name}.md" for name in ("walkthrough", "howto/finetune", "flops", "performance")),
+    ]
 
 
 def filled(page: Path) -> str:
@@ -200,4 +207,5 @@ KINDS: dict[str, Callable[[str, Path], str]] = {
     "file": file,
     "figure": figure,
     "table": table,
+    "speed": speed,
 }

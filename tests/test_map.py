@@ -17,11 +17,11 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 
 ROOMS = (
-    "cli", "commands", "commands.launch", "commands.recipes", "proof", "training", "objectives", "adapters",
+    "cli", "commands", "commands.launch", "commands.speed", "commands.recipes", "proof", "training", "objectives", "adapters",
     "data", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling",
+    "supervise", "doctor", "hub", "other_names", "profiling", "advice",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -57,6 +57,7 @@ BELOW_TRAINING = (
     "supervise",
     "hub",
     "profiling",
+    "advice",
 )
 
 # which rooms a room may import besides itself and the lower hall
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub", "other_names"), ()),
     "doctor": ("supervise",),
     "profiling": ("",),
+    "advice": ("profiling", "report"),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -85,10 +87,21 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": BELOW_TRAINING,
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
+    "commands.speed": ("", "advice", "report"),
     "commands.recipes": ("", "data", "other_names"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
-    "cli": ("", "commands", "commands.launch", "commands.recipes", "proof", "training", "launch", "report.sinks"),
+    "cli": (
+        "",
+        "commands",
+        "commands.launch",
+        "commands.speed",
+        "commands.recipes",
+        "proof",
+        "training",
+        "launch",
+        "report.sinks",
+    ),
     "": (
         "",
         "cli",
@@ -136,6 +149,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "data_consumed",
     ),
     "commands.launch": ("slurm", "kubernetes", "flyte", "sky"),
+    "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
     "data": ("config", "held_out", "files", "packing"),
     "data.lint": ("statistics", "lint", "findings"),
@@ -200,6 +214,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "adapters": ("config", "peft_config", "peft_format"),
     "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
     "profiling": ("recorder", "summary"),
+    "advice": ("facts", "observed", "levers", "mfu"),
     "parallel": (
         "config",
         "mesh",
@@ -322,7 +337,7 @@ NO_TEST_OF_ITS_OWN = {
     "commands/recipes/foreign_facts.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",
-    "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py and test_stacks.py what they call",
+    "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py, test_stacks.py, speed/ what they call",
     "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/held_out.py": "data/test_config.py: every form of validation; data/prepare/test_hold_out.py: what is held out",

@@ -1,6 +1,8 @@
 """Counts against published figures, the meta model, and torch's own counter."""
 
 import fnmatch
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +10,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from windlass.adapters.config import AdapterConfig
+from windlass.config import load_recipe
 from windlass.model.config import ModelConfig
-from windlass.model.flops import flops_per_token
+from windlass.model.flops import flops_per_token, recomputed_flops
 from windlass.model.lora.adapter import adapter_of, frozen_base
 from windlass.model.transformer import Decoder
 
+ROOT = Path(__file__).parents[2]
 TINY = {
     "llama": {
         "family": "llama",
@@ -156,3 +160,15 @@ def test_what_is_frozen_is_not_counted_and_torch_counts_the_same(family, tied, f
     with counter, sdpa_kernel(SDPBackend.MATH):
         model(ids).sum().backward()
     assert counter.get_total_flops() == flops_per_token(arch, 24, names).palm * 48
+
+
+def test_full_recomputation_repeats_the_products_that_a_real_run_repeats():
+    """benchmarks/results/layouts.json: products of a step of 256 tokens on one rank; attention is not among them."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "layouts.json").read_text())["rows"]
+    config = load_recipe(str(ROOT / "docs" / "techniques" / "fsdp.yaml"))
+    arch = config.model.architecture(512)
+    attention = 2 * 8 * 128 * 64  # 8 blocks, 128 channels, half of 64 keys: scores and values
+    again = 256 * (recomputed_flops(arch, 64) - attention)
+    for layout in ("DDP", "ZeRO-2", "ZeRO-3", "HSDP"):
+        counted = {kind: rows[f"{layout}, {kind}"]["flops"] for kind in ("none", "selective", "full")}
+        assert counted["full"] - counted["none"] == again and counted["selective"] == counted["none"]

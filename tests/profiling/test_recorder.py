@@ -125,3 +125,25 @@ def test_every_group_that_sends_is_named_by_its_axis(ranks, layout, axes):
 
 def names_of_groups(layout):
     return list(make_mesh(layout, "cpu").axes_of_groups().values())
+
+
+def test_the_second_step_is_counted_once_and_what_is_logged_is_not_in_it(tmp_path):
+    log = Log()
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, Desk(0, after=99), log, counted=6)
+    for step in range(4, 8):
+        recorder.between_steps(step)
+        for _ in range(step):
+            torch.ones(2).sum().item()
+        recorder.after_update(step + 1)
+        torch.ones(2).sum().item()
+    ((kind, step, fields),) = log.events
+    assert (kind, step, fields["reads"], log.paused) == ("counts", 6, 5, ["profile", "profile"])
+
+
+def test_a_run_that_ends_inside_the_counted_step_leaves_no_profiler_on(tmp_path):
+    recorder = StepRecorder(tmp_path, 0, CPU, {}, Desk(0, after=99), Log(), counted=1)
+    recorder.between_steps(0)
+    assert torch.autograd._profiler_enabled()
+    recorder.close()
+    recorder.close()
+    assert not torch.autograd._profiler_enabled()

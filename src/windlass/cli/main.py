@@ -205,7 +205,8 @@ def verify(
 
 for command in (
     cli_models.evaluate, cli_models.generate, cli_models.export,
-    cli_runs.status, cli_runs.stacks, cli_runs.profile, cli_runs.runs, cli_runs.report, cli_runs.sync,
+    cli_runs.status, cli_runs.stacks, cli_runs.profile, cli_runs.advise, cli_runs.bench, cli_runs.runs, cli_runs.report,
+    cli_runs.sync,
     cli_recipes.init, cli_recipes.keys,
 ):  # fmt: skip
     app.command()(command)

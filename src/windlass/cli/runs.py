@@ -1,4 +1,4 @@
-"""What is asked of run directories: `windlass status`, `stacks`, `profile`, `runs`, `report`, `sync`."""
+"""What is asked of run directories: `windlass status`, `stacks`, `profile`, `advise`, `runs`, `report`, `sync`; and `bench`."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from windlass.cli.arguments import RunDirectory, print_lines
+from windlass.cli.arguments import Overrides, Recipe, RunDirectory, print_lines
+from windlass.errors import UserError
 from windlass.safe_text import say
 
 
@@ -45,6 +46,38 @@ def profile(
     from windlass.commands.profile import profile as record
 
     print_lines(record(run, steps, rank, as_json, partial(typer.echo, err=True)))
+
+
+def advise(
+    run: RunDirectory,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
+) -> None:
+    """Where the time of a run goes, what to change next and what it brings, and what its MFU means; from the run's own events."""
+    from windlass.commands.speed.advise import advise as look
+
+    print_lines(look(run, as_json))
+
+
+def bench(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=A,B", help="An axis of the grid: parallel.recompute=none,full")
+    ] = None,
+    nproc: Annotated[str, typer.Option(metavar="N,M", help="Numbers of processes that each cell runs on.")] = "1",
+    steps: Annotated[int, typer.Option(metavar="N", help="Of each run.")] = 15,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Runs of each cell.")] = 3,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Rows are appended to it; FILE.svg is drawn.")] = Path(
+        "bench.json"
+    ),
+) -> None:
+    """Throughput, MFU and memory of a recipe over a grid of settings, each cell in processes of its own."""
+    from windlass.commands.speed import bench as room
+
+    numbers = [int(number) if number.isdigit() else 0 for number in nproc.split(",")]
+    if not all(numbers):
+        raise UserError(f"--nproc {nproc}", "--nproc is one number of processes or several", "for example --nproc 1,2")
+    print_lines(room.bench(recipe, overrides or [], grid or [], numbers, steps, repeats, output))
 
 
 def runs(

@@ -1,6 +1,7 @@
 """What each command of the command line calls.
 
 launch/        `windlass launch`: a run on a cluster, a file for each kind
+speed/         `windlass advise` and `bench`: how fast a run is, and why
 recipes/       `windlass init` and `import`: where a recipe comes from
 
 evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter

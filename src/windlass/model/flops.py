@@ -92,6 +92,22 @@ def flops_per_token(
     return FlopsPerToken(6.0 * count_active(arch), products + full, products + causal)
 
 
+def recomputed_flops(arch: Architecture, sequence_length: int) -> float:
+    """FLOPs per token that `recompute: full` does a second time in every block; `selective` repeats no matrix product. MFU leaves
+    them out, HFU (hardware FLOPs utilization) has them. torch stops a recomputation at the last tensor that backward reads, so
+    the last product of a dense block, whose result no gradient needs, is not done again."""
+    shapes = parameter_shapes(arch)
+    again = float(count_multiplied(arch) - arch.vocab_size * arch.hidden_size)
+    for layer in range(arch.num_layers):
+        block = f"model.layers.{layer}"
+        if f"{block}.post_mlp_layernorm.weight" not in shapes:
+            again -= math.prod(shapes.get(f"{block}.mlp.down_proj.weight", (0,)))
+    window = min(arch.window or sequence_length, sequence_length)
+    seen = window - window**2 / (2 * sequence_length)
+    keys = sum(seen if layer in arch.window_layers else sequence_length / 2 for layer in range(arch.num_layers))
+    return 2.0 * again + 4.0 * arch.num_heads * arch.head_dim * keys
+
+
 def _backward(arch: Architecture, frozen: frozenset[str], adapter: Adapter | None) -> tuple[float, list[float]]:
     """(FLOPs per token of the matrices' backward, per layer the share of attention's backward that is done).
 

@@ -5,5 +5,6 @@ summary   the trace -> where a step's time goes, by kind of operator and by axis
 
 Inside:
 
+counts     operators and blocking reads of one step of every run
 intervals  spans of time: their union, and what is left of one without another
 """

@@ -9,8 +9,11 @@ step, and after the last of them writes a directory with
     facts.json        rank, steps, device, and which axes of the layout each process group runs over
 
 It is renamed into its place when it is whole. The other ranks wait meanwhile, as for any slow rank.
+
+Rank 0 also counts the operators and the reads of one step, the second after a start (counts.py): an event of kind `counts`.
 """
 
+import contextlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -22,6 +25,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from windlass import flight_recorder
+from windlass.profiling.counts import StepCounts
 from windlass.profiling.summary import PROFILES
 from windlass.safe_text import say
 
@@ -47,7 +51,7 @@ class Log(Protocol):
 
     def pause(self, cause: str) -> AbstractContextManager[None]: ...
 
-    def event(self, kind: Literal["profile"], step: int, **fields: Any) -> None: ...
+    def event(self, kind: Literal["profile", "counts"], step: int, **fields: Any) -> None: ...
 
 
 class _Recording:
@@ -103,7 +107,7 @@ class _Recording:
 
 
 class StepRecorder:
-    """Of one rank. `axes`: see Mesh.axes_of_groups."""
+    """Of one rank. `axes`: see Mesh.axes_of_groups. `counted`: the step whose operators and reads are counted; None for none."""
 
     def __init__(
         self,
@@ -113,10 +117,13 @@ class StepRecorder:
         axes: Mapping[str, str],
         desk: Desk,
         log: Log,
+        counted: int | None = None,
     ):
         self._run_directory, self._rank, self._device, self._axes = run_directory, rank, device, axes
         self._desk, self._log = desk, log
         self._recording: _Recording | None = None
+        self._counted = counted
+        self._counts: StepCounts | None = None
 
     def between_steps(self, step: int) -> None:
         """Called before every step; `step`: completed updates."""
@@ -124,10 +131,28 @@ class StepRecorder:
             if steps := self._desk.profile_asked():
                 with self._log.pause("profile"):
                     self._recording = _Recording(step, step + steps, self._device)
+            elif step + 1 == self._counted:
+                with self._log.pause("profile"), contextlib.suppress(RuntimeError):
+                    self._counts = StepCounts()
         elif step < self._recording.last:
             self._recording.next_step(step)
         else:
             self.finish(step)
+
+    def after_update(self, step: int) -> None:
+        """Called after update `step`, before anything of it is logged."""
+        if self._counts is None:
+            return
+        counts, self._counts = self._counts, None
+        with self._log.pause("profile"):
+            found = counts.stop()
+        self._log.event("counts", step, **found)
+
+    def close(self) -> None:
+        """However the run ends: nothing is counted from here on."""
+        if self._counts is not None:
+            self._counts.stop()
+            self._counts = None
 
     def finish(self, step: int) -> None:
         """Ends a recording that is under way after update `step`, and writes it. What cannot be written ends no run."""

@@ -63,7 +63,7 @@ class Console:
             self.say(f"step {step}: sample", style="magenta")
             self.say("\n".join(f"    | {row}" for row in f"{fields['prompt']}{fields['text']}".split("\n")))
             return
-        if kind == "data":  # for the ledger; what is worth a line is an incident
+        if kind in ("data", "counts"):  # for the ledger and for `windlass advise`; what is worth a line is an incident
             return
         if kind == "checkpoint":
             stall = format_duration(fields["stall_s"])

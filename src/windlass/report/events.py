@@ -28,7 +28,9 @@ from typing import Any, BinaryIO, Final, Literal, get_args
 from windlass.errors import UserError
 from windlass.safe_text import escaped_json, say, without_secrets
 
-Kind = Literal["start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "profile", "end"]
+Kind = Literal[
+    "start", "step", "validation", "checkpoint", "resume", "incident", "sample", "data", "profile", "counts", "end"
+]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 CHUNK: Final = 4 << 20  # bytes read at a time
 KEPT_LINES: Final = 10_000

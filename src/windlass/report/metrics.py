@@ -9,7 +9,8 @@ because both ends wait for the device, its length is true without further synchr
 
 Evaluation, checkpoints and other work that is not a step run inside `pause(cause)`. Windows that end within the first
 WARM_UP_STEPS steps of a process hold compilation and allocation; their lines say `warm_up: true` and no average
-counts them. The time ledger splits the process's whole time: warm_up, training, data_wait, and one entry per cause.
+counts them. `log_s`: what the line before took to make and to write, which is in this window. The time ledger splits the
+process's whole time: warm_up, training, data_wait, and one entry per cause.
 """
 
 import time
@@ -77,7 +78,7 @@ class Recorder:
         self._log, self._console = log, console
         self._every_steps, self._total_steps, self._start_step = every_steps, total_steps, start_step
         self._tokens_per_step, self._num_devices = tokens_per_step, num_devices
-        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self._gather_max, self._memory, self._memory_parts, self._unit = gather_max, memory, memory_parts, unit
         self._ledger = _Ledger()
         # per set: the run's first, which may be of an earlier process, and the latest
@@ -87,6 +88,7 @@ class Recorder:
         self._window_start_s = time.perf_counter()
         self._window_paused_s = self._window_wait_s = 0.0
         self._eta_from: tuple[int, float] | None = None
+        self._log_s: float | None = None
 
     def step(
         self,
@@ -122,6 +124,7 @@ class Recorder:
     ) -> None:
         num_steps = step - self._window_step
         wait_s = self._gather_max(self._window_wait_s) / num_steps
+        start_s = time.perf_counter()  # the ranks have met
         memory_bytes = self._gather_max(self._memory())
         memory_parts = dict(self._memory_parts(memory_bytes))
         if self._log is None and self._console is None:
@@ -150,12 +153,14 @@ class Recorder:
             **({"memory_parts": memory_parts} if memory_parts else {}),
             "data_wait_s": wait_s,
             "step_s": seconds / num_steps,
+            "log_s": self._log_s,
             "warm_up": warm_up,
             "ledger": dict(self._ledger.seconds),
         }
         self._write("step", step, line)
         if self._console is not None:
             self._console.step(step, line, eta_s=self._eta(step))
+        self._log_s = time.perf_counter() - start_s
 
     def _close_window(self) -> tuple[bool, float]:
         """End the window at this moment -> (was it warm-up, its seconds without pauses)."""
@@ -174,9 +179,9 @@ class Recorder:
         return warm_up, seconds
 
     def _mfu(self, tokens_per_s: float) -> float | None:
-        if self._peak_flops is None:
+        if self.peak_flops is None:
             return None
-        return tokens_per_s * self._flops_per_token / (self._num_devices * self._peak_flops)
+        return tokens_per_s * self.flops_per_token / (self._num_devices * self.peak_flops)
 
     def _eta(self, step: int) -> float | None:
         """Seconds to the last step at the pace since the first line, pauses included; None before there is a pace."""

@@ -1,17 +1,20 @@
 """Reports what was derived from the recipe before step 1: a table in the terminal, resolved.yaml, and the first event."""
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from windlass.advice.facts import RunFacts
 from windlass.config import RunConfig, to_yaml
 from windlass.data.stream.mixture import shares_of
-from windlass.model.architecture import Architecture, describe_dropout
+from windlass.model.architecture import Architecture, describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig
-from windlass.model.flops import count_parameters, describe_experts
+from windlass.model.flops import count_parameters, describe_experts, recomputed_flops
 from windlass.model.kernels import attention_kernel
 from windlass.model.open_config import directory_of, fewer_rows
 from windlass.objectives.kept_scores import SCORES
@@ -24,7 +27,7 @@ from windlass.parallel.stages import cut_stages
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
 from windlass.training.out_of_memory import gradient_bytes, local_bytes
-from windlass.training.parameter_rules import describe_trainable
+from windlass.training.parameter_rules import count_trained, describe_trainable
 from windlass.training.run import Run
 from windlass.training.run_directory import model_header
 from windlass.units import format_bytes, format_count
@@ -76,7 +79,34 @@ def announce(
         provenance=_brief(run.provenance),
         baselines=run.baselines(),
         **({"drift": list(drift)} if drift else {}),
+        facts=facts_of(run, accumulation).to_event(),
         data={"stream": run.prepared.stream, **run.source.entry()},
+    )
+
+
+def facts_of(run: Run, accumulation: int) -> RunFacts:
+    """What `windlass advise` needs to know of a run besides its settings."""
+    config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
+    shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
+    train = run.prepared.sets["train"]
+    return RunFacts(
+        device=run.runtime.device_name(),
+        ranks=layout.world,
+        hosts=len(set(run.provenance["hosts"])),
+        layout=dataclasses.asdict(layout),
+        accumulation=accumulation,
+        elements=count_parameters(architecture),
+        root_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
+        trained_elements=count_trained(config, architecture),
+        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + 1,
+        gathered_bytes=precision.compute.itemsize,
+        reduced_bytes=precision.reduce.itemsize,
+        flops_per_token=run.recorder.flops_per_token,
+        recomputed_flops=recomputed_flops(architecture, config.data.sequence_length)
+        if config.parallel.recompute == "full"
+        else 0.0,
+        peak_flops=run.recorder.peak_flops,
+        filled=train.tokens / max(1, train.tokens + train.padding),
     )
 
 

@@ -109,7 +109,9 @@ class Run:
         self.heartbeat = heartbeat
         axes = self.program.mesh.axes_of_groups() | {self.runtime.control.group_name: "control"}
         where = self.config.run.directory, self.runtime.rank, self.runtime.device
-        self.profiler = StepRecorder(*where, axes, heartbeat, self.recorder)
+        counted = self.start_step + 2 if self.runtime.rank == 0 else None  # the first compiles and makes states
+        self.profiler = StepRecorder(*where, axes, heartbeat, self.recorder, counted)
+        self.opened.callback(self.profiler.close)
 
     def report_status(self, state: State, step: int, exit_code: int | None = None) -> None:
         self.step = step
@@ -133,6 +135,8 @@ class Run:
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
         """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
         self.heartbeat.beat("record", step)
+        if self.profiler is not None:
+            self.profiler.after_update(step)
         is_due = self.recorder.is_due(step)
         for event in self.source.drain_events(is_due):
             self.recorder.event(event.kind, step, **event.fields)
@@ -246,17 +250,13 @@ class Run:
             "total_steps": self.total_steps,
             "model": to_hf(self.architecture),
             "config": self.config.kept(),
-            "data": {
-                "stream": self.prepared.stream,
-                "corpus_hash": self.prepared.corpus_hash,
-            },
+            "data": {"stream": self.prepared.stream, "corpus_hash": self.prepared.corpus_hash},
             "world": self.runtime.world,
             **({} if self.base is None else {"base": self.base}),
         }
 
     def _files(self) -> dict[str, bytes | Path]:
-        """What makes a checkpoint directory sufficient by itself: recipe, tokenizer, provenance, and the files on the
-        model that it began from."""
+        """What makes a checkpoint sufficient by itself: recipe, tokenizer, provenance, the files on the model it began from."""
         tokenizer = Path(self.prepared.tokenizer_directory)
         files: dict[str, bytes | Path] = {f"tokenizer/{path.name}": path for path in sorted(tokenizer.iterdir())}
         files |= self.base_files

@@ -141,7 +141,7 @@ class History:
             _place(self.validations.setdefault(str(event["name"]), []), kept)
         elif kind == "sample":
             _place(self.samples.setdefault(str(event["prompt"]), []), {**event, "text": event["text"][:MAX_TEXT]})
-        elif kind != "data":
+        elif kind not in ("data", "counts"):
             if kind in RESTARTS:
                 self._restart(event)
             elif kind == "end":

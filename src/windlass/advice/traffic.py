@@ -1,0 +1,62 @@
+"""What a rank sends per step under DDP, ZeRO-1 to 3 and HSDP, by the formulas of parallel/ddp and parallel/fsdp.
+
+With P parameters of which P_root are outside of the blocks (all of them trained here), N replicas, S ranks that shard, U units, A
+micro-batches, b bytes per gathered and r per reduced element, a ring moves per rank
+
+                   all-gather                        reduce-scatter            all-reduce
+    zero 0         -                                 -                         2 r P (N-1)/N, in buckets
+    zero 1, 2      b P (S-1)/S, U calls              r P (S-1)/S, U calls      2 r (P/S) (N-1)/N, U calls
+                                                     (zero 2: A times both)
+    zero 3         b A (2P - P_root) (S-1)/S,        as zero 2                 the same
+                   A (2U - 1) calls
+
+The all-reduces of zero 1 to 3 are HSDP's: none where N is 1. Tensor and pipeline ranks divide P. Not in it: the sums of losses,
+counts and norms (two or three calls of a few bytes), and what tensor, context, expert and pipeline ranks exchange among
+themselves. benchmarks/layouts.py counts the same in real runs.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from windlass.advice.facts import RunFacts
+from windlass.units import MIB
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Of one rank in one step."""
+
+    calls: int
+    bytes: float
+
+    def __add__(self, other: "Sent") -> "Sent":
+        return Sent(self.calls + other.calls, self.bytes + other.bytes)
+
+
+NOTHING = Sent(0, 0.0)
+
+
+def traffic(facts: RunFacts, zero: int, bucket_mib: float) -> Sent:
+    """See the table above."""
+    size = {axis: facts.layout.get(axis, 1) for axis in ("pp", "tp", "replicate", "shard", "context")}
+    gradients = facts.trained_elements * facts.reduced_bytes / (size["pp"] * size["tp"])
+    if zero == 0:  # buckets are full but for the last
+        return _part(ceil(gradients / (bucket_mib * MIB)), 2 * gradients, size["replicate"] * size["context"])
+    ranks, backwards = size["shard"] * size["context"], 1 if zero == 1 else facts.accumulation
+    return (
+        _gathers(facts, zero, ranks, facts.gathered_bytes / (size["pp"] * size["tp"]))
+        + _part(backwards * facts.units, backwards * gradients, ranks)
+        + _part(facts.units, 2 * gradients / ranks, size["replicate"])
+    )
+
+
+def _gathers(facts: RunFacts, zero: int, ranks: int, element_bytes: float) -> Sent:
+    if zero < 3:
+        return _part(facts.units, facts.elements * element_bytes, ranks)
+    elements = facts.accumulation * (2 * facts.elements - facts.root_elements)
+    return _part(facts.accumulation * (2 * facts.units - 1), elements * element_bytes, ranks)
+
+
+def _part(calls: int, payload: float, ranks: int) -> Sent:
+    """The share of a payload that leaves a rank around a ring."""
+    return NOTHING if ranks == 1 else Sent(calls, payload * (ranks - 1) / ranks)

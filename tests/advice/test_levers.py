@@ -1,0 +1,171 @@
+"""Planted slow runs, each trained for a few steps and recognised by its own events; and healthy ones, which have no lever."""
+
+import dataclasses
+
+import pytest
+
+from tests.advice import planted
+from windlass.advice.levers import Lever, find_levers, without
+from windlass.advice.observed import observe
+from windlass.profiling.summary import Summary
+
+TIMES = ("the loader is starved", "logging every step")
+"""What a busy machine does to any tiny run."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("planted")
+
+
+@pytest.fixture(scope="module")
+def observed(base, ranks):
+    """name of a planted run -> what its events say, each trained once. Times stay as they were measured."""
+    found = {}
+
+    def observed(name):
+        if name not in found:
+            world = planted.RUNS[name][0]
+            if world == 1:
+                planted.train(base, name)
+            else:
+                ranks.run(world, planted.train, base, name, timeout_s=300)
+            found[name] = observe(base / name.replace(" ", "_"))
+        return found[name]
+
+    return observed
+
+
+def levers(run, **changes) -> dict[str, Lever]:
+    return {lever.name: lever for lever in find_levers(dataclasses.replace(run, **changes))}
+
+
+QUIET = {"step_s": 0.02, "wait_s": 1e-5, "log_s": 1e-5}
+
+
+@pytest.mark.parametrize("name", ["healthy", "healthy on two ranks"])
+def test_a_healthy_run_has_no_lever(observed, name):
+    run = observed(name)
+    assert levers(run, **QUIET) == {}
+    assert (run.reads, run.facts.ranks, run.script) == (0, planted.RUNS[name][0], "")
+    assert run.operators > 500
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_what_a_run_measures_of_itself_is_recognised_by_its_times(observed, name):
+    run = observed(name)
+    assert name in levers(run)
+    spent = {"wait_s": 0.2, "step_s": 0.25} if name == TIMES[0] else {"log_s": 0.002}
+    (lever,) = levers(run, **{**QUIET, **spent}).values()
+    assert (lever.name, lever.source) == (name, "measured")
+    assert lever.gain == pytest.approx(4.0 if name == TIMES[0] else without(0.09))
+
+
+def test_a_loader_of_the_scripts_own_is_named(observed):
+    run = observed("the loader is starved")
+    assert run.wait_s >= 0.2, "the time is that of next()"
+    assert "The source is the script's own" in levers(run)["the loader is starved"].seen
+
+
+def test_lines_that_are_rare_or_quick_are_no_lever(observed):
+    run = observed("logging every step")
+    assert levers(run, **QUIET) == {}, "half a permille of the step"
+    rare = {**run.settings, "report": {"every_steps": 10}}
+    assert levers(run, **{**QUIET, "log_s": 0.002}, settings=rare) == {}
+
+
+def test_a_read_in_the_step_is_counted_and_named(observed):
+    run = observed("the host reads from the device")
+    (lever,) = levers(run, **QUIET).values()
+    assert (run.reads, lever.gain, lever.source) == (2, None, "unknown")
+    assert lever.seen.startswith("2 reads in a step that is not logged") and "objective Reading" in lever.seen
+    on_gpu = levers(run, **QUIET, facts=dataclasses.replace(run.facts, device="NVIDIA H200"), profile=PROFILE)
+    assert on_gpu["the host reads from the device"].gain == pytest.approx(1 / 0.9 - 1), "the idle share of the profile"
+
+
+def test_a_check_of_every_step_is_named_as_what_reads(observed):
+    run = observed("the host reads from the device")
+    checking = {**run.settings, "parallel": {**run.settings["parallel"], "check": True}}
+    (lever,) = levers(run, **QUIET, settings=checking).values()
+    assert "parallel.check compares ranks" in lever.seen and lever.change.startswith("parallel.check=false")
+
+
+def test_padding_is_counted(observed):
+    run = observed("rows of unequal length")
+    (lever,) = levers(run, **QUIET).values()
+    assert 0.4 < run.facts.filled < 0.8 and lever.name == "rows of unequal length"
+    assert lever.gain == pytest.approx(1 / run.facts.filled - 1) and lever.source == "measured"
+
+
+def test_a_gradient_that_is_sent_for_a_handful_of_tokens(observed):
+    run = observed("no accumulation")
+    (lever,) = levers(run, **QUIET).values()
+    assert (lever.name, lever.source) == ("no accumulation", "estimated")
+    assert "run.tokens_per_step=4 times" in lever.change and "changes the maths" in lever.change
+    assert "a rank sends 63.2 KiB in 1 calls" in lever.seen, "2 (N-1)/N of 16,184 gradients of 4 bytes"
+    assert levers(run, **QUIET, profile=PROFILE)["no accumulation"].source == "measured"
+    hidden = dataclasses.replace(PROFILE, hidden_s=0.03)
+    assert levers(run, **QUIET, profile=hidden) == {}, "what is measured replaces the estimate"
+
+
+def test_zero_3_that_accumulates_sends_on_every_micro_batch(observed):
+    run = observed("no accumulation")
+    facts = dataclasses.replace(run.facts, accumulation=8, layout={**run.facts.layout, "replicate": 1, "shard": 2})
+    sharded = {**run.settings, "parallel": {**run.settings["parallel"], "zero": 3}}
+    found = levers(run, **QUIET, facts=facts, settings=sharded)["communication is not hidden"]
+    assert found.change.startswith("parallel.zero=1")
+
+
+def test_buckets_that_hold_next_to_nothing(observed):
+    run = observed("tiny buckets")
+    (lever,) = levers(run, **QUIET).values()
+    assert (lever.name, lever.source) == ("tiny buckets", "estimated")
+    assert lever.change == "parallel.bucket_mib=25: 1 collectives for the same bytes"
+    assert lever.seen.startswith("62 collectives a step of ")
+    assert lever.gain == pytest.approx(without(61 * 1e-4 / 0.02))
+
+
+def test_units_that_are_tiny_are_joined(observed):
+    run = observed("tiny buckets")
+    facts = dataclasses.replace(run.facts, units=65, layout={**run.facts.layout, "replicate": 1, "shard": 2})
+    sharded = {**run.settings, "parallel": {**run.settings["parallel"], "zero": 3}}
+    assert levers(run, **QUIET, facts=facts, settings=sharded)["tiny buckets"].change.startswith(
+        "parallel.blocks_per_unit=64: 23 collectives"
+    )
+
+
+def test_micro_batches_of_a_few_tokens(observed):
+    run = observed("tiny micro-batches")
+    (lever,) = levers(run, **QUIET).values()
+    assert (lever.name, lever.source) == ("tiny micro-batches", "estimated")
+    assert lever.change.startswith("run.micro_batch=4: the same result")
+    assert "8 micro-batches of 16 tokens" in lever.seen
+    (unknown,) = levers(run, **QUIET, operators=None).values()
+    assert (unknown.gain, unknown.source) == (None, "unknown")
+
+
+def test_the_levers_of_a_gpu(observed):
+    run = observed("healthy")
+    h200 = dataclasses.replace(run.facts, device="NVIDIA H200", recomputed_flops=run.facts.flops_per_token / 4)
+    found = levers(run, **QUIET, facts=h200, memory_bytes=20 << 30)
+    assert list(found) == ["blocks are computed twice", "operators one by one", "products in fp32"]
+    assert found["blocks are computed twice"].gain == 0.25
+    assert found["products in fp32"].change == "precision.policy=bf16"
+    full = levers(run, **QUIET, facts=dataclasses.replace(h200, gathered_bytes=2), memory_bytes=130 << 30)
+    assert list(full) == ["operators one by one"], "there is no room to keep more"
+
+
+def test_the_largest_gain_comes_first_and_the_unknown_last(observed):
+    run = observed("the host reads from the device")
+    found = find_levers(
+        dataclasses.replace(run, step_s=1.0, wait_s=0.1, log_s=0.0, facts=dataclasses.replace(run.facts, filled=0.5))
+    )
+    assert [lever.name for lever in found] == [
+        "rows of unequal length", "the loader is starved", "the host reads from the device",
+    ]  # fmt: skip
+
+
+PROFILE = Summary(
+    rank=0, first_step=5, last_step=9, device="CPU", step_s=0.1, computing_s=0.06, communicating_s=0.03, hidden_s=0.0,
+    idle_s=0.01, kinds=(), operators=(), traffic=(),
+)  # fmt: skip
