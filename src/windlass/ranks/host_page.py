@@ -5,8 +5,8 @@ its answer. So the server hears from each host once. The first rank of the host 
 it with s; the others wait until the page says s. All of them have left the same collective, so that is a short wait, and what
 the first rank heard after step s is what each of them would have heard then or later.
 
-Hosts are told apart by a file that is there or not, and not by their names: ranks in containers may have a host's name without
-sharing its memory. The file has no name any more once all have opened it, so nothing stays behind however a rank ends.
+Which ranks share memory is tried with a file, and not derived from names: ranks in containers may have one host's name and
+memory of their own. The file has no name any more once all have opened it, so nothing stays behind however a rank ends.
 
     messages   two gathers and two broadcasts along the tree at the start; none later
     requests   one per host and step (one per rank, where ranks share no memory)
