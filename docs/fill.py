@@ -1,12 +1,13 @@
-"""Fills the marked places of docs/techniques/*.md, walkthrough.md and howto/finetune.md from the source and from counted results.
+"""Fills the marked places of docs/techniques/*.md, walkthrough.md, scale.md and howto/finetune.md from source and counts.
 
-A place is an HTML comment, what was filled in, and `<!-- end -->`. Five kinds:
+A place is an HTML comment, what was filled in, and `<!-- end -->`. Six kinds:
 
     code: PATH SYMBOL [from "..."] [to "..."]       lines of a function, class, method or assignment, or of the file (SYMBOL: *)
     docstring: PATH [from "..."] [to "..."]         lines of the docstring that opens the file
     file: PATH                                      a file whole
     figure: PAGE/ROW/COLUMN                         one number of benchmarks/results/techniques.json, see COLUMNS
     table: PAGE[/ROW [as NAME]]; ... | COLUMN, ...  several rows of it
+    scale: WHAT [LAYOUT] | FIELD, ...               the rows of benchmarks/results/scale.json of one kind, a line per world
 
 `from` and `to` name the first and the last line by a piece of text in them. A text that is not there stops the build: a page
 cannot show what the source no longer says. `make docs` fills, a test holds the pages up to date.
@@ -23,7 +24,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results" / "techniques.json"
-PLACE = re.compile(r"<!-- (code|docstring|file|figure|table): (.+?) -->(.*?)<!-- end -->", re.S)
+PLACE = re.compile(r"<!-- (code|docstring|file|figure|table|scale): (.+?) -->(.*?)<!-- end -->", re.S)
 RANGE = re.compile(r'^(.*?)(?: from "(.+?)")?(?: to "(.+?)")?$')
 LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
@@ -31,7 +32,8 @@ Row = Mapping[str, Any]
 
 
 def pages() -> list[Path]:
-    return [*sorted((DOCS / "techniques").glob("*.md")), DOCS / "walkthrough.md", DOCS / "howto" / "finetune.md"]
+    others = (DOCS / name for name in ("walkthrough.md", "scale.md", "howto/finetune.md"))
+    return [*sorted((DOCS / "techniques").glob("*.md")), *others]
 
 
 def filled(page: Path) -> str:
@@ -147,6 +149,22 @@ def table(argument: str, _page: Path) -> str:
     return f"\n\n{head}\n{body}\n\n"
 
 
+def scale(argument: str, _page: Path) -> str:
+    what, _, names = argument.partition(" | ")
+    wanted = dict(zip(("what", "layout"), what.split()))
+    rows = [
+        row for row in json.loads(RESULTS.with_name("scale.json").read_text())["rows"] if wanted.items() <= row.items()
+    ]
+    fields = names.split(", ")
+    head = "| " + " | ".join(name.replace("_", " ") for name in fields) + " |\n|" + "---:|" * len(fields)
+    body = "\n".join("| " + " | ".join(_cell(row[name]) for name in fields) + " |" for row in rows)
+    return f"\n\n{head}\n{body}\n\n"
+
+
+def _cell(value: Any) -> str:
+    return " of ".join(f"{one:,}" for one in value) if isinstance(value, list) else f"{value:,}"
+
+
 def _of_ranks(get: Callable[[Row], int]) -> Callable[[Row], str]:
     """One number where all ranks have the same, else one per rank."""
 
@@ -200,4 +218,5 @@ KINDS: dict[str, Callable[[str, Path], str]] = {
     "file": file,
     "figure": figure,
     "table": table,
+    "scale": scale,
 }

@@ -5,7 +5,7 @@ at the last save; if not, the plans go to rank 0 and come back without duplicate
 commits. Our own loop, because an error must arrive as itself on every rank (dcp wraps it), and one process without
 torch.distributed must save without a warning.
 
-Planning is central: rank 0 looks at every piece of every rank, which takes it 18 us each (docs/scale.md). Which piece a rank
+Planning is central: rank 0 looks at every piece of every rank, tens of microseconds each (docs/scale.md). Which piece a rank
 writes follows from names, shapes and cuts, and none of them changes while a run trains. So the first save plans, and a later one
 uses its plan: a rank says that its pieces are the same, and sends the hashes of its file.
 """
