@@ -1,7 +1,7 @@
-"""Fills the marked places of docs/techniques/*.md and of walkthrough, howto/finetune, flops and performance.md from the source
-and from counted results.
+"""Fills the marked places of docs/techniques/*.md and of walkthrough, howto/finetune, flops, performance and scale.md from the
+source and from counted results.
 
-A place is an HTML comment, what was filled in, and `<!-- end -->`. Six kinds:
+A place is an HTML comment, what was filled in, and `<!-- end -->`. Seven kinds:
 
     code: PATH SYMBOL [from "..."] [to "..."]       lines of a function, class, method or assignment, or of the file (SYMBOL: *)
     docstring: PATH [from "..."] [to "..."]         lines of the docstring that opens the file
@@ -9,6 +9,7 @@ A place is an HTML comment, what was filled in, and `<!-- end -->`. Six kinds:
     figure: PAGE/ROW/COLUMN                         one number of benchmarks/results/techniques.json, see COLUMNS
     table: PAGE[/ROW [as NAME]]; ... | COLUMN, ...  several rows of it
     speed: NAME                                     a table of speed.py
+    scale: WHAT [LAYOUT] | FIELD, ...               the rows of benchmarks/results/scale.json of one kind, a line per world
 
 `from` and `to` name the first and the last line by a piece of text in them. A text that is not there stops the build: a page
 cannot show what the source no longer says. `make docs` fills, a test holds the pages up to date.
@@ -27,7 +28,7 @@ from speed import speed  # beside this file
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 RESULTS = ROOT / "benchmarks" / "results" / "techniques.json"
-PLACE = re.compile(r"<!-- (code|docstring|file|figure|table|speed): (.+?) -->(.*?)<!-- end -->", re.S)
+PLACE = re.compile(r"<!-- (code|docstring|file|figure|table|speed|scale): (.+?) -->(.*?)<!-- end -->", re.S)
 RANGE = re.compile(r'^(.*?)(?: from "(.+?)")?(?: to "(.+?)")?$')
 LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
@@ -37,7 +38,7 @@ Row = Mapping[str, Any]
 def pages() -> list[Path]:
     return [
         *sorted((DOCS / "techniques").glob("*.md")),
-        *(DOCS / f"{name}.md" for name in ("walkthrough", "howto/finetune", "flops", "performance")),
+        *(DOCS / f"{name}.md" for name in ("walkthrough", "scale", "howto/finetune", "flops", "performance")),
     ]
 
 
@@ -154,6 +155,22 @@ def table(argument: str, _page: Path) -> str:
     return f"\n\n{head}\n{body}\n\n"
 
 
+def scale(argument: str, _page: Path) -> str:
+    what, _, names = argument.partition(" | ")
+    wanted = dict(zip(("what", "layout"), what.split()))
+    rows = [
+        row for row in json.loads(RESULTS.with_name("scale.json").read_text())["rows"] if wanted.items() <= row.items()
+    ]
+    fields = names.split(", ")
+    head = "| " + " | ".join(name.replace("_", " ") for name in fields) + " |\n|" + "---:|" * len(fields)
+    body = "\n".join("| " + " | ".join(_cell(row[name]) for name in fields) + " |" for row in rows)
+    return f"\n\n{head}\n{body}\n\n"
+
+
+def _cell(value: Any) -> str:
+    return " of ".join(f"{one:,}" for one in value) if isinstance(value, list) else f"{value:,}"
+
+
 def _of_ranks(get: Callable[[Row], int]) -> Callable[[Row], str]:
     """One number where all ranks have the same, else one per rank."""
 
@@ -208,4 +225,5 @@ KINDS: dict[str, Callable[[str, Path], str]] = {
     "figure": figure,
     "table": table,
     "speed": speed,
+    "scale": scale,
 }

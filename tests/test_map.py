@@ -21,7 +21,7 @@ ROOMS = (
     "data", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling", "advice",
+    "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -62,7 +62,8 @@ BELOW_TRAINING = (
 
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub", "other_names"), ()),
+    **dict.fromkeys(("optim", "report", "supervise", "precision", "hub", "other_names", "ranks"), ()),
+    "checkpoint": ("ranks",),
     "doctor": ("supervise",),
     "profiling": ("",),
     "advice": ("profiling", "report"),
@@ -109,6 +110,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "model",
         "model.families",
         "parallel.rules",
+        "ranks",
     ),  # config checks a recipe by the rules; they take an Architecture
 }
 
@@ -230,6 +232,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
     "precision": ("config", "policy", "masters", "loss_scale"),
     "proof": ("verify",),
+    "ranks": ("tree", "host_page"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
     "report.sinks": ("sync", "start", "follow", "sink"),

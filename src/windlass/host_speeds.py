@@ -78,7 +78,7 @@ def measure(runtime: Runtime) -> HostSpeeds | None:
     summed = 2 * (runtime.world - 1) / runtime.world * size / _sum(runtime, size)
     pairs: dict[Pair, float] = {}
     for together in rounds(leaders):
-        dist.barrier(group=runtime.control)
+        runtime.tree.barrier()
         other = next((a + b - runtime.rank for a, b in together if runtime.rank in (a, b)), None)
         took_s = 0.0 if other is None else _exchange(runtime, other, size)
         all_s = runtime.gathered(took_s)
@@ -103,7 +103,7 @@ def rounds(leaders: Sequence[int]) -> list[list[tuple[int, int]]]:
 def _sum(runtime: Runtime, size: int) -> float:
     """Seconds, of the slowest rank."""
     tensor = torch.zeros(size // 4, device=runtime.device)
-    dist.barrier(group=runtime.control)
+    runtime.tree.barrier()
     begun_s = time.perf_counter()
     dist.all_reduce(tensor)
     _finish(runtime.device)

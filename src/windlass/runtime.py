@@ -4,11 +4,11 @@ The environment says which rank this is (see windlass.contract); with an empty o
 store in memory instead of a port.
 
 Stopping (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP). A rank that saved alone would hang the others, so all stop after the same step,
-without a collective per step: the signalled rank writes "stop after step s" to the store, and every rank looks there after each
-step. The write happens before that rank enters step s; another rank leaves step s only after a collective in which all
-took part, so it sees the write by then. On CPU collectives block, and s is the next step; on a GPU the host runs ahead
-of the device, so it is held to one step ahead (by waiting for an event, not by reading a value) and s is the step after
-the next.
+without a collective per step: the signalled rank writes "stop after step s" to the store, and one rank of every host looks
+there after each step, for all of its host (ranks/host_page). The write happens before that rank enters step s; another rank
+leaves step s only after a collective in which all took part, so whoever looks after step s sees the write. On CPU
+collectives block, and s is the next step; on a GPU the host runs ahead of the device, so it is held to one step ahead (by
+waiting for an event, not by reading a value) and s is the step after the next.
 """
 
 import datetime
@@ -18,7 +18,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, Self, TypeVar, cast
 
 import torch
@@ -27,12 +27,16 @@ import torch.distributed as dist
 from windlass.contract import adopt, attempt, local_rank
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
+from windlass.ranks.host_page import NEVER, HostPage
+from windlass.ranks.tree import Tree
 from windlass.signals import Signals
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
 FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
+MOST_FILES: Final = 1 << 16
+"""How many open files a process of ours asks for, where the system lets it: a store for 16,384 ranks, and its own."""
 
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
@@ -71,14 +75,18 @@ class Runtime:
     control: dist.ProcessGroup
     """gloo, of all ranks: for what the host agrees on outside the step."""
     saving: dist.ProcessGroup
-    """gloo, of all ranks: for the thread that writes checkpoints, whose collectives must not meet any other."""
+    """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
+
+    @property
+    def tree(self) -> Tree:
+        """Of `control`, for what ranks agree on outside the step."""
+        return Tree(self.control if self.world > 1 else None)
 
     def first(self, work: Callable[[], Result]) -> Result | None:
         """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None."""
         if self.store is None or self.world == 1:
             result = work() if self.rank == 0 else None
-            if self.world > 1:
-                dist.barrier(group=self.control)
+            self.tree.barrier()
             return result
         if self.rank == 0:
             try:
@@ -99,8 +107,7 @@ class Runtime:
         if self.store is None or self.world == 1:
             if self.rank in leaders:
                 work()
-            if self.world > 1:
-                dist.barrier(group=self.control)
+            self.tree.barrier()
             return
         keys = [f"first-on-host-{rank}" for rank in leaders]
         if self.rank in leaders:
@@ -117,34 +124,19 @@ class Runtime:
 
     def shared(self, value: Result) -> Result:
         """Rank 0's value, on every rank. Collective, on the host."""
-        if self.world == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, 0, group=self.control)
-        return box[0]
+        return self.tree.broadcast(value)
 
     def max_over_ranks(self, value: float) -> float:
         """The largest of all ranks' values. Collective, on the host: for logging steps only."""
-        if self.world == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
-        return tensor.item()
+        return self.tree.reduce(value, max)
 
     def gathered(self, value: Result) -> list[Result]:
         """Every rank's value, in their order. Collective, on the host."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value, group=self.control)
-        return values
+        return self.tree.broadcast(self.tree.gather(value) or [])
 
     def agree(self, value: bool) -> bool:
         """Rank 0's answer, on every rank. Collective, on the host."""
-        if self.world == 1:
-            return value
-        tensor = torch.tensor(float(value))
-        dist.broadcast(tensor, 0, group=self.control)
-        return bool(tensor.item())
+        return self.tree.broadcast(value)
 
     def hosts(self) -> list[str]:
         """The host of every rank. Collective, on the host."""
@@ -197,13 +189,18 @@ def start_runtime() -> Runtime:
     else:
         store, rank, world = dist.HashStore(), 0, 1
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if world > 1:
+        _allow_many_files()
+        # gloo connects all pairs of every group otherwise: 5 N + 5 sockets per rank
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
     control, saving = _gloo(), _gloo()
-    incarnation = [secrets.token_hex(8)]  # a store may outlive its ranks: the keys of those before must not be ours
-    if world > 1:
-        dist.broadcast_object_list(incarnation, 0, group=control)
-    own = dist.PrefixStore(f"windlass/{incarnation[0]}", store)
-    return Runtime(rank, world, device, own, control, saving)
+    for group in (control, saving) if world > 1 else ():
+        Tree(group).barrier()  # connects them
+    runtime = Runtime(rank, world, device, None, control, saving)
+    # a store may outlive its ranks: the keys of those before must not be ours
+    incarnation = runtime.shared(secrets.token_hex(8))
+    return replace(runtime, store=dist.PrefixStore(f"windlass/{incarnation}", store))
 
 
 def recorded(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -233,6 +230,16 @@ def _gloo() -> dist.ProcessGroup:
     return group
 
 
+def _allow_many_files() -> None:
+    """The rank that serves the store has a socket per rank, and a shell's 1,024 files end there."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -249,13 +256,14 @@ def _device(local_rank: int) -> torch.device:
 
 
 class Stop:
-    """Whether all ranks stop after the step just done: see the top of this file."""
+    """Whether all ranks stop after the step just done: see the top of this file. Collective: every rank makes one."""
 
     def __init__(self, runtime: Runtime, signals: Signals):
         self._runtime, self._signals = runtime, signals
         self._announced = False
         self._ahead = 1 if runtime.device.type == "cuda" else 0
         self._event: torch.cuda.Event | None = None
+        self._page = None if runtime.world == 1 or runtime.store is None else HostPage(runtime.tree)
 
     @property
     def is_signalled(self) -> bool:
@@ -264,8 +272,8 @@ class Stop:
 
     def after(self, step: int) -> bool:
         """True on every rank alike, when this was the last step (`step`: completed steps)."""
-        runtime = self._runtime
-        if runtime.world == 1 or runtime.store is None:
+        store = self._runtime.store
+        if self._page is None or store is None:
             self._announce(step)
             return self.is_signalled
         if self._ahead:
@@ -273,8 +281,8 @@ class Stop:
                 self._event.synchronize()
             self._event = torch.cuda.current_stream().record_event()
         if self._announce(last := step + 1 + self._ahead):
-            runtime.store.compare_set("stop", "", str(last))
-        return runtime.store.check(["stop"]) and step >= int(runtime.store.get("stop"))
+            store.compare_set("stop", "", str(last))
+        return step >= self._page.after(step, lambda: int(store.get("stop")) if store.check(["stop"]) else NEVER)
 
     def _announce(self, last: int) -> bool:
         """Prints, once, that a signal ends the run after step `last` -> whether it did."""

@@ -121,6 +121,40 @@ def save_and_load_with_dcp(run: Path) -> None:
     assert all(torch.equal(whole[name], tensor) for name, tensor in full(tensors).items())
 
 
+def saves_in_turn(directory: Path) -> list[int]:
+    """Pieces planned by this rank so far, after saves of one state, of the same with other values, of one more tensor on the
+    second rank, and of the first again."""
+    checkpoints, planned = make_checkpoints(directory, keep_last=4), []
+    state = make_state(sharded=True)
+    more = {"only": torch.ones(3)} if dist.get_rank() == 1 else {}
+    for step, tensors in enumerate((state, make_state(True, train_steps=3), {**state, **more}, state), 1):
+        checkpoints.save(step, tensors, {}, {})
+        planned.append(checkpoints._plan.num_planned)
+    return planned
+
+
+def saves_between_failures(directory: Path) -> list[int]:
+    """Pieces planned by this rank so far, after each save. In every other one the second rank cannot write; from the fifth on it
+    holds a tensor more."""
+    checkpoints, planned, tensors = make_checkpoints(directory), [], make_state(sharded=True)
+    write = TensorWriter.write_data
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for step in range(1, 7):
+        if step == 5 and dist.get_rank() == 1:
+            tensors = {**tensors, "only": torch.ones(3)}
+        TensorWriter.write_data = fails if step % 2 and dist.get_rank() == 1 else write
+        try:
+            checkpoints.save(step, tensors, {}, {}, final=True)
+            assert step % 2 == 0
+        except OSError:
+            assert step % 2
+        planned.append(checkpoints._plan.num_planned)
+    return planned
+
+
 BIG = (3072, 1024)
 
 

@@ -8,6 +8,7 @@ from tests.checkpoint import cases
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
 from windlass.checkpoint.checkpoints import clock_due
 from windlass.checkpoint.config import CheckpointConfig
+from windlass.checkpoint.index import read_index
 from windlass.checkpoint.store import DiskFull, committed_steps
 from windlass.checkpoint.verify import Checkpoint, verify
 
@@ -144,3 +145,28 @@ def test_many_asynchronous_saves_beside_collectives_of_training(ranks, tmp_path)
     assert committed_steps(tmp_path / "checkpoints") == [8, 7]
     for step in (7, 8):
         assert verify(tmp_path / f"checkpoints/step-{step:08d}") == []
+
+
+def test_the_second_save_uses_the_plan_of_the_first(ranks, tmp_path):
+    """What rank 0 plans for all ranks, after each of four saves: nothing where no rank holds other pieces."""
+    planned = ranks.run(2, cases.saves_in_turn, tmp_path / "checkpoints")
+    first, again, other, back = planned[0]
+    assert first > 0 and again == first and other > again and back > other
+    assert planned[1] == [0, 0, 0, 0]
+    for step in (1, 2, 3, 4):
+        assert verify(tmp_path / f"checkpoints/step-{step:08d}") == []
+    one, two = (Checkpoint.open(tmp_path / f"checkpoints/step-{step:08d}") for step in (1, 2))
+    assert read_index(one) == read_index(two) and one.manifest.token != two.manifest.token
+
+
+def test_a_save_that_fails_keeps_no_half_of_a_plan(ranks, tmp_path):
+    """The saves after failed ones are whole, and planned anew unless their very plan was committed before."""
+    pieces, both, same, again, other, both_others = ranks.run(
+        2, cases.saves_between_failures, tmp_path / "checkpoints"
+    )[0]
+    assert both == 2 * pieces, "the plan of a save that failed is not used"
+    assert same == again == both, "a plan that was committed once outlives a failed write"
+    assert other == both + pieces + 1 and both_others == both + 2 * (pieces + 1)
+    assert committed_steps(tmp_path / "checkpoints") == [6, 4]
+    assert all(verify(tmp_path / f"checkpoints/step-{step:08d}") == [] for step in (4, 6))
+    assert "only" in read_index(Checkpoint.open(tmp_path / "checkpoints/step-00000006"))

@@ -44,7 +44,7 @@ from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
 from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import load_newest, load_path
-from windlass.checkpoint.save import write_checkpoint
+from windlass.checkpoint.save import Plan, write_checkpoint
 from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
@@ -128,7 +128,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-save")
         self._pending: Future[SavedStep] | None = None
         self._saved: list[SavedStep] = []
-        self._staging = Staging()
+        self._staging, self._plan = Staging(), Plan()
         self._last_step: int | None = None
         self._last_time_s = time.monotonic()
         self._swept = False
@@ -235,7 +235,7 @@ class Checkpoints:
     def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> SavedStep:
         """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
-        write_checkpoint(job.tensors, local, writer, self._exchange)
+        write_checkpoint(job.tensors, local, writer, self._exchange, self._plan)
         num_bytes, not_deleted = self._exchange.from_first(lambda: self._prune(writer))
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)

@@ -1,8 +1,8 @@
 """One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
 
 Without this, the rank that fails exits and the others wait in a collective until it times out. Each call is one
-gather to rank 0 and one broadcast or scatter from it, over the given group (gloo; an asynchronous save needs its own
-group, since its collectives run beside the training's). One rank without torch.distributed is the same
+gather to rank 0 and one broadcast or scatter from it, along the tree of the given group (gloo; an asynchronous save needs
+its own group, since its messages run beside the training's). One rank without torch.distributed is the same
 code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
 is unpickled.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from windlass.errors import WindlassError
+from windlass.ranks.tree import Tree
 
 
 class PeerFailed(RuntimeError):
@@ -40,30 +41,8 @@ class Exchange:
     """The ranks of one job. `group` None: the default group, or no group where world is 1."""
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None):
-        self.rank, self.world, self._group = rank, world, group
-        self._first = 0 if group is None or world == 1 else dist.get_global_rank(group, 0)
-
-    def _gather(self, value: Any) -> list[Any]:
-        """On rank 0 everybody's value, elsewhere []."""
-        if self.world == 1:
-            return [value]
-        values = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(value, values, dst=self._first, group=self._group)
-        return values or []
-
-    def _broadcast(self, value: Any) -> Any:
-        if self.world == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=self._first, group=self._group)
-        return box[0]
-
-    def _scatter(self, values: list[Any]) -> Any:
-        if self.world == 1:
-            return values[0]
-        box = [None]
-        dist.scatter_object_list(box, values if self.rank == 0 else None, src=self._first, group=self._group)
-        return box[0]
+        self.rank, self.world = rank, world
+        self._tree = Tree((group or dist.group.WORLD) if world > 1 else None)
 
     def _attempt(self, work: Callable[[], Any]) -> Any:
         try:
@@ -80,8 +59,8 @@ class Exchange:
 
     def _lead(self, mine: Any, lead: Callable[[list[Any]], Any]) -> Any:
         """On rank 0: the first failure, or what `lead` makes of everybody's values."""
-        values = self._gather(mine.portable() if isinstance(mine, _Failure) else mine)
-        if self.rank != 0:
+        values = self._tree.gather(mine.portable() if isinstance(mine, _Failure) else mine)
+        if values is None:
             return None
         failures = [value for value in values if isinstance(value, _Failure)]
         return failures[0] if failures else self._attempt(lambda: lead(values))
@@ -90,7 +69,7 @@ class Exchange:
         """Every rank runs `work`; rank 0 makes one value of all results with `lead`; every rank gets that value."""
         mine = self._attempt(work)
         made = self._lead(mine, lead)
-        verdict = self._broadcast(made.portable() if isinstance(made, _Failure) else made)
+        verdict = self._tree.broadcast(made.portable() if isinstance(made, _Failure) else made)
         return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
 
     def reduce_scatter(self, work: Callable[[], Any], lead: Callable[[list[Any]], list[Any]]) -> Any:
@@ -98,9 +77,9 @@ class Exchange:
         mine = self._attempt(work)
         made = self._lead(mine, lead)
         if isinstance(made, _Failure):
-            verdict = self._scatter([made.portable()] * self.world)
+            verdict = self._tree.scatter([made.portable()] * self.world)
         else:
-            verdict = self._scatter(made)
+            verdict = self._tree.scatter(made)
         return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
 
     def from_first(self, work: Callable[[], Any]) -> Any:

@@ -58,6 +58,9 @@ DTYPES = {
 }
 assert set(DTYPES) == set(ITEM_BYTES)
 
+Entries = dict[str, FileEntry]
+"""A file's name -> its entry in MANIFEST."""
+
 
 class StoredPlace(NamedTuple):
     """Where a chunk's bytes begin. `entry`, on a file's first chunk only, is the file's entry in MANIFEST."""
@@ -119,17 +122,22 @@ class TensorWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Rank 0: is there space, and make the draft. Every rank learns the token through its plan."""
+        token = self.begin(sum(chunk_bytes(item) for plan in plans for item in plan.items))
+        return [dataclasses.replace(plan, storage_data=token) for plan in plans]
+
+    def begin(self, tensor_bytes: int) -> str:
+        """Rank 0: is there space for the tensors and the other files, and make the draft -> its token."""
         token = new_token(self._run_id)
         files = self._files(token)
         need = sum(len(content) if isinstance(content, bytes) else content.stat().st_size for content in files.values())
-        need += sum(chunk_bytes(item) for plan in plans for item in plan.items)
+        need += tensor_bytes
         draft = Draft(self._checkpoints, self._step, token)
         with named_errors(self._checkpoints, need):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             check_space(self._checkpoints, need)
             draft.create()
         self.draft = draft
-        return [dataclasses.replace(plan, storage_data=token) for plan in plans]
+        return token
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         self.draft = Draft(self._checkpoints, self._step, plan.storage_data)
@@ -149,22 +157,32 @@ class TensorWriter(StorageWriter):
         return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0, when every rank's file is on disk: index, other files, MANIFEST, commit."""
+        """As dcp.save calls it, with what every rank's write_data returned."""
+        tensors = saved_tensors(metadata, [result for rank in results for result in rank])
+        entries = {name: entry for rank in results for name, entry in entries_of(rank).items()}
+        self.commit(tensors, entries, len(results))
+
+    def commit(self, tensors: dict[str, SavedTensor], entries: Entries, world: int) -> None:
+        """Rank 0, when every rank's file is on disk: index, other files, MANIFEST, commit. `entries`: of the ranks' files."""
         assert self.draft is not None
-        flat = [result for rank in results for result in rank]
-        entries = {place.file: place.entry for result in flat if (place := result.storage_data).entry}
         files: dict[str, bytes | Path] = dict(self._files(self.draft.token))
-        files[INDEX] = seal_index(_saved_tensors(metadata, flat), self.draft.token)
-        with named_errors(self._checkpoints, sum(result.size_in_bytes for result in flat)):
-            entries |= {name: self.draft.add(name, content) for name, content in sorted(files.items())}
-            self.manifest = self.draft.commit(self._run_id, len(results), self._metric, entries)
+        files[INDEX] = seal_index(tensors, self.draft.token)
+        with named_errors(self._checkpoints, sum(entry.size for entry in entries.values())):
+            entries = entries | {name: self.draft.add(name, content) for name, content in sorted(files.items())}
+            self.manifest = self.draft.commit(self._run_id, world, self._metric, entries)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
 
 
-def _saved_tensors(metadata: Metadata, results: list[WriteResult]) -> dict[str, SavedTensor]:
+def entries_of(results: list[WriteResult]) -> Entries:
+    """The entry of the file that a rank has written; none of a rank without a chunk."""
+    return {place.file: place.entry for result in results if (place := result.storage_data).entry}
+
+
+def saved_tensors(metadata: Metadata, results: list[WriteResult]) -> dict[str, SavedTensor]:
+    """Of the index: every tensor, and where the bytes of its chunks are."""
     places = {result.index: result.storage_data for result in results}
     tensors = {}
     for name, saved in metadata.state_dict_metadata.items():

@@ -1,0 +1,69 @@
+"""A page of memory that the ranks of one host share: after each step one of them asks the store, the others read what it heard.
+
+Without it every rank asks the store's one server in every step: 16,384 requests that arrive together, and each rank waits for
+its answer. So the server hears from each host once. The first rank of the host looks for its answer after step s, and writes
+it with s; the others wait until the page says s. All of them have left the same collective, so that is a short wait, and what
+the first rank heard after step s is what each of them would have heard then or later.
+
+Which ranks share memory is tried with a file, and not derived from names: ranks in containers may have one host's name and
+memory of their own. The file has no name any more once all have opened it, so nothing stays behind however a rank ends.
+
+    messages   two gathers and two broadcasts along the tree at the start; none later
+    requests   one per host and step (one per rank, where ranks share no memory)
+"""
+
+import mmap
+import os
+import secrets
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from windlass.ranks.tree import Tree
+
+NEVER: Final = (1 << 32) - 1
+"""The answer of a store that has none yet; no step is as large."""
+_WORD: Final = struct.Struct("Q")
+"""The step after which the answer was heard, plus one, above 32 bits of the answer. One word, so that no processor shows the
+step before its answer."""
+SPINS: Final = 200
+PAUSE_S: Final = 2e-4
+WAIT_S: Final = 600.0
+"""As long as a collective: a first rank that is gone ends the others too."""
+FOLDERS: Final = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+
+
+class HostPage:
+    """Collective: every rank of the tree makes one. It is let go of with the process, or by the last reference to it."""
+
+    def __init__(self, tree: Tree, folders: tuple[Path, ...] = FOLDERS):
+        folder = next(folder for folder in folders if os.access(folder, os.W_OK))
+        token = tree.broadcast(secrets.token_hex(8))
+        own = folder / f"windlass-{token}-{tree.rank}"
+        own.write_bytes(_WORD.pack(NEVER))
+        tree.barrier()
+        seen = {int(file.name.rpartition("-")[2]): file for file in folder.glob(f"windlass-{token}-*")}
+        first = min(seen)
+        self.is_first = first == tree.rank
+        with seen[first].open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _WORD.size)
+        tree.barrier()
+        own.unlink()
+
+    def after(self, step: int, ask: Callable[[], int]) -> int:
+        """What `ask` returned on this host's first rank after step `step`, or later. Raises TimeoutError."""
+        if self.is_first:
+            answer = ask()
+            _WORD.pack_into(self._memory, 0, step + 1 << 32 | answer)
+            return answer
+        deadline_s, looks = time.monotonic() + WAIT_S, 0
+        while (word := int(_WORD.unpack_from(self._memory)[0])) >> 32 <= step:
+            looks += 1
+            if looks > SPINS:
+                time.sleep(PAUSE_S)
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"the first rank of this host has not come to the end of step {step}")
+        return word & NEVER
