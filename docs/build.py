@@ -23,7 +23,7 @@ README = DOCS.parent / "README.md"
 SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
-         "checkpoint", "report", "launch", "flyte", "supervise", "profiling", "doctor", "hub", "other_names")  # fmt: skip
+         "checkpoint", "report", "launch", "flyte", "supervise", "profiling", "doctor", "hub", "other_names", "plan")  # fmt: skip
 
 RECIPE_HEAD = """# Every key of a recipe
 

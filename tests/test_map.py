@@ -21,7 +21,7 @@ ROOMS = (
     "data", "data.sources", "data.tokenize", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling",
+    "supervise", "doctor", "hub", "other_names", "profiling", "plan", "training.sizing",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -57,6 +57,7 @@ BELOW_TRAINING = (
     "supervise",
     "hub",
     "profiling",
+    "plan",
 )
 
 # which rooms a room may import besides itself and the lower hall
@@ -64,6 +65,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optim", "checkpoint", "report", "supervise", "precision", "hub", "other_names"), ()),
     "doctor": ("supervise",),
     "profiling": ("",),
+    "plan": ("", *PARALLEL, "optim"),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -81,7 +83,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "model.head", "parallel"),
     "adapters": ("model", "model.lora"),
-    "training": BELOW_TRAINING,
+    "training": ("training.sizing", *BELOW_TRAINING),
+    "training.sizing": ("training", *BELOW_TRAINING),
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.recipes": ("", "data", "other_names"),
@@ -210,6 +213,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
     "precision": ("config", "policy", "masters", "loss_scale"),
+    "plan": ("memory", "sizes"),
     "proof": ("verify",),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
@@ -226,11 +230,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "parameter_rules",
         "base_model",
         "run_directory",
+        "open_program",
+        "out_of_memory",
     ),
+    "training.sizing": ("choose_sizes", "probe"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
-    *(f"windlass.parallel.rules.{name}" for name in PUBLIC["parallel.rules"]),
+    *(f"windlass.{room}.{name}" for room in ("parallel.rules", "plan") for name in PUBLIC[room]),
     *(
         f"windlass.{name}"
         for name in (
