@@ -720,6 +720,13 @@ def test_importing_windlass_loads_nothing_else():
     }
 
 
+def test_the_loop_loads_no_pipelining_and_no_compiler():
+    """216 modules of 2,462. A launcher, evaluate and generate do without; in a run torch's Optimizer loads dynamo by itself."""
+    assert not {"torch.distributed.pipelining", "torch._dynamo", "torch._inductor"} & modules_after(
+        "import windlass.training.loop"
+    )
+
+
 def test_a_recipe_and_its_fingerprint_need_no_torch():
     assert "torch" not in loaded_by("from windlass import fingerprint, load_recipe, parse_recipe")
 
