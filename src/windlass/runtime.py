@@ -34,6 +34,11 @@ GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
 
+ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch reads the settings of its allocator, when that is first used; the second is the older name."""
+SEGMENTS: Final = "expandable_segments:True"
+"""A segment grows in place, so that tensors of other sizes leave fewer holes (torch's notes on CUDA)."""
+
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
 
@@ -164,6 +169,11 @@ class Runtime:
         capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
         return self.gathered(Accelerator(self.device_name(), capability))
 
+    def allocator(self) -> str | None:
+        """The settings of torch's allocator; None on a CPU, which has another."""
+        given = [os.environ[name] for name in ALLOCATOR if name in os.environ]
+        return given[0] if given and self.device.type == "cuda" else None
+
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
@@ -190,6 +200,8 @@ def start_runtime() -> Runtime:
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     adopt()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes lines to stderr otherwise
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = SEGMENTS
     device = _device(local_rank())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))

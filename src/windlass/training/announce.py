@@ -52,6 +52,7 @@ def announce(
         "learning rate": own.get("schedule") or describe_rate(config.optim, run.total_steps),
         "attention": _describe_attention(run),
         "memory": describe_memory(run.program.records(), run.optimizer.state_tensors().values()),
+        **({"allocator": allocator} if (allocator := run.runtime.allocator()) else {}),
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
