@@ -24,7 +24,7 @@ SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
          "checkpoint", "report", "launch", "flyte", "ranks", "supervise", "profiling", "advice", "doctor", "hub",
-         "other_names")  # fmt: skip
+         "other_names", "plan")  # fmt: skip
 
 RECIPE_HEAD = """# Every key of a recipe
 

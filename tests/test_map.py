@@ -21,7 +21,7 @@ ROOMS = (
     "data", "data.sources", "data.tokenize", "data.tokens", "data.prepare",
     "data.shards", "data.stream", "data.lint", "model", "model.attention", "model.families", "model.head", "model.lora",
     "precision", "parallel", "parallel.rules", "optim", "checkpoint", "report", "report.page", "report.sinks", "launch", "flyte",
-    "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks",
+    "supervise", "doctor", "hub", "other_names", "profiling", "advice", "ranks", "plan", "training.sizing",
 )  # fmt: skip
 HALL = (
     "errors",
@@ -58,6 +58,7 @@ BELOW_TRAINING = (
     "hub",
     "profiling",
     "advice",
+    "plan",
 )
 
 # which rooms a room may import besides itself and the lower hall
@@ -67,6 +68,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "doctor": ("supervise",),
     "profiling": ("",),
     "advice": ("profiling", "report"),
+    "plan": ("", *PARALLEL, "optim"),
     "launch": ("supervise", "report"),
     "data": ("hub",),
     "data.shards": ("data",),
@@ -85,7 +87,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "model.head", "parallel"),
     "adapters": ("model", "model.lora"),
-    "training": BELOW_TRAINING,
+    "training": ("training.sizing", *BELOW_TRAINING),
+    "training.sizing": ("training", *BELOW_TRAINING),
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.speed": ("", "advice", "report"),
@@ -231,8 +234,9 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
     "precision": ("config", "policy", "masters", "loss_scale"),
+    "plan": ("memory", "sizes"),
     "proof": ("verify",),
-    "ranks": ("tree", "host_page"),
+    "ranks": ("tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
     "report.sinks": ("sync", "start", "follow", "sink"),
@@ -249,11 +253,14 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "base_model",
         "run_directory",
         "left_open",
+        "open_program",
+        "out_of_memory",
     ),
+    "training.sizing": ("choose_sizes", "probe"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
-    *(f"windlass.parallel.rules.{name}" for name in PUBLIC["parallel.rules"]),
+    *(f"windlass.{room}.{name}" for room in ("parallel.rules", "plan") for name in PUBLIC[room]),
     *(
         f"windlass.{name}"
         for name in (
@@ -737,6 +744,13 @@ def test_importing_windlass_loads_nothing_else():
         "windlass.safe_text",
         "windlass.version",
     }
+
+
+def test_the_loop_loads_no_pipelining_and_no_compiler():
+    """216 modules of 2,462. A launcher, evaluate and generate do without; in a run torch's Optimizer loads dynamo by itself."""
+    assert not {"torch.distributed.pipelining", "torch._dynamo", "torch._inductor"} & modules_after(
+        "import windlass.training.loop"
+    )
 
 
 def test_a_recipe_and_its_fingerprint_need_no_torch():

@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -265,3 +267,22 @@ def die(path):
 def test_the_pool_is_whole_after_these(ranks):
     with pytest.raises(RankFailed, match="planted"):
         ranks.run(2, die, "")
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}]
+)
+def test_the_allocator_grows_its_segments_unless_it_is_told_otherwise(given):
+    """Read back from torch, in a process whose allocator nobody has used."""
+    program = (
+        "import os, torch; from dataclasses import replace; from windlass.runtime import start_runtime\n"
+        "with start_runtime() as runtime:\n"
+        "    gpu = replace(runtime, device=torch.device('cuda'))\n"
+        "    print(torch._C._accelerator_getAllocatorSettings(), runtime.allocator(), gpu.allocator())"
+    )
+    others = {name: value for name, value in os.environ.items() if name not in page.ALLOCATOR}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=others | given, capture_output=True, text=True, check=True
+    )
+    settings = next(iter(given.values()), "expandable_segments:True")
+    assert done.stdout.split() == [settings, "None", settings]

@@ -63,6 +63,12 @@ class RunConfig(Settings):
         return self.run.tokens_per_step // self.data.sequence_length
 
     @property
+    def micro_batch(self) -> int:
+        """Sequences per rank in one forward; where `auto` is not chosen yet, the least."""
+        given = getattr(self.run, "micro_batch", 1)  # wrong sections are not there
+        return getattr(self.data, "sequences_per_sample", 1) if given == "auto" else given
+
+    @property
     def prepares_beside(self) -> bool:
         """Whether training begins while its data is prepared."""
         return self.data.may_grow and self.run.epochs is None
@@ -99,7 +105,6 @@ class RunConfig(Settings):
             self._epochs(),
             self._hub(),
             self._warm_up(),
-            self._muon(),
             self._adapter(),
             self._objective(),
             self._directories(),
@@ -109,6 +114,7 @@ class RunConfig(Settings):
     def _precision(self) -> Iterator[UserError]:
         parallel, optim = self.parallel, self.optim
         yield from self.precision.errors_beside(parallel.zero, optim.kind, optim.beta2, parallel.offload)
+        yield from optim.errors_beside(parallel.offload)
 
     def _whole_sequences(self) -> Iterator[UserError]:
         tokens, length = self.run.tokens_per_step, self.data.sequence_length
@@ -141,14 +147,6 @@ class RunConfig(Settings):
                 f"use optim.warmup_steps={min(max(1, steps // 20), steps - decay)}, or more steps",
             )
 
-    def _muon(self) -> Iterator[UserError]:
-        if self.optim.kind == "muon" and self.parallel.offload:
-            yield UserError(
-                "optim.kind=muon with parallel.offload=true",
-                "Muon multiplies matrices in every step, and offloaded ones are in host memory, for the host's cores to multiply",
-                "set parallel.offload=false, or optim.kind=adamw",
-            )
-
     def _adapter(self) -> Iterator[UserError]:
         if self.adapter.kind == "none":
             return
@@ -169,9 +167,7 @@ class RunConfig(Settings):
         sources = {source.label: source.format for source in self.data.sources}
         sets = {f"evaluate.sets.{name}": source.format for name, source in self.evaluate.sets.items()}
         is_written = self.data.order.first_epoch == "written"
-        yield from self.objective.errors_beside(
-            sources, sets, self.run.micro_batch, is_written and self.keeps_reference
-        )
+        yield from self.objective.errors_beside(sources, sets, self.micro_batch, is_written and self.keeps_reference)
 
     def _directories(self) -> Iterator[UserError]:
         directory, data = self.run.directory.absolute(), Path(self.data.directory).absolute()
@@ -212,10 +208,10 @@ class RunConfig(Settings):
 
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
-        batch = (self.run.tokens_per_step, self.data.sequence_length, self.run.micro_batch)
+        batch = (self.run.tokens_per_step, self.data.sequence_length, self.micro_batch)
         for error in batch_errors(*batch, batch_ranks, self.parallel.schedule, self.parallel.pp):
             raise error
-        return self.sequences_per_step // (self.run.micro_batch * batch_ranks)
+        return self.sequences_per_step // (self.micro_batch * batch_ranks)
 
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
         """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
@@ -224,7 +220,8 @@ class RunConfig(Settings):
             optimizer=getattr(self.optim, "kind", None),
             sequence_length=getattr(self.data, "sequence_length", None),
             tokens_per_step=getattr(self.run, "tokens_per_step", None),
-            micro_batch=getattr(self.run, "micro_batch", 1),
+            micro_batch=self.micro_batch,
+            is_micro_batch_auto=getattr(self.run, "micro_batch", 1) == "auto",
             adds_in_bf16=getattr(self.precision, "gradients", None) == "bf16",
             is_nf4=getattr(self.adapter, "base", "plain") == "nf4",
         )

@@ -28,6 +28,7 @@ from windlass.contract import adopt, attempt, local_rank
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
 from windlass.ranks.host_page import NEVER, HostPage
+from windlass.ranks.open_files import allow_many_files
 from windlass.ranks.tree import Tree
 from windlass.signals import Signals
 
@@ -35,8 +36,11 @@ GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
 FIRST_TIMEOUT = datetime.timedelta(days=1)
 """How long other ranks wait for what rank 0 does once (preparing data)."""
-MOST_FILES: Final = 1 << 16
-"""How many open files a process of ours asks for, where the system lets it: a store for 16,384 ranks, and its own."""
+
+ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch reads the settings of its allocator, when that is first used; the second is the older name."""
+SEGMENTS: Final = "expandable_segments:True"
+"""A segment grows in place, so that tensors of other sizes leave fewer holes (torch's notes on CUDA)."""
 
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
@@ -156,6 +160,11 @@ class Runtime:
         capability = torch.cuda.get_device_capability(self.device) if self.device.type == "cuda" else None
         return self.gathered(Accelerator(self.device_name(), capability))
 
+    def allocator(self) -> str | None:
+        """The settings of torch's allocator; None on a CPU, which has another."""
+        given = [os.environ[name] for name in ALLOCATOR if name in os.environ]
+        return given[0] if given and self.device.type == "cuda" else None
+
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
@@ -182,6 +191,8 @@ def start_runtime() -> Runtime:
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     adopt()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes lines to stderr otherwise
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = SEGMENTS
     device = _device(local_rank())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         store, rank, world = next(dist.rendezvous("env://"))
@@ -190,7 +201,7 @@ def start_runtime() -> Runtime:
         store, rank, world = dist.HashStore(), 0, 1
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if world > 1:
-        _allow_many_files()
+        allow_many_files()
         # gloo connects all pairs of every group otherwise: 5 N + 5 sockets per rank
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
@@ -228,16 +239,6 @@ def _gloo() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def _allow_many_files() -> None:
-    """The rank that serves the store has a socket per rank, and a shell's 1,024 files end there."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _device(local_rank: int) -> torch.device:

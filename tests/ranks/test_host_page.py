@@ -1,3 +1,4 @@
+import copy
 import os
 import time
 
@@ -59,10 +60,27 @@ def test_an_answer_is_not_older_than_the_step(ranks, tmp_path):
 
 def test_a_first_rank_that_never_comes_ends_the_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(host_page, "WAIT_S", 0.05)
-    page = HostPage(Tree(None), (tmp_path,))
-    page.is_first = False
+    first = HostPage(Tree(None), (tmp_path,))
     with pytest.raises(TimeoutError, match="end of step 3"):
+        other(first).after(3, lambda: 0)
+
+
+def other(first):
+    """The page as another rank of the host has it."""
+    page = copy.copy(first)
+    page.is_first, page._file = False, open(f"/proc/self/fd/{first._file.fileno()}", "r+b")
+    return page
+
+
+def test_a_first_rank_that_is_gone_is_noticed_at_once(tmp_path):
+    first = HostPage(Tree(None), (tmp_path,))
+    page = other(first)
+    first.after(2, lambda: NEVER)
+    assert page.after(2, lambda: 0) == NEVER
+    first._file.close()  # as the kernel does with a killed process
+    with pytest.raises(ConnectionResetError, match="has ended before the end of step 3"):
         page.after(3, lambda: 0)
+    assert page.after(2, lambda: 0) == NEVER, "what it wrote before is there"
 
 
 def test_it_takes_the_first_folder_that_may_be_written(tmp_path):

@@ -58,9 +58,20 @@ def test_a_device_without_any_matrix_units_is_no_case_for_fp16(base):
     )
 
 
-@pytest.mark.parametrize(("policy", "device"), [("bf16", A100), ("bf16", CPU), ("fp16", T4), ("fp32", T4)])
+@pytest.mark.parametrize(
+    ("policy", "device"), [("bf16", A100), ("bf16", CPU), ("fp16", T4), ("fp32", CPU), ("fp32", P100)]
+)
 def test_there_is_no_warning_elsewhere(base, policy, device):
     assert choose_policy(tiny.recipe(base, precision={"policy": policy}), [device])[1] == []
+
+
+@pytest.mark.parametrize(("device", "faster"), [(H100, "bf16"), (T4, "fp16")])
+def test_fp32_on_a_gpu_with_matrix_units_names_what_is_faster(base, device, faster):
+    same, (sentence,) = choose_policy(config := tiny.recipe(base), [device])
+    assert same is config and sentence.startswith(
+        "precision.policy=fp32 multiplies in fp32, without the matrix units of "
+    )
+    assert sentence.endswith(f"{device.name}; a new run with precision.policy=auto takes {faster} there")
 
 
 def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):

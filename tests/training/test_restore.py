@@ -3,6 +3,8 @@
 import shutil
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import tiny
 from windlass.checkpoint.keep import Difference, diff
@@ -200,3 +202,38 @@ def test_a_run_whose_steps_are_links_goes_on_from_them(base, ranks, copy, tmp_pa
         (copy / "checkpoints" / name).symlink_to(tmp_path / "bulk" / name)
     assert ranks.run(1, tiny.train, again(base, copy, run={"steps": 6}))[0]["step"] == 6
     assert ("resume", 4) in tiny.kinds(copy) and ("checkpoint", 6) in tiny.kinds(copy)
+
+
+class Zeros(TorchDispatchMode):
+    """Elements of the tensors that are made of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.zeros_like, torch.ops.aten.zeros, torch.ops.aten.zero_):
+            self.elements += result.numel()
+        return result
+
+
+def zeros_of(config):
+    """On one rank: elements of zeros that assembling a run makes, and of its parameters."""
+    from windlass.runtime import start_runtime
+    from windlass.training.assemble import assemble
+
+    zeros = Zeros()
+    with start_runtime() as runtime, zeros, assemble(config, runtime, is_prepared=False) as run:
+        return zeros.elements, sum(record.tensor.numel() for record in run.program.records())
+
+
+@pytest.mark.parametrize("states", [{}, {"policy": "bf16", "states": "bf16"}], ids=["fused", "elementwise"])
+def test_a_restore_makes_no_zeros_that_it_would_overwrite(base, ranks, states):
+    config = tiny.recipe(base, f"zeros-{len(states)}", run={"steps": 2}, precision=states)
+    ((new, parameters),) = ranks.run(1, zeros_of, config)
+    assert new >= 2 * parameters, "both moments of a new run"
+    ranks.run(1, tiny.train, config)
+    longer = tiny.recipe(base, f"zeros-{len(states)}", run={"steps": 4}, precision=states)
+    ((resumed, _),) = ranks.run(1, zeros_of, longer)
+    assert resumed == new - 2 * parameters

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from windlass.optim.config import OptimConfig
-from windlass.optim.elementwise import ElementwiseAdamW, Storage
+from windlass.optim.elementwise import ElementwiseAdamW, Storage, new_state
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, trainable, write_copies
 from windlass.optim.rules import NO_RULES, Rules
 
@@ -88,23 +88,20 @@ class AdamW:
         lost_P, self._lost_P = self._lost_P, None
         return {} if lost_P is None or self._elementwise is None else self._elementwise.lost_shares(lost_P)
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def state_tensors(self, is_blank: bool = False) -> dict[str, torch.Tensor]:
         """`<name>.exp_avg`, `<name>.exp_avg_sq`, `<name>.step` of every counted parameter: what a checkpoint keeps.
-        They exist from the start (zeros), so that a restore has somewhere to write."""
+        They exist from the start, so that a restore has somewhere to write: zeros, or with `is_blank` whatever was in memory."""
         state = self.torch_optimizer.state
         tensors: dict[str, torch.Tensor] = {}
         for record in self._records:
             if record.tensor not in state:
-                state[record.tensor] = self._fresh_state(record.tensor)
+                # what no checkpoint counts is not written by a restore either
+                state[record.tensor] = self._fresh_state(record.tensor, is_blank and record.counted)
             if record.counted:
                 tensors |= {f"{record.name}.{key}": value for key, value in state[record.tensor].items()}
         return tensors
 
-    def _fresh_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+    def _fresh_state(self, parameter: torch.nn.Parameter, is_blank: bool) -> Mapping[str, torch.Tensor]:
         if self._elementwise is not None:
-            return self._elementwise.fresh_state(parameter)
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+            return self._elementwise.fresh_state(parameter, is_blank)
+        return new_state(parameter, None, is_blank)

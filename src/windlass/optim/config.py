@@ -89,6 +89,15 @@ class OptimConfig(Settings):
         share = min(steps // WARMUP_PART, MAX_WARMUP_STEPS)
         return self.changed(warmup_steps=max(0, min(share, steps - self.decay_steps(steps))))
 
+    def errors_beside(self, is_offloaded: bool) -> Iterator[UserError]:
+        """The violated rule on `parallel.offload`."""
+        if self.kind == "muon" and is_offloaded:
+            yield UserError(
+                "optim.kind=muon with parallel.offload=true",
+                "Muon multiplies matrices in every step, and offloaded ones are in host memory, for the host's cores to multiply",
+                "set parallel.offload=false, or optim.kind=adamw",
+            )
+
     def rules(self) -> Sequence[Iterator[Violation]]:
         return self._decay(), self._muon(), self._frozen()
 

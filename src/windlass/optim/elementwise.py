@@ -102,6 +102,13 @@ def _compiled() -> Callable[..., None]:
     return torch.compile(copy, dynamic=True, fullgraph=True)
 
 
+def new_state(parameter: Tensor, dtype: torch.dtype | None, is_blank: bool) -> dict[str, Tensor]:
+    """A counter at 0, and moments in `dtype` (None: the parameter's): zeros, or with `is_blank` memory as it was."""
+    made = torch.empty_like if is_blank else torch.zeros_like
+    counter = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return {"step": counter, **{kind: made(parameter, dtype=dtype) for kind in ("exp_avg", "exp_avg_sq")}}
+
+
 class ElementwiseAdamW(torch.optim.Optimizer):
     """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored by the rules of `storage`.
     `names`: of every parameter, for the noise. `copies`: what each update writes too, by parameter. `found_inf`: set it before
@@ -126,12 +133,8 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         self._places = [place_of(parameter) for parameter in self.parameters]
         self._compiled = _compiled() if storage.compiled else None
 
-    def fresh_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, dtype=self._storage.states),
-            "exp_avg_sq": torch.zeros_like(parameter, dtype=self._storage.states),
-        }
+    def fresh_state(self, parameter: Tensor, is_blank: bool = False) -> dict[str, Tensor]:
+        return new_state(parameter, self._storage.states, is_blank)
 
     @torch.no_grad()
     def step(self, closure: None = None, lost_P: Tensor | None = None) -> None:  # type: ignore[override]

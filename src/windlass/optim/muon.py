@@ -144,10 +144,10 @@ class Muon:
     def lost_shares(self) -> dict[str, float]:
         return self._rest.lost_shares() if self._rest else {}
 
-    def state_tensors(self) -> dict[str, Tensor]:
-        """`<name>.momentum` of every counted hidden matrix, and the state of the rest."""
+    def state_tensors(self, is_blank: bool = False) -> dict[str, Tensor]:
+        """`<name>.momentum` of every counted hidden matrix, and the state of the rest. (The momentum is there already.)"""
         own = {f"{record.name}.momentum": self._momentum[record.tensor] for record in self._hidden if record.counted}
-        return own | (self._rest.state_tensors() if self._rest else {})
+        return own | (self._rest.state_tensors(is_blank) if self._rest else {})
 
 
 class _Cut(NamedTuple):

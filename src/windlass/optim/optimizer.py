@@ -33,8 +33,9 @@ class Optimizer(Protocol):
         """name -> share of the tensor's elements whose last counted update rounded to nothing. Collective."""
         ...
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """All state by name, cut as the parameters are: a checkpoint keeps it, and a restore writes into it."""
+    def state_tensors(self, is_blank: bool = False) -> dict[str, torch.Tensor]:
+        """All state by name, cut as the parameters are: a checkpoint keeps it, and a restore writes into it. `is_blank`: a
+        restore will write all of it, so what is not there yet is made without zeros."""
         ...
 
 
@@ -52,7 +53,7 @@ class Nothing:
     def lost_shares(self) -> dict[str, float]:
         return {}
 
-    def state_tensors(self) -> dict[str, torch.Tensor]:
+    def state_tensors(self, is_blank: bool = False) -> dict[str, torch.Tensor]:
         return {}
 
 

@@ -16,7 +16,7 @@ TOP: Final[dict[str, str]] = {
     "run.steps, run.epochs or run.tokens": "max_duration max_steps_per_epoch",
     "run.tokens_per_step (sequences x data.sequence_length)": "global_train_batch_size",
     "run.micro_batch (validation has the same)": "per_device_eval_batch_size device_eval_batch_size eval_batch_size",
-    "run.micro_batch, raised until memory is full": "auto_find_batch_size",
+    "run.micro_batch=auto": "auto_find_batch_size",
     "model.from, or model.family with its sizes": "init_from model_flavor",
     "model.num_hidden_layers={}": "n_layer",
     "model.num_attention_heads={}": "n_head",

@@ -83,7 +83,7 @@ def plan_recompute(
     """What every block recomputes with micro-batches of [micro_batch, length] tokens. Raises UserError where even full keeps
     more than `config.activation_gib`."""
     if config.activation_gib is None:
-        return RecomputePlan((config.recompute,) * architecture.num_layers)
+        return RecomputePlan((config.recomputes,) * architecture.num_layers)
     base = frozen_base(architecture, adapter)
     kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), {*frozen, *base}, adapter)
     budget = int(config.activation_gib * GIB)

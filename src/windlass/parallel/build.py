@@ -50,7 +50,7 @@ UNWATCHED: Final = Probe()
 
 def check_compiler(config: ParallelConfig, device_type: str) -> None:
     """torch.compile builds C++ for CPU: finds a missing compiler here, and not in the middle of the first step."""
-    if config.compile and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
+    if config.compiles and device_type == "cpu" and not (shutil.which("g++") or shutil.which("clang++")):
         raise UserError(
             "parallel.compile=true on a machine without g++ or clang++",
             "torch.compile builds C++ for CPU",
@@ -155,10 +155,10 @@ def _lay_out(
     # before recompute and compile, which take the forwards they find
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
-    kinds = recompute or [config.recompute] * part.arch.num_layers
+    kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])
-    if config.compile:
+    if config.compiles:
         for block in part.blocks:  # per block: one graph serves all; before sharding, so that hooks stay outside of it
             block.compile(fullgraph=True)
         if part.last and isinstance(part.lm_head, Head):  # not where its rows are cut over ranks

@@ -72,9 +72,10 @@ class ParallelConfig(Settings):
     prefetch: int = Field(0, ge=0)
     """Units gathered ahead of the one that computes, forward and backward, with zero 1 to 3. Each holds its gathered
     parameters meanwhile. 0: torch's own order (one ahead in backward; in forward when the host reaches it)."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["auto", "none", "selective", "full"] = "auto"
     """Activations computed again in backward. full: every block keeps only its input. selective: matrix products and
-    attention are kept, the cheap rest is recomputed. none: all is kept."""
+    attention are kept, the cheap rest is recomputed. none: all is kept. auto: on a GPU the least with which enough tokens fit, as
+    `run.micro_batch: auto`; on a CPU none."""
     activation_gib: float | None = Field(None, gt=0)
     """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch. Each block then
     keeps all, or as selective, or as full, so that the least is computed again within it. Head and embedding are not in it."""
@@ -82,9 +83,10 @@ class ParallelConfig(Settings):
     """Check every step: the ranks of a model-parallel group read the same batch, and no gradient is left from the step before. A
     fault is one named error on all ranks. The host then waits for the device at every step. (Copies of weights and optimizer
     states on several ranks are compared before every checkpoint, whatever is set here.)"""
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     """Compile each block with torch.compile (one graph for blocks that recompute alike), and AdamW's update where it stores in
-    bf16 or the kernel is foreach. Needs a C++ compiler on CPU."""
+    bf16 or the kernel is foreach. Needs a C++ compiler on CPU. auto: on a GPU that torch can compile for, where the layout allows
+    it; not on a CPU."""
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches, with pp above 1. gpipe: all forwards, then all backwards. 1f1b: keeps activations of
     at most pp of them. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more messages;
@@ -105,6 +107,16 @@ class ParallelConfig(Settings):
         if given.get("zero") == 0:
             return {"replicate": -1, "shard": 1} | given
         return {"shard": 1} | given if given.get("replicate") == -1 else given
+
+    @property
+    def recomputes(self) -> Literal["none", "selective", "full"]:
+        """`recompute`; where it is not chosen yet, none."""
+        return "none" if self.recompute == "auto" else self.recompute
+
+    @property
+    def compiles(self) -> bool:
+        """`compile`; where it is not chosen yet, False."""
+        return self.compile is True
 
     @property
     def computes_slices(self) -> bool:

@@ -45,9 +45,10 @@ def num_buckets(sizes_bytes: Sequence[int], bucket_mib: float) -> int:
 
 def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Sum without dividing. DDP checks that the argument is called `bucket`."""
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    gradients = bucket.buffer()
+    work = dist.all_reduce(gradients, group=group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda future: future.value()[0])
+    return work.get_future().then(lambda _: gradients)  # summed in place; a group that sends nothing has no value
 
 
 def _sum_bucket_in(
@@ -56,9 +57,10 @@ def _sum_bucket_in(
     """The same in another dtype: bf16 gradients summed in fp32, or fp32 ones sent in bf16."""
     group, reduce = chosen
     gradients = bucket.buffer()
-    work = dist.all_reduce(gradients.to(reduce), group=group, async_op=True)
+    sent = gradients.to(reduce)
+    work = dist.all_reduce(sent, group=group, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda future: gradients.copy_(future.value()[0]))
+    return work.get_future().then(lambda _: gradients.copy_(sent))
 
 
 def apply_ddp(

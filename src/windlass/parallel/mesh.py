@@ -13,7 +13,7 @@ no code reads a global.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -94,41 +94,46 @@ def _sum(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return value
 
 
-def make_mesh(layout: MeshLayout, device_type: str) -> Mesh:
-    """Called by all ranks of an initialised default group of `layout.world` ranks. `device_type`: "cpu" or "cuda"."""
+def make_mesh(layout: MeshLayout, device_type: str, backend: str | None = None) -> Mesh:
+    """Called by all ranks of an initialised default group of `layout.world` ranks. `device_type`: "cpu" or "cuda". `backend`: of
+    all groups, in place of the default group's."""
     world, rank = dist.get_world_size(), dist.get_rank()
     assert layout.world == world, (layout, world)
     sizes = [getattr(layout, axis) for axis in AXES]
     ranks = torch.arange(world).view(sizes)
     place = (ranks == rank).nonzero()[0].tolist()
     fsdp = layout.shard * layout.context
-    dense = init_device_mesh(
-        device_type, (layout.pp, layout.replicate, fsdp, layout.tp), mesh_dim_names=("pp", "replicate", "fsdp", "tp")
-    )
-    loss_group = batch_group = _group(ranks, "replicate", "shard", "context")
+    dense = _root(device_type, backend, pp=layout.pp, replicate=layout.replicate, fsdp=fsdp, tp=layout.tp)
+    loss_group = batch_group = _group(ranks, backend, "replicate", "shard", "context")
     context = None
     if layout.context > 1:
-        batch_group = _group(ranks, "replicate", "shard")
-        context = DeviceMesh.from_group(_group(ranks, "context"), device_type)
+        batch_group = _group(ranks, backend, "replicate", "shard")
+        context = DeviceMesh.from_group(_group(ranks, backend, "context"), device_type)
     parts = dense["pp"].get_group()
-    expert = _expert_mesh(layout, device_type)
+    expert = _expert_mesh(layout, device_type, backend)
     return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, batch_group, context, expert, parts)
 
 
-def _expert_mesh(layout: MeshLayout, device_type: str) -> DeviceMesh | None:
+def _root(device_type: str, backend: str | None, **sizes: int) -> DeviceMesh:
+    """All ranks along the axes of these names and sizes."""
+    override: Any = None if backend is None else dict.fromkeys(sizes, backend)
+    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=override)
+
+
+def _expert_mesh(layout: MeshLayout, device_type: str, backend: str | None) -> DeviceMesh | None:
     """The same ranks in the same order; expert is the inner part of fsdp, so that its ranks are neighbours."""
     if layout.expert == 1:
         return None
     expert_fsdp = layout.shard * layout.context // layout.expert
-    sizes = (layout.pp, layout.replicate, expert_fsdp, layout.expert, layout.tp)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("pp", "replicate", "expert_fsdp", "expert", "tp"))
+    sizes = {"pp": layout.pp, "replicate": layout.replicate, "expert_fsdp": expert_fsdp}
+    return _root(device_type, backend, **sizes, expert=layout.expert, tp=layout.tp)
 
 
-def _group(ranks: torch.Tensor, *axes: str) -> dist.ProcessGroup:
+def _group(ranks: torch.Tensor, backend: str | None, *axes: str) -> dist.ProcessGroup:
     """This rank's group along `axes` of the grid. Collective: every rank makes every group."""
     inside = [AXES.index(axis) for axis in axes]
     outside = [index for index in range(len(AXES)) if index not in inside]
     rows = ranks.permute(outside + inside).flatten(len(outside)).flatten(0, len(outside) - 1)
-    group, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+    group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), backend=backend)
     assert isinstance(group, dist.ProcessGroup)
     return group

@@ -29,12 +29,10 @@ Legend: B sequences, T positions, D hidden size, V rows of the vocabulary.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import pipelining
-from torch.distributed.pipelining.stage import PipelineStage
 
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
@@ -49,6 +47,9 @@ from windlass.parallel.rules.schedules import KINDS
 from windlass.parallel.stages import Stages
 from windlass.parallel.tie import EMBEDDING, HEAD, Tie
 from windlass.precision.policy import Precision
+
+if TYPE_CHECKING:  # it loads 216 modules, dynamo among them, for which nothing without pp has a use
+    from torch.distributed.pipelining.stage import PipelineStage
 
 
 class PipelineProgram(DecoderProgram):
@@ -158,17 +159,21 @@ class PipelineProgram(DecoderProgram):
         if key not in self._schedules:
             kind = KINDS[self._config.schedule]
             made = [self._stage(stage, part, shape_BT) for stage, part in self._part_of.items()]
+            from torch.distributed import pipelining
+
             schedule: Callable[..., Any] = getattr(pipelining, kind.torch)
             stages = made[0] if kind.stages_per_rank == 1 else made
             self._schedules[key] = schedule(stages, num_micro, loss_fn=self._divide, scale_grads=False)
         return self._schedules[key]
 
-    def _stage(self, stage: int, part: Decoder, shape_BT: torch.Size) -> PipelineStage:
+    def _stage(self, stage: int, part: Decoder, shape_BT: torch.Size) -> "PipelineStage":
         """With shapes and dtypes given, torch does not run the model once more to find them."""
         last = len(self.stages.owners) - 1
         hidden_BTD = self._hidden(shape_BT, torch.device("meta")).requires_grad_()
         ids_BT = torch.empty(shape_BT, dtype=torch.int64, device="meta")
         loss = torch.empty((), dtype=self._loss_dtype, device="meta").requires_grad_()
+        from torch.distributed.pipelining.stage import PipelineStage
+
         return PipelineStage(
             part,
             stage,

@@ -31,6 +31,7 @@ from windlass.proof.fold_layout import Cell
 from windlass.proof.proxy_adapter import adapter_section, represented, widened
 from windlass.proof.proxy_data import write_pairs, write_text
 from windlass.proof.watch import borders_of
+from windlass.training.open_program import can_compile
 
 STEPS: Final = 3
 VOCABULARY: Final = 269  # 256 bytes, the end of a text, merges; a prime
@@ -77,7 +78,7 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
         small = widened(small, cell.layout.tp)
     unproved: list[str] = []
     parallel = _parallel(config, cell, unproved)
-    micro = min(2, config.run.micro_batch)
+    micro = min(2, config.micro_batch)
     length = _length(cell)
     num_micro = _num_micro(cell, micro, length)
     if architecture.num_experts:
@@ -239,7 +240,7 @@ def _num_micro(cell: Cell, micro: int, length: int) -> int:
 
 def _parallel(config: RunConfig, cell: Cell, unproved: list[str]) -> dict[str, Any]:
     given = cell.parallel.model_dump()
-    if given["compile"]:
+    if cell.parallel.compiles or (cell.parallel.compile == "auto" and can_compile("cuda")):
         unproved.append("parallel.compile: the proxy model's blocks run uncompiled")
     if given["activation_gib"] is not None:
         unproved.append("parallel.activation_gib: all of the proxy model's blocks recompute selectively")

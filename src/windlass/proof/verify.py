@@ -136,7 +136,7 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
 def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tuple[ProxyModel, list[Batch]]:
     """The proxy model with the first seed whose rows show what they are to show, and these rows: each step counts a target, and
     step 1, whose gradients are compared, counts some in the head's last chunk and, with isolation, behind a document's border."""
-    micro, borders = proxy.config.run.micro_batch, proxy.borders(cell.layout.tp)
+    micro, borders = proxy.config.micro_batch, proxy.borders(cell.layout.tp)
     has_rest = micro * proxy.config.data.sequence_length // cell.layout.context % proxy.head_tokens > 0
     for seed in range(proxy.config.run.seed, proxy.config.run.seed + SEEDS):
         config = _changed(proxy.config, run={"seed": seed})

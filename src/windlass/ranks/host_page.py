@@ -12,6 +12,7 @@ memory of their own. The file has no name any more once all have opened it, so n
     requests   one per host and step (one per rank, where ranks share no memory)
 """
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -31,6 +32,8 @@ _WORD: Final = struct.Struct("Q")
 step before its answer."""
 SPINS: Final = 200
 PAUSE_S: Final = 2e-4
+LOOKS: Final = 256
+"""How many looks apart it is asked whether the first rank is there: some 50 ms."""
 WAIT_S: Final = 600.0
 """As long as a collective: a first rank that is gone ends the others too."""
 FOLDERS: Final = (Path("/dev/shm"), Path(tempfile.gettempdir()))
@@ -48,13 +51,16 @@ class HostPage:
         seen = {int(file.name.rpartition("-")[2]): file for file in folder.glob(f"windlass-{token}-*")}
         first = min(seen)
         self.is_first = first == tree.rank
-        with seen[first].open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _WORD.size)
+        self._file = seen[first].open("r+b")
+        if self.is_first:
+            fcntl.flock(self._file, fcntl.LOCK_EX)  # the kernel lets go of it however this process ends
+        self._memory = mmap.mmap(self._file.fileno(), _WORD.size)
         tree.barrier()
         own.unlink()
 
     def after(self, step: int, ask: Callable[[], int]) -> int:
-        """What `ask` returned on this host's first rank after step `step`, or later. Raises TimeoutError."""
+        """What `ask` returned on this host's first rank after step `step`, or later. Raises ConnectionError where that rank has
+        ended, as its peers in a collective do, and TimeoutError."""
         if self.is_first:
             answer = ask()
             _WORD.pack_into(self._memory, 0, step + 1 << 32 | answer)
@@ -64,6 +70,16 @@ class HostPage:
             looks += 1
             if looks > SPINS:
                 time.sleep(PAUSE_S)
+            if looks % LOOKS == 0 and self._is_abandoned():
+                raise ConnectionResetError(f"the first rank of this host has ended before the end of step {step}")
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the first rank of this host has not come to the end of step {step}")
         return word & NEVER
+
+    def _is_abandoned(self) -> bool:
+        """Whether nobody holds the first rank's lock any more."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

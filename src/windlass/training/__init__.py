@@ -1,5 +1,7 @@
 """A training run from recipe to last checkpoint.
 
+sizing/           micro-batch, recomputation and compile, where the recipe leaves them open
+
 config            the run section of a recipe
 loop              the loop
 assemble          recipe -> Run: data, program, optimizer, checkpoints, made in one place
@@ -12,14 +14,14 @@ parameter_rules   which parameters are trained, and how
 base_model        the model that a run began from: what checkpoints keep of it, and whether a frozen base is the same
 run_directory     makes and locks the run directory; its checkpoints
 left_open         resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
+open_program      the model laid out over the ranks, and its optimizer
+out_of_memory     what fills a device, by kind; where that is too much, what each change to the recipe frees
 
 Inside:
 
 run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
-open_program      the model laid out over the ranks, and its optimizer
-out_of_memory     what fills a device, by kind; where that is too much, what each change to the recipe frees
 reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0
 announce          prints what was derived before step 1 and writes resolved.yaml
 """

@@ -48,18 +48,19 @@ def announce(
         **describe_trainable(config, architecture, rules),
         "ranks": f"{layout.world} on {run.runtime.device_name()}",
         "layout": describe_layout(config, layout, architecture, accumulation),
-        "global batch": f"{config.sequences_per_step} sequences = {config.run.micro_batch} per micro-batch "
+        "global batch": f"{config.sequences_per_step} sequences = {config.micro_batch} per micro-batch "
         f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
         "length": f"{run.total_steps} steps, {format_count(run.total_steps * config.run.tokens_per_step)} tokens, "
         + describe_length(config, run.total_steps, _num_samples(run), run.prepared.is_whole),
         "learning rate": own.get("schedule") or describe_rate(config.optim, run.total_steps),
         "attention": _describe_attention(run),
         "memory": describe_memory(run.program.records(), run.optimizer.state_tensors().values()),
+        **({"allocator": allocator} if (allocator := run.runtime.allocator()) else {}),
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
         "vocabulary": _describe_vocabulary(run),
-        **({"activations": str(recompute)} if config.parallel.recompute != "none" else {}),
+        **({"activations": str(recompute)} if config.parallel.recomputes != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
         **({"left out": nulls} if (nulls := describe_nulls(config.model, architecture.family)) else {}),
@@ -215,7 +216,7 @@ def _describe_attention(run: Run) -> str:
     config = run.config
     return attention_kernel(
         run.architecture,
-        rows=config.run.micro_batch,
+        rows=config.micro_batch,
         length=config.data.sequence_length,
         dtype=precision_of(config.precision).compute,
         device=run.runtime.device,

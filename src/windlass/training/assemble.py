@@ -50,6 +50,8 @@ from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints, open_mirror
+from windlass.training.sizing.choose_sizes import choose_sizes
+from windlass.training.sizing.probe import FindRoom, room_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Own:
     family: type[Family] | None = None
     sinks: Sequence[Sink] = ()
     on_event: Callable[[dict[str, Any]], None] | None = None
+    room: FindRoom = room_of
+    """What sizes are chosen by, where the recipe leaves them open: no part of the run either."""
 
     def names(self) -> dict[str, str]:
         """Of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
@@ -103,6 +107,8 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
     go of what it had opened."""
     try:
         with explained(partial(no_room, config, runtime)), ExitStack() as opened:
+            config.parallel.layout(runtime.world)  # refused before anything slow
+            check_ranks(config, runtime)
             run = _assemble(config, runtime, is_prepared, probe, own, opened)
             run.sinks = own.sinks
             run.opened = opened.pop_all()
@@ -114,18 +120,18 @@ def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Prob
 
 
 def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe, own: Own, opened: ExitStack) -> Run:
-    config.parallel.layout(runtime.world)  # refused before anything slow
-    check_ranks(config, runtime)
     config, prepared = Ready(config, None) if is_prepared else make_ready_once(config, runtime)
     prepared = prepared or open_prepared(config.data, config.evaluate.sets)
     on_hosts = check_hosts(prepared.stream, runtime)
     trainer_state = begun(config)
     config = complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
-    notes = check_data(trainer_state, config, prepared, runtime)
-    architecture, adapter, rules, recompute = plan_model(config, trainer_state, prepared, runtime.device.type)
+    choices += check_data(trainer_state, config, prepared, runtime)
+    plan = plan_model(config, trainer_state, prepared, runtime.device.type)
     opened.enter_context(locked_directory(config.run.directory, runtime))
     opened.enter_context(redirected_output(config.run.directory, runtime.rank))
+    config, plan, said = choose_sizes(config, trainer_state, plan, runtime, own.room)
+    architecture, adapter, rules, recompute = plan
     console = open_console(config, runtime)
     base = base_of(config, runtime, trainer_state)
     fill = kept_weights(config, architecture) if trainer_state else starting_weights(config, architecture)
@@ -134,7 +140,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     checkpoints = open_checkpoints(config, runtime, console.say, mirror)
     log = console.say if runtime.rank == 0 else _silent
     start = restore(config, checkpoints, program, optimizer, prepared.stream, log)
-    _log_all(log, *on_hosts, *choices, *notes)
+    _log_all(log, *on_hosts, *choices, *said)
     files = base_files(config, is_new=trainer_state is None)
     reference = reference_scores(config, architecture, program, prepared, runtime, start, files, log)
     source = own.stream(open_source(config, architecture, program.mesh, runtime, prepared, start, log, reference))

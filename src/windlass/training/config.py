@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,8 +22,10 @@ class RunSettings(Settings):
     """Training length in passes over the training set, rounded up to whole steps."""
     tokens_per_step: Count = Field(ge=1, le=10**9)
     """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
-    micro_batch: int = Field(1, ge=1)
-    """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result."""
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result. auto: on a GPU as many as
+    pay and fit, counted and then tried before step 0; on a CPU 1 (a pair, in a preference run). A run that goes on on the same
+    layout and devices keeps what it began with."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights and of the data order."""
     start_from: str | None = None

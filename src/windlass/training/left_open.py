@@ -38,6 +38,11 @@ def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[Ru
     if chosen is not config:
         names = ", ".join(sorted({device.name for device in devices}))
         sentences.append(f"precision.policy=auto: {chosen.precision.policy} on {names}")
+    if chosen.precision.computed == "fp32" and (faster := fastest_policy(devices)) != "fp32":
+        sentences.append(
+            f"precision.policy={chosen.precision.policy} multiplies in fp32, without the matrix units of "
+            f"{', '.join(sorted({device.name for device in devices}))}; a new run with precision.policy=auto takes {faster} there"
+        )
     if chosen.precision.computed == "bf16" and (slow := [one for one in devices if one.lacks_bf16]):
         sentences.append(_warning(chosen.precision.policy, slow, fastest_policy(devices)))
     return chosen, sentences

@@ -30,7 +30,7 @@ def open_source(
 ) -> BatchSource:
     """The training stream, cut over the batch axes, from where the run starts; a pair with its `reference` scores."""
     batch_ranks, sequences = mesh.layout.batch_ranks, config.data.sequences_per_sample
-    micro_batch, accumulation = config.run.micro_batch // sequences, config.accumulation(batch_ranks)
+    micro_batch, accumulation = config.micro_batch // sequences, config.accumulation(batch_ranks)
     return open_stream(
         prepared,
         config.data,
@@ -57,7 +57,7 @@ def evaluation_sets(
         name: evaluation_set(
             prepared.shards(name),
             num_sequences=config.evaluate.sequences,
-            micro_batch=config.run.micro_batch,
+            micro_batch=config.micro_batch,
             batch_rank=mesh.batch_rank,
             batch_ranks=mesh.layout.batch_ranks,
             token_bytes_V=None if config.data.is_preference else prepared.token_bytes(name),

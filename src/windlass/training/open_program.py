@@ -14,7 +14,7 @@ from windlass.optim.optimizer import Optimizer, make_optimizer
 from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.build import UNWATCHED, Fill, Probe, build_program
 from windlass.parallel.invariants import check_optimizer
-from windlass.parallel.mesh import make_mesh
+from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Program
 from windlass.precision.policy import Precision, precision_of
 from windlass.runtime import Runtime
@@ -29,9 +29,10 @@ def open_program(
     fill: Fill,
     probe: Probe = UNWATCHED,
     adapter: Adapter | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Program, Optimizer]:
-    """The model on all ranks, filled by `fill`, and its optimizer. Collective."""
-    mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
+    """The model on all ranks, filled by `fill`, and its optimizer. Collective, but on a `mesh` that sends nothing."""
+    mesh = mesh or make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
     precision = precision_of(config.precision)
     parts = (architecture, config.parallel, precision, mesh, runtime.device)
     program = build_program(*parts, fill, frozen_names(rules), recompute, probe, adapter)
@@ -62,6 +63,6 @@ def storage_of(config: RunConfig, precision: Precision, device_type: str) -> Sto
         stochastic=precision.is_stochastic,
         gradients=precision.gradients,
         seed=config.run.seed,
-        compiled=config.parallel.compile or (is_default and can_compile(device_type)),
+        compiled=config.parallel.compiles or (is_default and can_compile(device_type)),
         watch_every=config.report.every_steps if can_lose else 0,
     )

@@ -118,8 +118,8 @@ def remedies(
     if half < micro_batch:
         found[f"run.micro_batch={half} frees up to"] = held.rest * (1 - half / micro_batch)
     is_counted = layout.pp == layout.tp == layout.context == 1 and config.activation_gib is None
-    if config.recompute != "full" and is_counted:
-        now = sum(block.selective if config.recompute == "selective" else block.none for block in kept)
+    if config.recomputes != "full" and is_counted:
+        now = sum(block.selective if config.recomputes == "selective" else block.none for block in kept)
         found["parallel.recompute=full frees about"] = now - sum(block.full for block in kept)
     found |= _by_cutting(held, config, layout)
     if can_offload and not config.offload and config.zero > 0:
@@ -177,14 +177,14 @@ def out_of_memory(run: Run, error: BaseException) -> UserError:
 def _freeing(run: Run, held: DeviceBytes) -> list[str]:
     config, device = run.config, run.runtime.device
     adapter = adapter_of(config.adapter, run.architecture)
-    shape_BT = (config.run.micro_batch, config.data.sequence_length)
+    shape_BT = (config.micro_batch, config.data.sequence_length)
     precision, frozen = precision_of(config.precision), frozen_base(run.architecture, adapter)
     return remedies(
         held,
         config.parallel,
         config.parallel.layout(run.runtime.world),
         count_kept(run.architecture, config.parallel, precision, device.type, shape_BT, frozen, adapter),
-        micro_batch=config.run.micro_batch,
+        micro_batch=config.micro_batch,
         least=config.data.sequences_per_sample,
         can_adapt=config.adapter.kind == "none" and config.model.from_ is not None,
         can_offload=device.type == "cuda",

@@ -42,7 +42,7 @@ def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
             "Muon steps the matrices of the blocks; here AdamW would do all the work",
             "set optim.kind=adamw, or freeze fewer of them",
         )
-    if config.parallel.compile:
+    if config.parallel.compiles:
         _check_graphs(architecture.num_layers, adapted_shapes(architecture, adapter), frozen)
     return rules
 

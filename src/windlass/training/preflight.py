@@ -87,7 +87,7 @@ def check_run(
     but the hub's cache, and with `fetches` what a store holds of this run -> the recipe with the commits of hub names, its model,
     and the trainer state that it would go on from. Raises UserError."""
     check_torch(config.parallel.schedule, config.parallel.pp)
-    check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compile)
+    check_exchange(config.parallel.context, config.parallel.context_kind, config.parallel.compiles)
     if config.objective.kind != "dpo":
         config.data.check_pairs_are_not_trained(config.evaluate.sets)
     check_directory(config)
@@ -184,7 +184,7 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_
         config.parallel,
         precision_of(config.precision),
         device_type,
-        config.run.micro_batch,
+        config.micro_batch,
         config.data.sequence_length,
         frozen_names(rules),
         adapter_of(config.adapter, architecture),

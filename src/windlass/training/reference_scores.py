@@ -70,7 +70,7 @@ def _scored(
     rounds = batches_in_order(
         reader,
         reader.num_samples,
-        config.run.micro_batch // 2,
+        config.micro_batch // 2,
         mesh.batch_rank,
         mesh.layout.batch_ranks,
         config.data.sequence_length,

@@ -9,6 +9,7 @@ import torch
 
 from windlass.adapters.peft_format import load_adapter
 from windlass.checkpoint.checkpoints import Checkpoints
+from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig
 from windlass.model.architecture import Architecture
 from windlass.model.init import BLOCK, initialise
@@ -46,10 +47,10 @@ class Start:
         return state
 
 
-def state_tensors(program: Program, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def state_tensors(program: Program, optimizer: Optimizer, is_blank: bool = False) -> dict[str, torch.Tensor]:
     """Everything that is cut over ranks: weights under `model.`, optimizer state under `optimizer.`; and fp16's loss scale
-    under `program.`."""
-    state = {f"optimizer.{name}": value for name, value in optimizer.state_tensors().items()}
+    under `program.`. `is_blank`: all of it will be written, so states that are not there yet are made without zeros."""
+    state = {f"optimizer.{name}": value for name, value in optimizer.state_tensors(is_blank).items()}
     scale = {f"program.{name}": value for name, value in program.state_tensors().items()}
     return weight_tensors(program) | state | scale
 
@@ -90,7 +91,10 @@ def _restore(
     log: Callable[[str], None],
 ) -> Start:
     directory = config.run.directory
-    trainer_state = checkpoints.restore(state_tensors(program, optimizer))
+    is_begun = bool(committed_steps(directory / "checkpoints"))
+    is_written = is_begun or (config.run.start_from is not None and config.run.start_what == "all")
+    trainer_state = checkpoints.restore(state_tensors(program, optimizer, is_blank=is_written))
+    assert trainer_state is not None or not is_begun, "blank states, and nothing restored"
     if trainer_state is not None:
         return _continue(trainer_state, config, f"from step {trainer_state['step']} of {directory}", stream, log)
     if config.run.start_from is None:

@@ -200,9 +200,8 @@ class Run:
             self._log_failure(step, error)
             raise
         try:
-            metric = (
-                self.metric if self.metric_step == step else None
-            )  # a loss belongs to the weights it was measured on
+            # a loss belongs to the weights it was measured on
+            metric = self.metric if self.metric_step == step else None
             self.checkpoints.save(step, tensors, self._trainer_state(step), self._files(), metric, final=is_last)
         except (UserError, OSError) as error:
             self._log_failure(step, error)
@@ -252,6 +251,7 @@ class Run:
             "config": self.config.kept(),
             "data": {"stream": self.prepared.stream, "corpus_hash": self.prepared.corpus_hash},
             "world": self.runtime.world,
+            "device": self.runtime.device_name(),
             **({} if self.base is None else {"base": self.base}),
         }
 

@@ -1,6 +1,6 @@
 """What becomes of a conversation: its samples, and which of their ids are words that may be cut.
 
-A conversation is one sample where every answer in it stands behind what inference would show the model. Where that is not so,
+A conversation is one sample where every answer in it follows what inference would show the model. Where that is not so,
 each answer is a sample of its own, rendered as inference would render it:
 
   * two answers in a row, for Qwen3, which writes a last answer otherwise

@@ -8,10 +8,16 @@ from windlass.parallel.rules.pipeline import micro_batch_errors
 
 
 def batch_errors(
-    tokens_per_step: int, length: int, micro_batch: int, batch_ranks: int, schedule: Schedule, pp: int
+    tokens_per_step: int,
+    length: int,
+    micro_batch: int,
+    batch_ranks: int,
+    schedule: Schedule,
+    pp: int,
+    is_auto: bool = False,
 ) -> Iterator[UserError]:
     """Where the sequences of a step do not divide over `batch_ranks` ranks, or the pipeline's schedule cannot run the number of
-    micro-batches that results."""
+    micro-batches that results. `is_auto`: `micro_batch` is the least, and not the recipe's."""
     sequences, per_round = tokens_per_step // length, micro_batch * batch_ranks
     if sequences % per_round == 0:
         yield from micro_batch_errors(schedule, pp, sequences // per_round, per_round * length, micro_batch)
@@ -24,7 +30,7 @@ def batch_errors(
         remedy += f"; or, keeping it, run.micro_batch={' or '.join(micros[:6])}"
     yield UserError(
         f"run.tokens_per_step={tokens_per_step} ({sequences} sequences) on {batch_ranks} ranks with "
-        f"run.micro_batch={micro_batch}",
+        f"run.micro_batch={'auto' if is_auto else micro_batch}",
         f"sequences per step must be a multiple of micro_batch x ranks = {per_round}",
         remedy,
     )

@@ -41,6 +41,8 @@ class Beside:
     """No message proposes another sequence length: the checkpoint at hand was trained with this one."""
     tokens_per_step: int | None = None
     micro_batch: int = 1
+    is_micro_batch_auto: bool = False
+    """It is the least that can be, and no number of the recipe's."""
     adds_in_bf16: bool = False
     """Whether gradients are added up in bf16 (precision.gradients)."""
     is_nf4: bool = False
@@ -66,7 +68,7 @@ def layout_errors(
     yield from effect_errors(parallel)
     yield from tensor_errors(parallel.tp, parallel.activation_gib)
     yield from context_errors(parallel.context, parallel.context_kind, parallel.activation_gib)
-    yield from expert_errors(parallel.expert, parallel.zero, parallel.compile, parallel.recompute)
+    yield from expert_errors(parallel.expert, parallel.zero, parallel.compiles, parallel.recomputes)
     yield from pipeline_errors(parallel)
     if beside.policy is not None:
         yield from split_errors(parallel.pp, parallel.schedule, parallel.zero, beside.policy)
@@ -115,4 +117,5 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
         )
     if beside.tokens_per_step is not None and beside.sequence_length is not None:
         batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
-        yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp)
+        is_auto = beside.is_micro_batch_auto
+        yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp, is_auto)

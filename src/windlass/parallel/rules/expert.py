@@ -50,7 +50,7 @@ def model_expert_errors(
     architecture: Architecture, parallel: ParallelConfig, policy: str | None, optimizer: str | None
 ) -> Iterator[UserError]:
     """Settings that a model's experts forbid, or that it has none. `policy` and `optimizer` None: not known."""
-    expert, compile, activation_gib = parallel.expert, parallel.compile, parallel.activation_gib
+    expert, compile, activation_gib = parallel.expert, parallel.compiles, parallel.activation_gib
     experts = architecture.num_experts if architecture.sparse_layers else 0
     if expert > 1 and not experts:
         yield UserError(

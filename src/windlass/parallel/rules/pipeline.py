@@ -48,8 +48,8 @@ def pipeline_errors(parallel: ParallelConfig) -> Iterator[UserError]:
         "offload=true": parallel.offload,
         f"prefetch={parallel.prefetch}": parallel.prefetch > 0,
         f"activation_gib={parallel.activation_gib}": parallel.activation_gib is not None,
-        "compile=true": parallel.compile and splits,
-        "recompute=selective": parallel.recompute == "selective" and splits,
+        "compile=true": parallel.compiles and splits,
+        "recompute=selective": parallel.recomputes == "selective" and splits,
     }
     for setting in (setting for setting, is_set in beside.items() if is_set):
         yield UserError(

@@ -1,0 +1,190 @@
+"""`run.micro_batch`, `parallel.recompute` and `parallel.compile` where they are `auto`: as the checkpoint's run chose, where the
+layout and the devices are the same; else by what fits, counted (plan/) and then tried (probe.py). They change memory and speed
+and not the result, so a run that goes on elsewhere may choose anew. The precision policy may not: left_open.py keeps that."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from windlass.config import RunConfig
+from windlass.errors import UserError
+from windlass.model.architecture import Architecture
+from windlass.optim.rules import frozen_names
+from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.degrees import check_exchange
+from windlass.plan.memory import RankMemory
+from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, total_bytes, worth_trying
+from windlass.runtime import Runtime
+from windlass.training.open_program import can_compile
+from windlass.training.parameter_rules import rules_of
+from windlass.training.preflight import ModelPlan, plan_of
+from windlass.training.sizing.probe import FindRoom, Room, fits, silent_mesh
+from windlass.units import format_bytes
+
+OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")
+"""Settings of parallel, besides the axes, that change what a rank holds."""
+
+
+def choose_sizes(
+    config: RunConfig, trainer_state: Mapping[str, Any] | None, plan: ModelPlan, runtime: Runtime, room_of: FindRoom
+) -> tuple[RunConfig, ModelPlan, list[str]]:
+    """`config` without `auto` in the three settings, its plan, and sentences for the user. Collective. Raises UserError, on all
+    ranks alike, where no size fits."""
+    left_open = _left_open(config)
+    if not left_open:
+        return config, plan, []
+    kept = None if trainer_state is None else _kept(config, trainer_state, runtime)
+    if kept is not None:
+        chosen = _with(config, **kept)
+        sentences = [f"{_shown(chosen, left_open)}: as the run began on the same layout and devices"]
+    else:
+        anew = [] if trainer_state is None else [_anew(trainer_state, runtime, left_open)]
+        config = _with(config, compile=_compile(config, plan.architecture, runtime))
+        chosen, how = _by_room(config, plan, runtime, room_of(runtime))
+        sentences = [*anew, f"{_shown(chosen, left_open)}: {how}"]
+    return chosen, _planned(chosen, plan, runtime), sentences
+
+
+def _left_open(config: RunConfig) -> list[str]:
+    given = {
+        "run.micro_batch": config.run.micro_batch,
+        "parallel.recompute": config.parallel.recompute,
+        "parallel.compile": config.parallel.compile,
+    }
+    return [key for key, value in given.items() if value == "auto"]
+
+
+def _shown(config: RunConfig, keys: Sequence[str]) -> str:
+    parallel = config.parallel
+    values = {
+        "run.micro_batch": config.run.micro_batch,
+        "parallel.recompute": parallel.recompute,
+        "parallel.compile": str(parallel.compile).lower(),
+    }
+    return "auto: " + ", ".join(f"{key}={values[key]}" for key in keys)
+
+
+def _with(config: RunConfig, **found: Any) -> RunConfig:
+    """The settings that are `auto` as in `found`."""
+    run = {"micro_batch": found["micro_batch"]} if "micro_batch" in found and config.run.micro_batch == "auto" else {}
+    names = ("recompute", "compile")
+    parallel = {name: found[name] for name in names if name in found and getattr(config.parallel, name) == "auto"}
+    return config.changed(run=config.run.changed(**run), parallel=config.parallel.changed(**parallel))
+
+
+def _planned(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> ModelPlan:
+    return plan._replace(recompute=plan_of(config, plan.architecture, plan.rules, runtime.device.type))
+
+
+def _kept(config: RunConfig, trainer_state: Mapping[str, Any], runtime: Runtime) -> dict[str, Any] | None:
+    """What the run began with; None where layout or devices are others, or its micro-batch does not divide the step any more."""
+    then = trainer_state["config"]
+    micro_batch, recompute, is_compiled = (
+        then["run"]["micro_batch"],
+        then["parallel"]["recompute"],
+        then["parallel"]["compile"],
+    )
+    is_same = trainer_state.get("device") == runtime.device_name() and trainer_state["world"] == runtime.world
+    if not is_same or "auto" in (micro_batch, recompute, is_compiled):
+        return None
+    before = ParallelConfig.model_validate(then["parallel"])
+    now = config.parallel
+    layouts = [parallel.layout(runtime.world) for parallel in (before, now)]
+    if layouts[0] != layouts[1] or any(getattr(before, name) != getattr(now, name) for name in OF_LAYOUT):
+        return None
+    if config.sequences_per_step % (micro_batch * layouts[1].batch_ranks):
+        return None
+    return {"micro_batch": micro_batch, "recompute": recompute, "compile": is_compiled}
+
+
+def _anew(trainer_state: Mapping[str, Any], runtime: Runtime, keys: Sequence[str]) -> str:
+    device = trainer_state.get("device", "a device that it does not name")
+    return (
+        f"{', '.join(keys)} {'are' if len(keys) > 1 else 'is'} chosen anew, since layout or devices are others: "
+        f"{trainer_state['world']} x {device} when the checkpoint was written, {runtime.world} x {runtime.device_name()} now; "
+        "what is computed stays the same"
+    )
+
+
+def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) -> bool:
+    """Whether this device compiles, and every rule allows it."""
+    if config.parallel.compile != "auto" or not can_compile(runtime.device.type):
+        return config.parallel.compiles
+    compiled = _with(config, compile=True)
+    try:
+        compiled.check_layout(architecture, runtime.world)
+        check_exchange(compiled.parallel.context, compiled.parallel.context_kind, True)
+        rules_of(compiled, architecture)
+    except UserError:
+        return False
+    return True
+
+
+def _by_room(config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None) -> tuple[RunConfig, str]:
+    """The sizes that fit, and how they were found."""
+    least = _with(config, micro_batch=config.micro_batch, recompute="none")
+    layout = config.parallel.layout(runtime.world)
+    memory = RankMemory(
+        plan.architecture,
+        config.parallel,
+        config.precision,
+        layout,
+        config.optim.kind,
+        frozen_names(plan.rules),
+        plan.adapter,
+        config.parallel.compiles,
+        runtime.device.type == "cuda",
+    )
+    if room is None:
+        return least, "the least, on a CPU"
+    if not memory.is_counted:
+        return least, "the least, since what a rank of this layout keeps is not counted; numbers of yours are taken"
+    sizes = _sizes(config, plan.architecture, runtime.world, layout.batch_ranks)
+    length = config.data.sequence_length
+    trials = worth_trying(sizes, memory, length, room.limit_bytes)
+    mesh = silent_mesh(config, runtime)
+    for number, size in enumerate(trials, 1):
+        chosen = _with(config, micro_batch=size.micro_batch, recompute=size.recompute)
+        if fits(chosen, runtime, _planned(chosen, plan, runtime), mesh, size, room):
+            counted, limit = format_bytes(total_bytes(memory, size, length)), format_bytes(room.limit_bytes)
+            left_out = len(sizes) - len(trials)
+            return chosen, (
+                f"{counted} counted of {limit}, and tried; of {len(sizes)} sizes {left_out} were not tried by their count, and "
+                f"{number - 1} ran out of memory"
+            )
+    raise _no_size(trials[-1], memory, length, room)
+
+
+def _sizes(config: RunConfig, architecture: Architecture, world: int, batch_ranks: int) -> list[StepSize]:
+    """All that the recipe leaves open, the best first."""
+    length, per_rank = config.data.sequence_length, config.sequences_per_step // batch_ranks
+    least = config.data.sequences_per_sample
+    given = config.run.micro_batch
+    batches = micro_batches(per_rank, least, length) if given == "auto" else [given]
+    kinds = [kind for kind in KINDS if _is_allowed(config, kind, architecture, world)]
+    return in_order(batches, kinds if config.parallel.recompute == "auto" else [config.parallel.recompute], length)
+
+
+def _is_allowed(config: RunConfig, kind: str, architecture: Architecture, world: int) -> bool:
+    try:
+        _with(config, recompute=kind).check_layout(architecture, world)
+    except UserError:
+        return False
+    return True
+
+
+def _no_size(size: StepSize, memory: RankMemory, length: int, room: Room) -> UserError:
+    standing, passing = memory.standing(), memory.passing(size.micro_batch, length, size.recompute)
+    kinds = {
+        "weights": standing.weights + standing.copies,
+        "gradients": standing.gradients,
+        "optimizer states": standing.states,
+        "gathered weights": standing.gathered,
+        "the micro-batch": passing.total,
+    }
+    return UserError(
+        f"not even {size} fits into {format_bytes(room.limit_bytes)}; by the count it needs "
+        + ", ".join(f"{format_bytes(held)} for {kind}" for kind, held in kinds.items()),
+        "what a step holds at once fits into the memory of its device",
+        "cut it smaller: parallel.shard over more ranks (zero 3), parallel.tp, parallel.pp; a shorter data.sequence_length; or "
+        "adapter.kind=lora",
+    )

@@ -1,0 +1,127 @@
+"""One size tried for real before step 0: does a step of it fit into the device?
+
+The trial is of a copy: the model of the run in the run's layout, filled with zeros, and its optimizer. The copy does one step of
+two micro-batches, so that its peak meets gradients that are there and states that are there, and is dropped. The run's own model
+is not built yet: its parameters, optimizer, data position and random numbers cannot know of it.
+
+No rank waits for another in a trial. A rank that runs out of memory leaves in the middle of a step, and the others would wait for
+it in the next collective; so the groups of the copy's mesh are torch's "fake" ones, which allocate as real ones do and send
+nothing. What the copy computes is meaningless then, and what it allocates is not. After each trial all ranks agree: a size fits
+where it fits on every one of them. (The fake backend is in torch.testing, and has no public name.)
+
+Not in the trial: what NCCL allocates for itself, and the batches of validation, which keep nothing for a backward.
+"""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from windlass.config import RunConfig
+from windlass.optim.clip import clip_gradients
+from windlass.parallel.mesh import Mesh, make_mesh
+from windlass.parallel.program import Batch
+from windlass.plan.sizes import StepSize
+from windlass.runtime import Runtime
+from windlass.training.open_program import open_program
+from windlass.training.out_of_memory import is_out_of_memory
+from windlass.training.preflight import ModelPlan
+
+SILENT: Final = "fake"
+HEADROOM: Final = 0.06
+"""Share of a device that is left free: NCCL's buffers, holes of the allocator (an estimate: no GPU has measured it)."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A device's memory, as the choice of sizes sees it."""
+
+    limit_bytes: int
+    """What a step may take at its peak; equal on all ranks."""
+    peak: Callable[[StepSize], int]
+    """Called after a trial of a size: the bytes that it took at its peak. Raises torch.OutOfMemoryError where it did not fit."""
+
+
+FindRoom = Callable[[Runtime], Room | None]
+"""None: sizes are not chosen by memory. Collective."""
+
+
+def room_of(runtime: Runtime) -> Room | None:
+    """The smallest of all ranks' GPUs; None on CPUs, whose memory is the host's. Collective."""
+    if runtime.device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(runtime.device)
+    there = free + torch.cuda.memory_reserved(runtime.device)
+    least = -runtime.max_over_ranks(-float(there))
+    return Room(int(least * (1 - HEADROOM)), lambda _size: int(runtime.memory_bytes()))
+
+
+def silent_mesh(config: RunConfig, runtime: Runtime) -> Mesh:
+    """The run's mesh, with groups that send nothing. Collective."""
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
+
+    return make_mesh(config.parallel.layout(runtime.world), runtime.device.type, SILENT)
+
+
+def fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:
+    """Whether a step of `config`, whose sizes are `size`, fits on every rank. Collective only in its agreement at the end."""
+    _clean(config, runtime)
+    try:
+        _step(config, runtime, plan, mesh)
+        is_fitting = room.peak(size) <= room.limit_bytes
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        is_fitting = False
+    _clean(config, runtime)
+    return all(runtime.gathered(is_fitting))
+
+
+def _step(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh) -> None:
+    program, optimizer = open_program(
+        config,
+        runtime,
+        plan.architecture,
+        plan.rules,
+        plan.recompute.kinds,
+        _zeros,
+        adapter=plan.adapter,
+        mesh=mesh,
+    )
+    optimizer.state_tensors()  # AdamW makes them here, where a run has them from a restore
+    num = min(2, config.accumulation(mesh.layout.batch_ranks))
+    batch = _batch(config, plan, runtime.device)
+    count = torch.tensor(batch["targets"].numel() * num * mesh.layout.batch_ranks, device=runtime.device)
+    program.run([batch] * num, count)
+    optimizer.step(clip_gradients(program.records(), config.optim.max_norm, mesh.parts))
+
+
+@torch.no_grad()
+def _zeros(named: dict[str, torch.Tensor]) -> None:
+    for tensor in named.values():
+        tensor.zero_()
+
+
+def _batch(config: RunConfig, plan: ModelPlan, device: torch.device) -> Batch:
+    """A micro-batch of one token. Where documents are isolated each row is one, which has the most scores."""
+    shape_BT = (config.micro_batch, config.data.sequence_length)
+    names = ["input_ids", "targets"]
+    batch = {name: torch.zeros(shape_BT, dtype=torch.int64, device=device) for name in names}
+    if plan.architecture.dropout:
+        batch["keys"] = torch.zeros(shape_BT[0], dtype=torch.int64, device=device)
+    if config.data.isolate:
+        batch["documents"] = torch.zeros((shape_BT[0], 1), dtype=torch.int64, device=device)
+    return batch
+
+
+def _clean(config: RunConfig, runtime: Runtime) -> None:
+    """Nothing of a trial is left: what points to itself, memory that the allocator holds, the peak; and graphs of other sizes,
+    after which torch would compile the next for any size."""
+    gc.collect()
+    if config.parallel.compiles or runtime.device.type == "cuda":
+        torch.compiler.reset()
+    if runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(runtime.device)
