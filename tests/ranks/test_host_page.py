@@ -1,4 +1,6 @@
 import copy
+import gc
+import mmap
 import os
 import time
 
@@ -68,7 +70,8 @@ def test_a_first_rank_that_never_comes_ends_the_wait(tmp_path, monkeypatch):
 def other(first):
     """The page as another rank of the host has it."""
     page = copy.copy(first)
-    page.is_first, page._file = False, open(f"/proc/self/fd/{first._file.fileno()}", "r+b")
+    page.is_first, page._file = False, os.open(f"/proc/self/fd/{first._file}", os.O_RDWR)
+    page._memory = mmap.mmap(page._file, 8)
     return page
 
 
@@ -77,7 +80,8 @@ def test_a_first_rank_that_is_gone_is_noticed_at_once(tmp_path):
     page = other(first)
     first.after(2, lambda: NEVER)
     assert page.after(2, lambda: 0) == NEVER
-    first._file.close()  # as the kernel does with a killed process
+    del first  # and with it the lock, as the kernel does with a killed process
+    gc.collect()
     with pytest.raises(ConnectionResetError, match="has ended before the end of step 3"):
         page.after(3, lambda: 0)
     assert page.after(2, lambda: 0) == NEVER, "what it wrote before is there"

@@ -19,6 +19,7 @@ import secrets
 import struct
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -51,10 +52,11 @@ class HostPage:
         seen = {int(file.name.rpartition("-")[2]): file for file in folder.glob(f"windlass-{token}-*")}
         first = min(seen)
         self.is_first = first == tree.rank
-        self._file = seen[first].open("r+b")
+        self._file = os.open(seen[first], os.O_RDWR)
+        weakref.finalize(self, os.close, self._file)
         if self.is_first:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # the kernel lets go of it however this process ends
-        self._memory = mmap.mmap(self._file.fileno(), _WORD.size)
+        self._memory = mmap.mmap(self._file, _WORD.size)
         tree.barrier()
         own.unlink()
 
