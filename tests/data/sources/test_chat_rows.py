@@ -23,6 +23,8 @@ from tests.data.tokenize.test_chat_template import (
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.packing import NOT_COUNTED
 from windlass.data.sources.chat_rows import conversation_of
+from windlass.data.sources.config import CONVERSATION
+from windlass.data.sources.row_text import Form, text_of
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.flags import labelled
 from windlass.errors import UserError
@@ -93,6 +95,21 @@ def test_arguments_that_are_an_object_as_text_become_that_object(arguments, want
     call = {"type": "function", "function": {"name": "pull", "arguments": arguments}}
     found = json.loads(conversation_of(row_of(call), "here"))[1]["tool_calls"]
     assert found == [{"type": "function", "function": {"name": "pull", "arguments": wanted}}]
+
+
+def test_calls_without_function_around_them_are_read_alike():
+    for arguments in ('{"city": "Oslo", "unit": null}', {"city": "Oslo", "unit": None}):
+        found = json.loads(conversation_of(row_of({"name": "pull", "arguments": arguments}), "here"))
+        assert found[1]["tool_calls"] == [{"name": "pull", "arguments": {"city": "Oslo", "unit": None}}]
+
+
+def test_a_null_among_arguments_is_a_value_in_json_and_an_absent_key_in_a_table():
+    arguments = {"city": "Oslo", "unit": None}
+    row = row_of({"function": {"name": "pull", "arguments": arguments}})
+    form = Form(CONVERSATION)
+    for what, wanted in (("key", arguments), ("column", {"city": "Oslo"})):
+        found = json.loads(text_of(row, "here", what, form, ""))
+        assert found[1]["tool_calls"][0]["function"]["arguments"] == wanted
 
 
 def test_arguments_as_text_are_learned_as_those_of_an_object_are(planted):

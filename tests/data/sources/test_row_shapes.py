@@ -114,12 +114,12 @@ def test_what_is_wrong_in_a_row_is_a_bad_row_of_its_kind(tmp_path):
         {"conversations": "Why?"},
         {"conversations": [{"from": "observation", "value": "x"}]},
         {"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "Wind."}]},
-        {**good, "tools": [{"name": "f"}]},
+        {**good, "tools": 7},
     ]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     texts, bad = judged(tmp_path / "a.jsonl", format="chat", rows="sharegpt")
     assert [json.loads(text) for text in texts] == [said("Why?", "Wind.")]
-    assert [kind for kind, _ in bad] == ["missing key", "null", "wrong type", "unknown role", "null", "with tools"]
+    assert [kind for kind, _ in bad] == ["missing key", "null", "wrong type", "unknown role", "null", "wrong tools"]
     assert bad[3][1] == ":5, message 0 has the from `observation`"
     (tmp_path / "a.jsonl").write_text(json.dumps({"instruction": ["Why?", 7], "output": 7}))
     assert refused(path=str(tmp_path), format="chat", rows="alpaca").given.startswith(f"{tmp_path}/a.jsonl:1")

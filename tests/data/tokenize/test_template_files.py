@@ -39,3 +39,17 @@ def test_every_call_of_the_clock_says_the_day():
 )
 def test_what_only_asks_for_the_clock_stays(harmless):
     assert on_day(harmless, "2026-11-21") == harmless
+
+
+@pytest.mark.parametrize(
+    "composed",
+    [
+        """{{ strftime_now("%d" ~ " %b") }}""",
+        """{{ strftime_now("%d" if day else "%b") }}""",
+        r"""{{ strftime_now("%d\n%b") }}""",
+        """{% set clock = strftime_now %}{{ clock("%d") }}""",
+    ],
+)
+def test_a_format_that_is_no_plain_text_is_refused(composed):
+    with pytest.raises(UserError, match="the chat template reads the clock by strftime_now"):
+        on_day(composed, "2026-11-21")

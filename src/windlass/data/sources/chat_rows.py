@@ -33,6 +33,7 @@ PROMPT_KEYS: Final = ("prompt", "completion")
 Specials = tuple[str, ...]
 """The special tokens of a tokenizer."""
 SPECIALS_RULE: Final = "in a conversation the special tokens are the template's: words look the same as they do"
+ARGUMENTS: Final = "arguments"  # of a call
 RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
 
 
@@ -73,7 +74,7 @@ def _tools_of(value: Any, where: str) -> list[dict[str, Any]]:
             value = json.loads(value or "[]")
         except (ValueError, RecursionError):
             value = [value]
-    tools = _without_nulls(value) or []
+    tools = value or []
     if isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools):
         found = [{"type": "function", "function": tool} if "name" in tool else tool for tool in tools]
         if len(list(names_of(found))) == len(found):
@@ -123,7 +124,7 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         found = "nothing" if value is None else type(value).__name__
         raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
-    messages = [_with_joined_parts(_without_nulls(message)) for message in value]
+    messages = [_with_joined_parts(without_nulls(message, ARGUMENTS)) for message in value]
     for number, message in enumerate(messages):
         _check_keys(message, f"{where}, message {number} of `{key}`,")
         if message.get("tool_calls"):
@@ -175,15 +176,16 @@ def _take_weight(message: dict[str, Any], where: str) -> None:
 
 
 def _with_object(call: Any) -> Any:
-    """A call whose arguments are an object, where they are a text that holds one as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    """A call, with or without `function` around it, whose arguments are an object where they are a text of one in JSON."""
+    if not isinstance(call, dict):
         return call
+    if "function" in call:
+        return {**call, "function": _with_object(call["function"])}
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(call[ARGUMENTS]) if isinstance(call.get(ARGUMENTS), str) else None
     except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    return {**call, ARGUMENTS: arguments} if isinstance(arguments, dict) else call
 
 
 def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -196,10 +198,13 @@ def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(texts)} if is_text else message
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any, kept: str = "") -> Any:
+    """Without keys whose value is null, as a table has where another row has the key; what is under the key `kept` stays."""
     if isinstance(value, dict):
-        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
-    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
+        return {
+            key: held if key == kept else without_nulls(held, kept) for key, held in value.items() if held is not None
+        }
+    return [without_nulls(held, kept) for held in value] if isinstance(value, list) else value
 
 
 def said_by(message: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
-from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of, without_nulls
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
 from windlass.data.sources.row_shapes import as_chat_row, columns_of
@@ -40,6 +40,7 @@ def text_of(row: Mapping[str, Any], where: str, what: str, form: Form, rule: str
     """The document of a row. `what`: a key or a column, for messages. Raises BadRow."""
     key = form.text_key
     if key in OF_ROWS:
+        row = without_nulls(row) if what == "column" else row
         row = row if form.shape is None else as_chat_row(row, form.shape, where)
         text = checked(OF_ROWS[key](row, where), where, key, rule)
         check_specials(text, where, form.specials)

@@ -10,7 +10,7 @@ from typing import Final
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TEMPLATE_FILE, TOKENIZER_FILE
 from windlass.errors import UserError
 
-CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
+CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])([^"'\\]*)\1\s*\)""")
 OTHER_CLOCK: Final = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?(un)?defined).{0,40}")
 
 
