@@ -228,3 +228,9 @@ def test_yaml_that_is_wrong_is_not_quoted():
     with pytest.raises(UserError) as caught:
         parse_yaml("path: {'https://h/" + "x" * 50 + "?sig=51gn': [", "recipe.yaml")
     assert "51gn" not in str(caught.value) and "(line 1, column " in caught.value.given
+
+
+def test_a_tab_in_a_recipe_is_answered_with_spaces():
+    with pytest.raises(UserError, match="is not YAML") as caught:
+        parse_yaml("run:\n\tsteps: 3\n", "a.yaml")
+    assert caught.value.change == "replace the tabs of that line by spaces" and "line 2" in caught.value.given

@@ -84,6 +84,8 @@ def parse_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     except yaml.YAMLError as error:
         given, rule, change = f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line"
+        if "'\\t'" in str(error):
+            rule, change = "YAML indents with spaces", "replace the tabs of that line by spaces"
         if "alias" in str(error):
             rule, change = "a bare * begins an alias in YAML", 'put a pattern into quotes, such as ["*norm*"]'
         raise UserError(given, rule, change) from None

@@ -155,7 +155,7 @@ def test_what_is_cut_and_what_is_left_out_is_counted(too_long, sizes, lengths, r
             "`too_long: drop` of the source, which leaves them out",
         ),
         ("drop", 30, "4 of 4 conversations of train are longer than data.sequence_length=30; the longest has 104 tokens",
-         "set data.sequence_length=104"),
+         "set data.sequence_length=104, or `too_long: cut-prompt` of the source, which shortens what is asked"),
         ("cut-prompt", 19, "4 of 4 conversations of train are longer than data.sequence_length=19 with prompts cut to 16 tokens",
          "set data.sequence_length=54"),
     ],

@@ -85,8 +85,10 @@ class Fitting:
             cut = f" with prompts cut to {LEAST_WORDS} tokens" if self._too_long == "cut-prompt" else ""
             given += f"{cut}; the longest has {self.longest} tokens with its EOS{cut}"
             rule = "no answer is cut, and a conversation is whole in a sequence"
-            ways = f"`too_long: cut-prompt` of the source, which shortens what is asked, or {ways}"
-        return UserError(given, rule, length if self._too_long in ("drop", "cut-prompt") else f"{length}, or {ways}")
+            shorten = "`too_long: cut-prompt` of the source, which shortens what is asked"
+            ways = shorten if self._too_long == "drop" else f"{shorten}, or {ways}"
+        has_no_other = self._too_long == "cut-prompt" or (self._too_long == "drop" and self._format == "preference")
+        return UserError(given, rule, length if has_no_other else f"{length}, or {ways}")
 
     def report(self) -> Iterator[str]:
         """A sentence on conversations whose prompts were cut and one on rows that were dropped; none where all fit."""

@@ -33,7 +33,8 @@ def no_template(where: str) -> UserError:
     return UserError(
         f"the tokenizer in {where} has no chat template",
         f"conversations are written by the tokenizer's own template: chat_template.jinja, or chat_template in {CONFIG_FILE}",
-        "take the tokenizer of a chat model, or write a chat_template.jinja into the directory of yours",
+        "take the tokenizer of a chat model, or write a chat_template.jinja into the directory of yours: one of four lines is in "
+        "docs/howto/prepare-data.md, Conversations",
     )
 
 
