@@ -104,7 +104,7 @@ def test_a_resume_checks_its_layout_once_when_loaded_and_once_when_all_is_known_
     assert counts["check_drift"] == 3, (
         "before anything is made, once the data is known, and of the checkpoint that is read"
     )
-    assert counts["rules_of"] == 2, "once to refuse, once to train"
+    assert counts["rules_of"] == 3, "once to refuse, once to train, once for the facts of the start"
     assert {name: counts[name] for name in OF_DATA} == {
         **dict.fromkeys(OF_DATA, 1),
         "read_index": 2,  # of the training set and of the validation set

@@ -29,9 +29,9 @@ DATA_PARALLEL = {
     ),
     "dropped gradient of a bucket": Bug(
         "the hook hands every rank its own gradient back",
-        ((DDP, "    work = dist.all_reduce(bucket.buffer(), group", "    kept = bucket.buffer().clone()\n"
-          "    work = dist.all_reduce(bucket.buffer(), group"),
-         (DDP, "lambda future: future.value()[0])", "lambda _future: kept)")),
+        ((DDP, "    work = dist.all_reduce(gradients, group", "    kept = gradients.clone()\n"
+          "    work = dist.all_reduce(gradients, group"),
+         (DDP, "then(lambda _: gradients)", "then(lambda _: kept)")),
         ("exact: qwen3 tied: zero0 replicate2", "exact: qwen3 tied: zero0 replicate2 fp32"),
     ),
     "dropped gradient of replicas": Bug(

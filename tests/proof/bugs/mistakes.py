@@ -68,8 +68,8 @@ MISTAKES = {
     ),
     "a batch rounded up": Bug(
         "264 or 384 sequences where 256 were set",
-        (("config.py", "            raise error\n        return self.sequences_per_step // (self.run.micro_batch * batch_ranks)",
-          "            pass\n        return -(-self.sequences_per_step // (self.run.micro_batch * batch_ranks))"),),
+        (("config.py", "            raise error\n        return self.sequences_per_step // (self.micro_batch * batch_ranks)",
+          "            pass\n        return -(-self.sequences_per_step // (self.micro_batch * batch_ranks))"),),
         mistake="batch_rounded_up",
     ),
     "a tie counted twice": Bug(
