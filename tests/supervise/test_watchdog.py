@@ -20,6 +20,18 @@ def place(rank=0, step=1, phase="step", collectives=(), state=""):
     return Place(beat(rank, step, phase), 1.0, (), tuple(collectives), state)
 
 
+def test_of_ranks_as_far_as_each_other_the_one_at_work_is_to_blame():
+    at_work, waits = ("lib/python3.11/pathlib.py:9 open",), ("a/b/d.py:9 recv", "windlass/ranks/tree.py:98 _receive")
+    looks = ("windlass/ranks/host_page.py:60 after", "windlass/training/loop.py:109 loop")
+
+    def of(*frames):
+        return [replace(place(rank), frames=held) for rank, held in enumerate(frames)]
+
+    assert to_blame(of(waits, at_work, looks)) == [1]
+    assert to_blame(of(waits, (), looks)) == [1], "the kernel holds it: it did not answer"
+    assert to_blame(of(waits, looks)) == [0, 1] == to_blame(of(at_work, at_work))
+
+
 def test_a_phase_may_take_ten_times_the_longest_seen_and_an_hour_before():
     deadlines = Deadlines(least_s=5)
     assert deadlines.of("step") == UNSEEN_S

@@ -3,10 +3,11 @@ phase; before a phase was seen to end, UNSEEN_S. What ends by a deadline of its 
 has one, and waiting for data (`waits`).
 
 All ranks of a layout wait for one that stalls, so all are late: the one to blame is behind the others, by step and phase, or
-else by the number of its last collective.
+else by the number of its last collective, or else it is at work where the others wait for its word.
 """
 
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ UNSEEN_S: Final = 3600.0
 TIMES: Final = 10.0
 """A phase may take this multiple of the longest seen."""
 POLL_S: Final = 1.0
+WAITING: Final = re.compile(r"windlass/ranks/(tree|host_page)\.py:")
+"""A frame of a rank that waits for what another one says."""
 PAUSE_S: Final = 10.0
 """Between two looks of a watchdog that was stopped itself: by Ctrl-Z, most likely with its ranks."""
 
@@ -61,13 +64,15 @@ class Deadlines:
 
 def to_blame(places: Sequence[Place]) -> list[int]:
     """The ranks that the others wait for: stopped ones, else those behind by step and phase, else those that have not begun a
-    collective of a group where others have; all of them where nothing distinguishes them."""
+    collective of a group where others have, else those that do not wait for a word of another rank (ranks/tree, ranks/host_page);
+    all of them where nothing distinguishes them."""
     if stopped := [place.beat.rank for place in places if place.is_stopped]:
         return stopped
     least = min(place.beat.progress for place in places)
     behind = [place.beat.rank for place in places if place.beat.progress == least]
     if len(behind) == len(places):
-        behind = _behind_in_a_group(places) or behind
+        at_work = [place.beat.rank for place in places if not any(map(WAITING.match, place.frames))]
+        behind = _behind_in_a_group(places) or at_work or behind
     return behind
 
 
