@@ -42,7 +42,7 @@ class RunFacts:
 
     @classmethod
     def of_event(cls, found: Any) -> Self | None:
-        """None where the event has none, as earlier versions wrote it."""
+        """None where the event has none, or not all of them."""
         if not isinstance(found, dict) or not {field.name for field in fields(cls)} <= found.keys():
             return None
         return cls(**{field.name: found[field.name] for field in fields(cls)})

@@ -220,9 +220,8 @@ def recomputing(run: Observed) -> Lever | None:
 def eager(run: Observed) -> Lever | None:
     if not run.on_gpu or run.setting("parallel", "compile"):
         return None
-    change = "parallel.compile=true"
-    return Lever("operators one by one", "nothing is compiled, and elementwise work moves about 2.6 times the bytes", change,
-                 0.15, "estimated")  # fmt: skip
+    seen = "nothing is compiled: each elementwise operator reads and writes its tensors"
+    return Lever("operators one by one", seen, "parallel.compile=true", None, "unknown")
 
 
 def full_precision(run: Observed) -> Lever | None:

@@ -1,9 +1,9 @@
 """What a share of the peak means: MFU = tokens/s per device x FLOPs per token / peak FLOP/s.
 
 The numerator is the work that the maths needs: causal attention, nothing that is computed twice. The largest matrix products
-reach 790 of an H200's 989 TFLOP/s (measured), so 80 % is the limit of products alone. With attention, elementwise kernels and the
-optimizer 64 to 70 % is the limit of a step in bf16 (a model of the step), and above 73 % something is counted wrongly. With
-`recompute: full` the device does up to a third more than the MFU shows.
+reach 790 of an H200's 989 TFLOP/s (the rate that benchmarks/gpu/floor reckons with), so 80 % is the limit of products alone. With
+attention, elementwise kernels and the optimizer 64 to 70 % is the limit of a step in bf16 (a model of the step), and above 73 %
+something is counted wrongly. With `recompute: full` the device does up to a third more than the MFU shows.
 """
 
 from dataclasses import dataclass
