@@ -11,6 +11,7 @@ from windlass.checkpoint.keep import list_checkpoints, survey
 from windlass.checkpoint.store import (
     DiskFull,
     Draft,
+    check_takes_steps,
     committed_steps,
     delete,
     named_errors,
@@ -79,7 +80,7 @@ def test_too_little_space_is_named_before_anything_is_written_and_the_last_step_
     checkpoints = save_steps(tmp_path, 100)
     need = Checkpoint.open(tmp_path / "checkpoints/step-00000100").manifest.num_bytes
     real = os.statvfs(tmp_path)
-    full = SimpleNamespace(f_bavail=int(need * 1.05) // real.f_frsize, f_frsize=real.f_frsize)
+    full = SimpleNamespace(f_bavail=int(need * 1.05) // real.f_frsize, f_frsize=real.f_frsize, f_files=0)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     with pytest.raises(DiskFull) as caught:
         checkpoints.save(200, make_tensors(200), {}, {})
@@ -120,6 +121,38 @@ def test_a_small_disk_is_refused_before_writing(small_disk):
     (small_disk / "others").write_bytes(b"x" * (3 * MIB))
     with pytest.raises(DiskFull, match=r"needs 4.2 MiB, [12]\.\d MiB are free"):
         checkpoints.save(200, make_tensors(200), {}, {})
+
+
+def test_a_disk_without_inodes_is_not_said_to_have_space(tmp_path, monkeypatch):
+    found = SimpleNamespace(f_bavail=1000, f_frsize=4096, f_files=64, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    with pytest.raises(DiskFull) as caught, named_errors(tmp_path, 100):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "no inodes are free" in caught.value.given and "delete files" in caught.value.change
+    found.f_favail = 1
+    with pytest.raises(DiskFull, match=r"needs 100 B, 3.9 MiB are free"), named_errors(tmp_path, 100):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_file_where_steps_go_is_refused_before_training(tmp_path, monkeypatch):
+    where = tmp_path / "checkpoints"
+    check_takes_steps(where)
+    where.mkdir()
+    check_takes_steps(where)
+    (where / "step-00000100").write_text("")
+    with pytest.raises(UserError) as caught:
+        check_takes_steps(where)
+    assert caught.value.given == f"{where}/step-00000100 is a file" and caught.value.change == "move the file away"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        with pytest.raises(UserError, match="takes no writes of this user"):
+            check_takes_steps(where)
+    (where / "step-00000100").unlink()
+    where.rmdir()
+    where.write_text("")
+    for look in (committed_steps, check_takes_steps):
+        with pytest.raises(UserError, match="checkpoints is a file"):
+            look(where)
 
 
 def test_storage_that_refuses_writes_is_named_with_the_path(tmp_path):

@@ -46,23 +46,45 @@ class DiskFull(Unavailable):
 
 
 def check_link(directory: Path) -> None:
-    """Raises UserError for a link that leads nowhere. No BadCheckpoint: its storage may only be unmounted."""
+    """Raises UserError for a link that leads nowhere, and for a file. No BadCheckpoint: its storage may only be unmounted."""
     if directory.is_symlink() and not directory.is_dir():
         raise UserError(
             f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
             "a step of a run, and the directory of its steps, is a directory or a link to one",
             "mount the storage that it leads to, correct the link, or remove it to go on without what it leads to",
         )
+    if directory.exists() and not directory.is_dir():
+        raise UserError(
+            f"{directory} is a file",
+            "a step of a run, and the directory of its steps, is a directory or a link to one",
+            "move the file away",
+        )
 
 
 def committed_steps(checkpoints: Path) -> list[int]:
     """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet. Raises
-    UserError where `checkpoints` is a link that leads nowhere."""
+    UserError where `checkpoints` is a file, or a link that leads nowhere."""
     check_link(checkpoints)
     if not checkpoints.is_dir():
         return []
     found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())
     return sorted((step for step in found if step is not None), reverse=True)
+
+
+def check_takes_steps(checkpoints: Path) -> None:
+    """Raises UserError where a step could not be committed, so that it is known before the first step and not at a save."""
+    check_link(checkpoints)
+    if not checkpoints.is_dir():
+        return
+    if not os.access(checkpoints, os.R_OK | os.W_OK | os.X_OK):
+        raise UserError(
+            f"{checkpoints} takes no writes of this user",
+            "a save makes a directory in it",
+            "give the directory to this user, or set another run.directory",
+        )
+    for name in os.listdir(checkpoints):
+        if step_of(name) is not None and not (checkpoints / name).is_symlink():
+            check_link(checkpoints / name)
 
 
 def quarantined(checkpoints: Path) -> list[str]:
@@ -81,14 +103,24 @@ def fsync_directory(directory: Path) -> None:
 
 
 def _free_bytes(directory: Path) -> int:
-    while not directory.exists():
-        directory = directory.parent
-    found = os.statvfs(directory)
+    found = _file_system(directory)
     return found.f_bavail * found.f_frsize
 
 
+def _file_system(directory: Path) -> os.statvfs_result:
+    while not directory.exists():
+        directory = directory.parent
+    return os.statvfs(directory)
+
+
 def _disk_full(directory: Path, need: int, what: str = "a checkpoint") -> DiskFull:
-    free = format_bytes(_free_bytes(directory))
+    held, free = _file_system(directory), format_bytes(_free_bytes(directory))
+    if held.f_files and not held.f_favail:  # file systems without a fixed number of files say 0 of 0
+        return DiskFull(
+            f"the disk is full: {what} needs a new file, and no inodes are free in {directory} ({free} are)",
+            "a file system holds a fixed number of files; the last committed checkpoint stays",
+            "delete files there (many small ones, most likely), or set another run.directory",
+        )
     return DiskFull(
         f"the disk is full: {what} needs {format_bytes(need)}, {free} are free in {directory}",
         f"{SPACE_FACTOR} times the need must be free when a save begins; the last committed checkpoint stays",

@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
-from windlass.checkpoint.store import committed_steps, named_errors
+from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors
 from windlass.config import RunConfig
 from windlass.contract import has_agent, num_ranks, rank
 from windlass.errors import Interrupted, UserError
@@ -148,7 +148,8 @@ def open_mirror(config: RunConfig, runtime: Runtime) -> Mirror | None:
 def open_checkpoints(
     config: RunConfig, runtime: Runtime, log: Callable[[str], None], mirror: Mirror | None
 ) -> Checkpoints:
-    """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective."""
+    """The checkpoints of a run, whose id rank 0 draws when the run begins. Collective. Raises UserError."""
+    check_takes_steps(config.run.directory / "checkpoints")
     run_id = runtime.shared(_run_id(config.run.directory / "run.json", log) if runtime.rank == 0 else "")
     return Checkpoints(
         config.run.directory / "checkpoints",

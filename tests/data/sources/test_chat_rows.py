@@ -5,9 +5,12 @@ Of messages and templates: any field may be written, any role may be dropped, an
 
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.data.planted import BOS, TURN
+from tests.data.sources.test_scan import read
 from tests.data.tokenize.test_chat_template import (
     EOS,
     FIRST,
@@ -22,8 +25,10 @@ from tests.data.tokenize.test_chat_template import (
 )
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.packing import NOT_COUNTED
+from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.chat_rows import conversation_of
 from windlass.data.sources.config import CONVERSATION
+from windlass.data.sources.preference_rows import pair_of
 from windlass.data.sources.row_text import Form, text_of
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.flags import labelled
@@ -95,6 +100,77 @@ def test_arguments_that_are_an_object_as_text_become_that_object(arguments, want
     call = {"type": "function", "function": {"name": "pull", "arguments": arguments}}
     found = json.loads(conversation_of(row_of(call), "here"))[1]["tool_calls"]
     assert found == [{"type": "function", "function": {"name": "pull", "arguments": wanted}}]
+
+
+def test_calls_may_be_one_text_of_json():
+    """As a table's column of strings holds them."""
+    call = {"type": "function", "function": {"name": "pull", "arguments": {"city": "Oslo"}}}
+    for content in ({}, {"content": "I pull."}):
+        row = {"messages": [MESSAGES[1], {"role": "assistant", **content, "tool_calls": json.dumps([call])}]}
+        found = json.loads(conversation_of(row, "here"))[1]
+        assert found["tool_calls"] == [call] and found["content"] == content.get("content", "")
+    row = {"messages": [MESSAGES[1], {**MESSAGES[2], "tool_calls": "[]"}]}
+    assert json.loads(conversation_of(row, "here"))[1]["tool_calls"] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ({"tool_calls": "pull the rope"}, 'has under `tool_calls` "pull the rope"'),
+        ({"tool_calls": {"name": "pull"}}, 'has under `tool_calls` {"name": "pull"}'),
+        ({"tool_calls": ["pull"]}, 'has under `tool_calls` ["pull"]'),
+        ({"reasoning_content": {"step": "Hm."}}, "has dict under `reasoning_content`"),
+        ({"thinking": ["Hm."]}, "has list under `thinking`"),
+        ({"name": 7}, "has int under `name`"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_and_not_left_uncounted(message, given):
+    with pytest.raises(BadRow) as caught:
+        conversation_of({"messages": [MESSAGES[1], {**MESSAGES[2], **message}]}, "here")
+    assert caught.value.given == f"here, message 1 of `messages`, {given}" and caught.value.kind == "wrong type"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"system": "Be brief."},
+        {"weight": 0},
+        {"weight": 0.5},
+        {"functions": [{"name": "pull"}]},
+        {"reasoning_content": "Hm."},
+        {"thinking": "Hm."},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_a_key_of_a_row_that_would_change_what_is_learned_is_refused_by_name(beside, tmp_path):
+    (key,) = beside
+    for row, left in (
+        ({"messages": MESSAGES[1:3]}, "messages"),
+        ({"prompt": "a", "completion": "b"}, "prompt-completion"),
+    ):
+        with pytest.raises(BadRow) as caught:
+            conversation_of({**row, **beside}, "here")
+        assert caught.value.given == f"here has the key `{key}`"
+        assert caught.value.change.endswith(f"; `rows: {left}` leaves it out")
+        (tmp_path / "a.jsonl").write_text(json.dumps({**row, **beside}))
+        assert json.loads(read(path=str(tmp_path / "a.jsonl"), format="chat", rows=left)[0]), "left out"
+    with pytest.raises(BadRow, match=f"has the key `{key}`") as caught:
+        pair_of({"prompt": "a", "chosen": "b", "rejected": "c", **beside}, "here")
+    assert "rows:" not in caught.value.change, "which preferences do not have"
+
+
+def test_keys_of_a_row_that_change_nothing_are_left_out(tmp_path):
+    system = {"role": "system", "content": "Be brief."}
+    beside = {"system": "Be brief.", "weight": 1, "functions": [], "thinking": None, "source": "a book"}
+    row = {"messages": [system, *MESSAGES[1:3]], **beside}
+    assert json.loads(conversation_of(row, "here")) == [system, *MESSAGES[1:3]]
+
+
+def test_a_table_has_its_columns_beside_the_conversation_read_too(tmp_path):
+    rows = [{"messages": MESSAGES[1:3], "system": "Be brief."}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="has the key `system`"):
+        read(path=str(tmp_path / "a.parquet"), format="chat")
 
 
 def test_calls_without_function_around_them_are_read_alike():

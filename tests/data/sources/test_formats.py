@@ -94,6 +94,26 @@ def test_bytes_behind_a_name_of_rows_are_refused_whatever_it_ends_in(tmp_path, e
     assert len(read(path=str(tmp_path))) == len([text for text in TEXTS if text]), "no rows: left out as binary"
 
 
+@pytest.mark.parametrize("left", [".1", ".bak", ".part", "~", ".old~"])
+def test_rows_as_text_behind_a_name_that_goes_on_are_not_read_as_one_text(tmp_path, left):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    for name, data in ((f"b.jsonl{left}", LINES), (f"b.csv{left}.gz", pack(LINES, ".gz"))):
+        (tmp_path / name).write_bytes(data)
+        error = refused(path=str(tmp_path))
+        assert error.given == f"{tmp_path}/{name} ends in {left}, and would be read as one text"
+        assert error.change == "rename it, set `file_format` of the source, or leave the file out by a glob"
+        (tmp_path / name).unlink()
+    (tmp_path / f"b.jsonl{left}").write_bytes(LINES)
+    assert read(path=str(tmp_path), file_format="jsonl") == 2 * [text for text in TEXTS if text], (
+        "format overrules names"
+    )
+    assert len(read(path=str(tmp_path / "*.jsonl"))) == len([text for text in TEXTS if text])
+    (tmp_path / "notes").mkdir()
+    for name in (f"notes{left}", "a.json.tmpl", "release-1.2", "a.csv.md"):
+        (tmp_path / "notes" / name).write_text("a text")
+    assert read(path=str(tmp_path / "notes")) == ["a text"] * 4
+
+
 @pytest.mark.parametrize("name", ["a.jsonlines", "a.jl", "a.jsonlines.gz"])
 def test_json_lines_have_other_names_too(tmp_path, name):
     (tmp_path / name).write_bytes(pack(LINES, ".gz" if name.endswith(".gz") else ""))

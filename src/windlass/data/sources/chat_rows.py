@@ -14,20 +14,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
-from windlass.errors import nearest
+from windlass.data.sources.row_shapes import BESIDE, check_beside, check_keys
 
 ASSISTANT: Final = "assistant"
-CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools")
-MESSAGE_KEYS: Final = (
-    "role",
-    "content",
-    "name",
-    "tool_calls",
-    "tool_call_id",
-    "reasoning_content",
-    "thinking",
-    "weight",
-)
+CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools", *BESIDE)
 TEXT_KEYS: Final = ("role", "content")
 PROMPT_KEYS: Final = ("prompt", "completion")
 Specials = tuple[str, ...]
@@ -40,6 +30,7 @@ RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `pr
 def conversation_of(row: Mapping[str, Any], where: str) -> str:
     """A row's messages up to the last answer, as JSON: the document that is hashed, counted and encoded. Raises BadRow."""
     tools = _tools_of(row.get("tools"), where)
+    check_beside(row, where)
     held = [
         key for key in ("messages", *PROMPT_KEYS) if row.get(key) is not None
     ]  # null: a table's column of other rows
@@ -126,11 +117,10 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
         raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
     messages = [_with_joined_parts(without_nulls(message, ARGUMENTS)) for message in value]
     for number, message in enumerate(messages):
-        _check_keys(message, f"{where}, message {number} of `{key}`,")
+        check_keys(message, f"{where}, message {number} of `{key}`,")
         if message.get("tool_calls"):
             message.setdefault("content", "")
-            calls = message["tool_calls"]
-            message["tool_calls"] = list(map(_with_object, calls)) if isinstance(calls, list) else calls
+            message["tool_calls"] = _calls_of(message["tool_calls"], f"{where}, message {number} of `{key}`,")
         if not all(_is_text(message.get(key)) for key in TEXT_KEYS):
             given = f"{where}, message {number} of `{key}`, holds {json.dumps(message, ensure_ascii=False)[:80]}"
             kind = next(kind_of_value(value[number].get(key)) for key in TEXT_KEYS if not _is_text(message.get(key)))
@@ -152,15 +142,6 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _check_keys(message: Mapping[str, Any], where: str) -> None:
-    """Raises BadRow for a key that nothing reads: it may hold what the user wants to be learned, or not to be."""
-    unknown = [name for name in message if name not in MESSAGE_KEYS]
-    if unknown:
-        change = f"{nearest(unknown[0], list(MESSAGE_KEYS))}rename the key, or take it out of every message"
-        rule = f"a message has the keys {', '.join(MESSAGE_KEYS)}"
-        raise BadRow("unknown key", f"{where} has the key `{unknown[0]}`", rule, change)
-
-
 def _take_weight(message: dict[str, Any], where: str) -> None:
     """Leaves `weight` in answers of weight 0 alone. Raises BadRow for any weight that would have no effect."""
     weight = message.pop("weight", None)
@@ -175,11 +156,21 @@ def _take_weight(message: dict[str, Any], where: str) -> None:
         message["weight"] = 0
 
 
-def _with_object(call: Any) -> Any:
+def _calls_of(value: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of a message, each with its arguments as an object; `value` is their list, or JSON of it. Raises BadRow."""
+    try:
+        calls = without_nulls(json.loads(value), ARGUMENTS) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        calls = value
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        given = f"{where} has under `tool_calls` {json.dumps(value, ensure_ascii=False)[:80]}"
+        raise BadRow("wrong type", given, "calls are a list of objects, or JSON of one", "mend the row")
+    return list(map(_with_object, calls))
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     """A call, with or without `function` around it, whose arguments are an object where they are a text of one in JSON."""
-    if not isinstance(call, dict):
-        return call
-    if "function" in call:
+    if isinstance(call.get("function"), dict):
         return {**call, "function": _with_object(call["function"])}
     try:
         arguments = json.loads(call[ARGUMENTS]) if isinstance(call.get(ARGUMENTS), str) else None

@@ -45,6 +45,8 @@ ENDS: Final[dict[str, Kind]] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+LEFT: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
+"""Endings that copies and downloads leave behind a file's own."""
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
 
@@ -71,6 +73,22 @@ def names_rows(name: str) -> bool:
     text mean that it is damaged, or packed as nothing here is."""
     parts = _name_in(name).split(".")
     return any(kind_of(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
+
+
+def check_ending(where: str) -> None:
+    """Raises UserError for what a copy or a rotation of a file of rows leaves, as `.jsonl.1` or `.csv.bak.gz`: it is no text."""
+    name = _name_in(where)
+    stem = compression.without_compression(name).rstrip("~")
+    before, _, end = stem.rpartition(".")
+    if end.isdigit() or end in LEFT:
+        stem = before
+    left = compression.without_compression(name).removeprefix(stem)
+    if left and kind_of(stem) != "text":
+        raise UserError(
+            f"{where} ends in {left}, and would be read as one text",
+            "a file of rows ends as its format does, as in .jsonl, or in a compression behind that",
+            "rename it, set `file_format` of the source, or leave the file out by a glob",
+        )
 
 
 def read_rows(

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.chat_rows import ASSISTANT, as_messages, check_tools, up_to_last_answer
+from windlass.data.sources.row_shapes import BESIDE, check_beside
 from windlass.errors import UserError
 
-PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools")
+PAIR_COLUMNS: Final = ("prompt", "chosen", "rejected", "tools", *BESIDE)
 RULE: Final = (
     "a row of preferences holds `chosen` and `rejected`, and perhaps `prompt`: texts, or lists of {role, content}"
 )
@@ -27,6 +28,7 @@ RULE: Final = (
 def pair_of(row: Mapping[str, Any], where: str) -> str:
     """A row's pair as JSON, {prompt, chosen, rejected}: the document that is hashed, counted and encoded. Raises BadRow."""
     check_tools(row, where)
+    check_beside(row, where)
     if "chosen" not in row or "rejected" not in row:
         kind = "format: chat" if "messages" in row else "another `format`"
         given = f"{where} has the keys {', '.join(row) or 'none'}"

@@ -6,22 +6,73 @@
     prompt-completion   prompt, completion
 
 or own names of the same two forms: a list of messages, or columns of a question and its answer. Without `rows` a row has the keys
-of the first or the last. What the mapping does not name is left out.
+of the first or the last. What the mapping does not name is left out; without a mapping, a key that would change what is learned
+is refused.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
 from windlass.data.sources.shape_config import RowsConfig
+from windlass.errors import nearest
 
 ASSISTANT = "assistant"
+MESSAGE_KEYS: Final = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "thinking",
+    "weight",
+)
+TEXTS_BESIDE: Final = ("name", "reasoning_content", "thinking")
+BESIDE: Final = ("system", "weight", "reasoning_content", "thinking", "functions", "chat_template_kwargs")
+"""Keys of a row, beside its conversation, that say what is to be learned: dropped without a word they would change it."""
 
 
 def columns_of(shape: RowsConfig) -> tuple[str, ...]:
     """The keys of a row that are read."""
     held = [shape.messages] if shape.messages is not None else [*shape.prompts, shape.completion]
     return tuple(name for name in (*held, shape.system, "tools") if name is not None)
+
+
+def check_beside(row: Mapping[str, Any], where: str) -> None:
+    """Raises BadRow for a key of BESIDE that means something elsewhere and has no effect here. A system text that the
+    conversation begins with, and a weight of 1, change nothing."""
+    messages = row.get("messages") or row.get("prompt")
+    first = messages[0] if isinstance(messages, list) and messages else None
+    said = first.get("content") if isinstance(first, Mapping) and first.get("role") == "system" else None
+    idle = {"system": said, "weight": 1}
+    key = next((key for key in BESIDE if row.get(key) not in (None, "", [], {}, idle.get(key))), None)
+    if key is None:
+        return
+    shape = None if "chosen" in row else "messages" if "messages" in row else "prompt-completion"
+    changes = {
+        "system": "write it as the first message"
+        + (", or set `rows: {messages: messages, system: system}` of the source" if shape == "messages" else ""),
+        "functions": "write it as `tools`",
+        "chat_template_kwargs": "take it out: the chat template is rendered by its own defaults",
+    }
+    change = changes.get(key, "write it into the message that it belongs to")
+    rule = "what a row says beside its conversation is left out, and this would change what is learned"
+    end = f"; `rows: {shape}` leaves it out" if shape else ""
+    raise BadRow("unknown key", f"{where} has the key `{key}`", rule, change + end)
+
+
+def check_keys(message: Mapping[str, Any], where: str) -> None:
+    """Raises BadRow for a key that nothing reads: it may hold what the user wants to be learned, or not to be."""
+    unknown = [name for name in message if name not in MESSAGE_KEYS]
+    if unknown:
+        change = f"{nearest(unknown[0], list(MESSAGE_KEYS))}rename the key, or take it out of every message"
+        rule = f"a message has the keys {', '.join(MESSAGE_KEYS)}"
+        raise BadRow("unknown key", f"{where} has the key `{unknown[0]}`", rule, change)
+    wrong = next((name for name in TEXTS_BESIDE if not isinstance(message.get(name, ""), str)), None)
+    if wrong is not None:
+        given = f"{where} has {type(message[wrong]).__name__} under `{wrong}`"
+        raise BadRow("wrong type", given, "a message's name and reasoning are texts", "mend the row")
 
 
 def as_chat_row(row: Mapping[str, Any], shape: RowsConfig, where: str) -> dict[str, Any]:

@@ -84,6 +84,8 @@ def _scan_paths(source: SourceConfig, log: Callable[[str], None], hashes: KnownH
 
 def check_kinds(source: SourceConfig, paths: list[str], outright: set[str]) -> None:
     """Raises UserError where the files do not fit the source's settings. `outright`: files that the recipe names one by one."""
+    for path in paths if source.file_format is None else ():
+        formats.check_ending(path)
     kinds = {source.file_format or formats.kind_of(path) for path in paths}
     rows = [path for path in paths if formats.may_be_no_corpus(path) and path not in outright]
     unasked = rows if source.file_format is None and "text" in kinds else []
