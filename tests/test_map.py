@@ -217,7 +217,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "model.lora": ("adapter", "linear", "nf4"),
     "objectives": ("config", "objective", "kept_scores"),
     "adapters": ("config", "peft_config", "peft_format"),
-    "optim": ("config", "optimizer", "elementwise", "rules", "clip", "schedule"),
+    "optim": ("config", "optimizer", "elementwise", "rules", "groups", "clip", "schedule"),
     "profiling": ("recorder", "summary"),
     "advice": ("facts", "observed", "levers", "mfu"),
     "parallel": (

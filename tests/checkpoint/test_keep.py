@@ -5,9 +5,10 @@ import torch
 
 from tests.checkpoint.single import make_run, make_tensors, save_steps
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, require_whole, survey
+from windlass.checkpoint.keep import diff, kept_steps, list_checkpoints, prune, survey
 from windlass.checkpoint.store import committed_steps, quarantine
-from windlass.errors import BadCheckpoint, UserError
+from windlass.checkpoint.verify import complaint, verify
+from windlass.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -118,13 +119,13 @@ def test_diff_names_what_only_one_has_and_what_changed_its_form(tmp_path):
     assert (found.form, found.bytes, found.same) == (["model.bias"], ["model.big"], 2)
 
 
-def test_require_whole_raises_with_the_file(tmp_path):
+def test_a_complaint_names_the_file_and_what_to_do(tmp_path):
     save_steps(tmp_path, 10)
-    require_whole(tmp_path / "checkpoints/step-00000010")
-    damage(tmp_path / "checkpoints/step-00000010")
-    with pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash") as caught:
-        require_whole(tmp_path / "checkpoints/step-00000010")
-    assert "byte for byte" in caught.value.rule and "older" in caught.value.change
+    directory = tmp_path / "checkpoints/step-00000010"
+    assert verify(directory) == []
+    damage(directory)
+    found = complaint(directory, verify(directory))
+    assert "rank-00000.bin: hash" in found.given and "byte for byte" in found.rule and "older" in found.change
 
 
 def test_the_quick_check_sees_what_a_listing_shows(tmp_path):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.parallel.tiny import MODEL, Operators, assert_equal, batch, gradients, make_program
-from windlass.parallel.ddp import num_buckets
+from tests.parallel.tiny import MODEL, Operators, assert_equal, batch, gradients, make_program, num_buckets
 
 
 def count_ddp(micro_batches):

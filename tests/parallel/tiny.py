@@ -15,6 +15,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
+from windlass.units import MIB
 
 BLOCKS = 3
 MODEL = {
@@ -28,6 +29,17 @@ MODEL = {
     "head_dim": 8,
     "tie_word_embeddings": True,
 }
+
+
+def num_buckets(sizes_bytes, bucket_mib):
+    """DDP's all-reduces per step from the second step on, for gradients of one dtype that arrive with these sizes, in this
+    order."""
+    buckets, filled = 0, 0
+    for size in sizes_bytes:
+        filled += size
+        if filled >= int(bucket_mib * MIB):
+            buckets, filled = buckets + 1, 0
+    return buckets + (filled > 0)
 
 
 def make_program(

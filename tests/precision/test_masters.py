@@ -10,10 +10,10 @@ from tests.parallel.tiny import MODEL, batch, each, make_program
 from windlass.optim.clip import clip_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
+from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import build
 from windlass.parallel.fsdp import fsdp_units
-from windlass.precision.masters import write_copies
 
 BF16 = torch.bfloat16
 UNTIED = {**MODEL, "tie_word_embeddings": False}

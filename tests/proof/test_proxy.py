@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parallel.tiny import num_buckets
 from windlass.config import check_recipe, load_recipe
 from windlass.model.architecture import parameter_shapes
 from windlass.model.attention.context import copies
@@ -13,7 +14,6 @@ from windlass.model.config import ModelConfig, architecture_from_hf
 from windlass.model.families.family_table import FAMILIES, to_hf
 from windlass.model.flops import count_parameters
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.ddp import num_buckets
 from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import LENGTH, VOCABULARY, choose_layers, chunk_of, make_proxy, shrink, write_text
 from windlass.recipe import shipped_recipes

@@ -15,7 +15,7 @@ from windlass.config import check_recipe
 from windlass.errors import AbsentSource, UserError
 from windlass.model.open_config import directory_of
 from windlass.training.drift import check_drift
-from windlass.training.pins import fingerprint, keep_pins, pin_model, pins, with_pins
+from windlass.training.pins import fingerprint, keep_pins, pin_model, pins
 from windlass.training.preflight import make_ready, prepare_only
 
 COMMIT, OTHER = "1234567890" * 4, "a" * 40
@@ -211,7 +211,7 @@ def test_pins_are_overrides_that_give_the_same_config(tmp_path):
     for override in pins(pinned):
         apply_override(tree, override)
     assert check_recipe(tree) == pinned, "digits alone stay text"
-    assert pins(plain) == [] and with_pins(plain, pinned) == pinned
+    assert pins(plain) == []
 
 
 def test_a_refusal_of_the_hub_costs_nothing(tmp_path, hub, published):

@@ -16,7 +16,7 @@ from windlass.checkpoint.index import Chunk, SavedTensor, read_index
 from windlass.checkpoint.manifest import Problem, step_name
 from windlass.checkpoint.store import committed_steps, delete, quarantined
 from windlass.checkpoint.stream import TensorSource, as_bytes, whole_box
-from windlass.checkpoint.verify import Checkpoint, complaint, verify
+from windlass.checkpoint.verify import Checkpoint, verify
 from windlass.errors import UserError
 
 
@@ -188,10 +188,3 @@ def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
         starts = [0, *accumulate(lengths)]
         result += hashes[bisect_left(starts, chunk.at) : bisect_left(starts, chunk.at + tensor.num_bytes(chunk))]
     return result
-
-
-def require_whole(directory: Path) -> None:
-    """BadCheckpoint with the first problems unless every byte of the checkpoint is as it was written."""
-    problems = verify(directory)
-    if problems:
-        raise complaint(directory, problems)

@@ -12,10 +12,10 @@ from windlass.data.tokenize.tokenizer import TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
 from windlass.objectives.kept_scores import ReferenceScores
 from windlass.objectives.objective import objective_of
+from windlass.optim.groups import write_copies
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh
-from windlass.precision.masters import write_copies
 from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.safe_text import say

@@ -4,6 +4,7 @@ config       the recipe's `optim` section (no torch)
 optimizer    the optimizer that a recipe names; what the trainer calls
 elementwise  the update tensor by tensor, in any dtype
 rules        which of `optim.groups` decides for a parameter, by name (no torch)
+groups       parameter groups by record: rate, decay, mesh
 clip         the global gradient norm over all shards, and the factor
 schedule     the learning rate of a step (no torch)
 
@@ -12,5 +13,4 @@ Inside:
 adamw        AdamW, its state as named tensors
 muon         orthogonalised momentum for the matrices of the blocks, AdamW for the rest
 rounding     stochastic rounding by counter
-groups       parameter groups by record: rate, decay, mesh
 """

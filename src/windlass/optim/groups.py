@@ -67,7 +67,7 @@ def parameter_groups(records: Sequence[Parameter], config: OptimConfig, rules: R
 
 
 def write_copies(records: Sequence[Parameter]) -> None:
-    """After an update: what products read in place of the parameters follows them."""
+    """After an update, or a restore: what products read in place of the parameters follows them."""
     pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
     if pairs:
         with torch.no_grad():

@@ -3,7 +3,7 @@
 The picture: rank r computes g_r from its part of the batch; after backward every rank holds sum_r g_r.
 
     kept per rank    P parameters, P gradients, 2P optimizer states (AdamW): 16 P bytes in fp32
-    sent per step    `num_buckets` all-reduces of P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
+    sent per step    an all-reduce per bucket, P x 4 bytes together; a ring moves 2 (N-1)/N of that per rank (reduce-
                      scatter, then all-gather); accumulation adds none (no_sync on all but the last micro-batch)
 
 A bucket is closed by the gradient that fills its `bucket_mib` MiB. (torch closes the first at 1 MiB, but only where no size is
@@ -31,16 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, local_gradients
 from windlass.units import MIB
-
-
-def num_buckets(sizes_bytes: Sequence[int], bucket_mib: float) -> int:
-    """All-reduces per step from the second step on, for gradients of one dtype that arrive with these sizes, in this order."""
-    buckets, filled = 0, 0
-    for size in sizes_bytes:
-        filled += size
-        if filled >= int(bucket_mib * MIB):
-            buckets, filled = buckets + 1, 0
-    return buckets + (filled > 0)
 
 
 def _sum_bucket(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

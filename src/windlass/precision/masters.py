@@ -20,9 +20,8 @@ FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32.
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import nn
@@ -66,20 +65,3 @@ def fill_copies(named: Mapping[str, torch.Tensor], masters: Mapping[str, nn.Para
     """The values of the masters into the parameters of these names."""
     for name, master in masters.items():
         named[name].copy_(master)
-
-
-class HasCopy(Protocol):
-    """A parameter and what products read in its place (parallel's Record)."""
-
-    @property
-    def tensor(self) -> nn.Parameter: ...
-    @property
-    def copy(self) -> nn.Parameter | None: ...
-
-
-@torch.no_grad()
-def write_copies(records: Iterable[HasCopy]) -> None:
-    """After the weights of records were written from outside (restored): what products read follows."""
-    pairs = [(record.copy, record.tensor) for record in records if record.copy is not None]
-    if pairs:
-        torch._foreach_copy_([copy for copy, _ in pairs], [tensor for _, tensor in pairs])

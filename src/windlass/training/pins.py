@@ -101,11 +101,6 @@ def pins(config: RunConfig) -> list[str]:
     return found
 
 
-def with_pins(config: RunConfig, other: RunConfig) -> RunConfig:
-    """`config` with the pins of `other`, which is the same recipe."""
-    return _with(config, other.model, other.data.tokenizer)
-
-
 def _is_hub(named: ModelConfig | TokenizerConfig, section: str) -> bool:
     if named.from_ is None:
         return False

@@ -15,10 +15,10 @@ from windlass.model.architecture import Architecture
 from windlass.model.init import BLOCK, initialise
 from windlass.model.lora.adapter import is_factor
 from windlass.model.open_config import directory_of
+from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import Optimizer
 from windlass.parallel.build import Fill
 from windlass.parallel.program import Program
-from windlass.precision.masters import write_copies
 from windlass.training.drift import check_drift
 from windlass.training.open_saved import check_trainer_state, nothing, weights_of
 

@@ -7,15 +7,12 @@ it up.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 import numpy as np
 
 from windlass.data.packing import NOT_COUNTED, SAMPLES_AT_ONCE
 from windlass.data.tokenize.flags import ID_BITS, INNER
 from windlass.data.tokenize.resume import PART_TOKENS, FinishedPart
-
-HEAD_AND_END: Final = 2  # of a row on its way: its first id, and the EOS behind it
 
 
 def parts_of(
