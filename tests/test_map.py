@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.speed": ("", "advice", "report"),
-    "commands.recipes": ("", "data", "other_names"),
+    "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "other_names"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
     "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
     "cli": (

@@ -298,7 +298,7 @@ def test_one_process_trains_with_an_empty_environment(one):
     directory, done = one
     assert (done.returncode, done.stderr) == (0, "")
     assert_finished(directory)
-    assert "1 ranks" in done.stdout or "1 on CPU" in done.stdout
+    assert " 1 on CPU\n  threads        1 per rank\n" in done.stdout
     assert (directory / "report.html").is_file() and (directory / "resolved.yaml").is_file()
     status = read_status(directory)
     assert (status.state, status.step, status.exit_code) == ("finished", tiny.STEPS, 0)

@@ -40,6 +40,7 @@ def machine(tmp_path, monkeypatch):
     """A good machine: a directory for a root, 64 GiB of shared memory, nothing in the environment."""
     limits = HostLimits(shared=64 * GIB, files=1 << 20, locked=-1, processes=-1)
     monkeypatch.setattr(command, "read_limits", lambda: limits)
+    monkeypatch.setattr(command, "read_load", lambda: 0.0)
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -59,6 +60,12 @@ def test_nothing_is_wrong_with_a_good_machine_and_a_good_recipe(machine):
     assert names(None, root=machine) == []
     assert names(write(machine), ranks=2, root=machine) == []
     assert sorted(path.name for path in machine.iterdir()) == ["recipe.yaml"], "it leaves nothing behind"
+
+
+def test_busy_cores_are_a_finding(machine, monkeypatch):
+    monkeypatch.setattr(command, "read_load", lambda: 2.5)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert names(None, root=machine) == ["busy-cores"]
 
 
 def test_the_network_is_looked_at_where_hosts_meet(machine, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.doctor.host import HostLimits, check_environment, check_limits, read_limits
+from windlass.doctor.host import HostLimits, check_environment, check_limits, check_load, read_limits, read_load
 from windlass.units import GIB
 
 GOOD = HostLimits(shared=64 * GIB, files=1_048_576, locked=-1, processes=-1)
@@ -69,3 +69,20 @@ def test_limits(changes, ranks, infiniband, hosts, found):
 def test_environment(environ, ranks, found, said):
     seen = list(check_environment(environ, ranks, cores=32))
     assert names(seen) == found and all(said in one.fix for one in seen)
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "threads", "found"),
+    [
+        (2.1, 2, {}, ["busy-cores"]),
+        (2.1, 2, {"OMP_NUM_THREADS": "2"}, ["busy-cores"]),
+        (2.1, 2, {"OMP_NUM_THREADS": "1"}, []),  # one thread waits for no other
+        (2.0, 2, {}, []),
+        (5.0, 1, {}, []),  # a rank has one thread there
+        (None, 2, {}, []),
+    ],
+)
+def test_load(load, cores, threads, found):
+    seen = list(check_load(load, cores, threads))
+    assert names(seen) == found and all("OMP_NUM_THREADS=1" in one.fix for one in seen)
+    assert read_load() is None or read_load() >= 0

@@ -30,7 +30,7 @@ def init(
     def ask(question: str, default: str) -> str:
         return str(typer.prompt(question, default=default or None, err=True))
 
-    new_recipe.init(out, data, model, steps, kind, ask if sys.stdin.isatty() else None)  # type: ignore[arg-type]
+    print_lines(new_recipe.init(out, data, model, steps, kind, ask if sys.stdin.isatty() else None))  # type: ignore[arg-type]
     say(f"{out} is written. Next: windlass train {out}")
 
 

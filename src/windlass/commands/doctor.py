@@ -13,7 +13,7 @@ from windlass.config import RunConfig, load_recipe
 from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, tokenizer_files, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
-from windlass.doctor.host import check_environment, check_limits, read_limits
+from windlass.doctor.host import check_environment, check_limits, check_load, read_limits, read_load
 from windlass.doctor.network import (
     check_infiniband,
     check_interfaces,
@@ -50,6 +50,7 @@ def doctor(
     local = ranks or len(gpus) or 1
     has_infiniband = (root / "sys/class/infiniband").is_dir()
     yield from check_limits(read_limits(), local, has_infiniband, hosts=2 if endpoint else 1)
+    yield from check_load(read_load(), os.cpu_count() or 1, os.environ)
     yield from check_environment(os.environ, local, len(os.sched_getaffinity(0)))
     yield from check_infiniband(root, bool(gpus))
     if endpoint:

@@ -46,6 +46,25 @@ def read_limits() -> HostLimits:
     return HostLimits(shared, *(resource.getrlimit(kind)[1] for kind in kinds))
 
 
+def read_load() -> float | None:
+    """Threads of this host that compute or wait for a core, over the last minute; None where the kernel does not say it."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def check_load(load: float | None, cores: int, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """`cores`: of the host, as the load is."""
+    if load is not None and load > cores > 1 and environ.get("OMP_NUM_THREADS") != "1":
+        yield Diagnosis(
+            "busy-cores",
+            f"{load:.1f} threads of other programs compute or wait for one of {cores} cores",
+            "a rank on the CPU has a thread per core, and these wait for their slowest: 15 times slower was seen",
+            "OMP_NUM_THREADS=1 windlass train ..., or end the other programs (top)",
+        )
+
+
 def check_limits(limits: HostLimits, ranks: int, has_infiniband: bool, hosts: int = 1) -> Iterator[Diagnosis]:
     """`ranks`: of this host."""
     needed = ranks * SHARED_PER_RANK

@@ -46,7 +46,7 @@ def announce(
     derived = {
         "parameters": f"{format_count(count_parameters(architecture))} ({count_parameters(architecture):,})",
         **describe_trainable(config, architecture, rules),
-        "ranks": f"{layout.world} on {run.runtime.device_name()}",
+        **_describe_ranks(run),
         "layout": describe_layout(config, layout, architecture, accumulation),
         "global batch": f"{config.sequences_per_step} sequences = {config.micro_batch} per micro-batch "
         f"x {accumulation} micro-batches x {layout.batch_ranks} ranks",
@@ -173,6 +173,12 @@ def describe_objective(config: RunConfig, has_kept_scores: bool) -> dict[str, st
         return {"objective": f"{line}, without a reference"}
     reference = "scores of the model that the run began with" if has_kept_scores else "the base, without the factors"
     return {"objective": f"{line}; reference: {reference}"}
+
+
+def _describe_ranks(run: Run) -> dict[str, str]:
+    """Their number and device; on the CPU, where all that runs shares its cores, how many threads each takes."""
+    ranks = {"ranks": f"{run.program.mesh.layout.world} on {run.runtime.device_name()}"}
+    return ranks | ({"threads": f"{torch.get_num_threads()} per rank"} if run.runtime.device.type == "cpu" else {})
 
 
 def _num_samples(run: Run) -> int:

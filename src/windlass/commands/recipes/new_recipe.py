@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
+from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.config import parse_recipe
 from windlass.data.files import write_durably
 from windlass.errors import UserError
@@ -70,9 +71,9 @@ def init(
     steps: int | None,
     kind: Kind | None,
     ask: Callable[[str, str], str] | None,
-) -> str:
-    """The text of a recipe of some twenty lines, written to `out`. What is not given is asked for: `ask(question, default)`; None
-    where there is nobody to ask. Raises UserError."""
+) -> list[str]:
+    """Writes a recipe of some twenty lines to `out`, and returns sentences on the choices in it. What is not given is asked for:
+    `ask(question, default)`; None where there is nobody to ask. Raises UserError."""
     _check_new(out)
     if kind is not None and kind not in get_args(Kind):
         raise UserError(
@@ -92,22 +93,28 @@ def init(
         steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
     source = _source(data)
     kind = kind or _kind_of(source)
-    text = _recipe(out, source, model, steps, kind)
-    parse_recipe(text, str(out))
-    write_durably(out, text.encode())
-    return text
-
-
-def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kind) -> str:
-    is_small, name = model == SMALL, out.stem
-    if is_small and kind != "pretrain":
+    if model == SMALL and kind != "pretrain":
         raise UserError(
             f"--model {SMALL} with {'pairs' if kind == 'dpo' else 'conversations'}",
             "turns are marked by the chat template of a model's tokenizer, and a new model has none",
             "name a model, such as --model Qwen/Qwen3-4B; or --kind pretrain for texts",
         )
-    length, sequences = (256, 8) if is_small else (1024, 16)
-    rows = dict(source) if kind == "pretrain" else {**source, "format": FORMATS[kind], "too_long": "drop"}
+    chosen = Chosen(256 if model == SMALL else USUAL, "drop", "")
+    if kind != "pretrain":
+        file = Path(source.get("path", "")).expanduser()
+        chosen = choose_length(file if file.suffix in LINES else Path(), kind, model)
+    text = _recipe(out, source, model, steps, kind, chosen)
+    parse_recipe(text, str(out))
+    write_durably(out, text.encode())
+    notes = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
+    return notes + ([lack] if kind == "sft" and (lack := missing_template(model)) else [])
+
+
+def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kind, chosen: Chosen) -> str:
+    is_small, name, length = model == SMALL, out.stem, chosen.length
+    micro = 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1
+    sequences = 8 if is_small else 1 << max(1, (16 * USUAL // length).bit_length() - 1)
+    rows = dict(source) if kind == "pretrain" else {**source, "format": FORMATS[kind], "too_long": chosen.too_long}
     rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
     validation, held_out = _validation(rows)
     every = max(1, steps // 5)
@@ -117,13 +124,13 @@ def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kin
         (f"  directory: runs/{name}", "everything that the run writes; the same command resumes there"),
         (f"  steps: {steps}", ""),
         (f"  tokens_per_step: {length * sequences}", f"over all ranks: {sequences} sequences"),
-        (f"  micro_batch: {4 if is_small else 2}", "sequences per rank at once; lower it where memory runs out"),
+        (f"  micro_batch: {micro}", "sequences per rank at once; lower it where memory runs out"),
         *(FROM_NOTHING if is_small else [(f"model: {{from: {json.dumps(model)}}}", "")]),
         ("data:", ""),
         (f"  sources: [{_flow(rows)}]", ""),
         ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
         (f"  directory: runs/{name}-data", "prepared shards"),
-        (f"  sequence_length: {length}", ""),
+        (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
         (f"  validation: {validation}", held_out),
         (f"objective: {{kind: {kind}}}", ""),
         *(

@@ -1,0 +1,56 @@
+"""The sequences of a new recipe hold the rows at hand, or it says how many they do not."""
+
+import json
+
+import pytest
+
+from windlass.commands.recipes.new_recipe import init
+from windlass.config import load_recipe
+from windlass.data.tokenize.tokenizer import save_trained, train
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_talks(file, words):
+    """A conversation for each number, whose question has so many words."""
+    rows = [
+        {"messages": [{"role": "user", "content": "rope " * count}, {"role": "assistant", "content": "yes"}]}
+        for count in words
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\nno row\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "length", "too_long", "said"),
+    [
+        ([10] * 3, 1024, "drop", "holds all of 3 rows"),
+        ([1500] * 2, 2048, "drop", "holds all of 2 rows"),
+        ([10] * 100 + [4000], 1024, "cut-prompt", "about 1 of 101 rows are longer"),
+        ([10] * 10 + [4000], 3000, "cut-prompt", "about 1 of 11 rows are longer"),
+    ],
+)
+def test_sequences_hold_the_conversations_at_hand(tmp_path, words, length, too_long, said):
+    save_trained(train(["rope yes content role user assistant messages rope"] * 9, 300), tmp_path / "model")
+    (tmp_path / "model/config.json").write_text(json.dumps({"max_position_embeddings": 3000}))
+    write_talks(tmp_path / "rows.jsonl", words)
+    told, lack = init(tmp_path / "r.yaml", "rows.jsonl", "model", 5, None, None)
+    data = load_recipe(tmp_path / "r.yaml").data
+    assert (data.sequence_length, data.sources[0].too_long) == (length, too_long)
+    assert told.startswith(f"data.sequence_length={length}: {said}") and said in (tmp_path / "r.yaml").read_text()
+    assert lack.startswith("the tokenizer in model has no chat template") and "chat_template.jinja" in lack
+    (tmp_path / "model/chat_template.jinja").write_text("{{ messages }}")
+    assert init(tmp_path / "other.yaml", "rows.jsonl", "model", 5, None, None) == [told]
+
+
+def test_pairs_are_measured_by_characters_where_no_tokenizer_is_here(tmp_path):
+    rows = [{"prompt": "a" * 6000, "chosen": "b" * chosen, "rejected": "c"} for chosen in (10, 40_000)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (told,) = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert told.endswith(
+        "1 of 2 rows are longer, by 4 characters a token; the longest has 11509 tokens; they are left out"
+    )
+    config = load_recipe(tmp_path / "r.yaml")
+    assert (config.data.sequence_length, config.run.tokens_per_step, config.run.micro_batch) == (8192, 16_384, 2)
