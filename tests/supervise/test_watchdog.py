@@ -88,7 +88,9 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
     ("places", "blamed"),
     [
         ([place(0, 8, "step"), place(1, 8, "data")], [1]),
-        ([place(0, 8, "data"), place(1, 7, "record"), place(2, 8, "data")], [1]),
+        # a step is completed before `record`: of one number that comes before the next batch
+        ([place(0, 8, "data"), place(1, 8, "record"), place(2, 8, "data")], [1]),
+        ([place(0, 8, "step"), place(1, 8, "checkpoint"), place(2, 8, "evaluate")], [2]),
         ([place(0), place(1, state="stopped (SIGSTOP)")], [1]),
         ([place(0, 9, state="stopped (SIGSTOP)"), place(1, 3)], [0]),
         ([place(0, 9, state="waits for a disk or a network file system (state D)"), place(1, 3)], [1]),
@@ -122,7 +124,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
         clock[0] = float(step)
         beats[:] = [beat(rank, step, "step", clock[0]) for rank in range(2)]
         assert looks.look() is None
-    beats[:] = [beat(0, 3, "record", 3.5), beat(1, 3, "step", 3.0)]
+    beats[:] = [beat(0, 4, "record", 3.5), beat(1, 3, "step", 3.0)]
     clock[0] = 12.9
     assert looks.look() is None
     clock[0] = 13.1
