@@ -104,6 +104,24 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
             [0],
         ),
         ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective(*ALL_REDUCE)])], [0, 1]),
+        # two groups of two: 3 has not begun what 2 waits for, so 2 has not come to where 0 waits for it
+        (
+            [
+                place(0, collectives=[Collective("a", 6, "x", False)]),
+                place(1, collectives=[Collective("b", 6, "x", False)]),
+                place(2, collectives=[Collective("c", 9, "x", False), Collective("a", 5, "x", True)]),
+                place(3, collectives=[Collective("b", 5, "x", True), Collective("c", 8, "x", True)]),
+            ],
+            [3],
+        ),
+        # stages of a pipeline send and receive different numbers of times
+        (
+            [
+                place(0, collectives=[Collective("pp", 4, "nccl:send 0->1", True, True), Collective(*ALL_REDUCE)]),
+                place(1, collectives=[Collective("pp", 9, "nccl:recv 1<-0", True, True), Collective("0", 4, "x", True)]),
+            ],
+            [1],
+        ),
         ([place(0), place(1)], [0, 1]),
     ],
 )
