@@ -7,6 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from windlass import flight_recorder
 from windlass.flight_recorder import entries, last_collectives
 
 
@@ -30,8 +31,23 @@ def collectives_of_a_rank():
 
 def test_the_last_collective_of_every_group_is_known_by_number_and_every_one_by_size(ranks):
     (first, sizes), (second, _) = ranks.run(2, collectives_of_a_rank)
-    assert first[1:] == [4, "gloo:broadcast", False] and second[1:3] == [3, "gloo:all_reduce"]
+    assert first[1:] == [4, "gloo:broadcast", False, False] and second[1:3] == [3, "gloo:all_reduce"]
     assert sizes == [[[2]]] * 4
+
+
+def test_sends_do_not_hide_the_last_collective_of_their_group_nor_are_they_counted_with_it(monkeypatch):
+    """Planted entries, with the fields that torch gives them: gloo's recorder leaves sends out, NCCL's has them."""
+    entry = {"process_group": ["pp", "undefined"], "retired": True, "collective_seq_id": 3, "p2p_seq_id": 0}
+    collective = {**entry, "is_p2p": False, "profiling_name": "nccl:all_reduce"}
+    sends = [
+        {**entry, "is_p2p": True, "p2p_seq_id": number, "profiling_name": "nccl:send 0->1", "retired": number < 8}
+        for number in (7, 8)
+    ]
+    monkeypatch.setattr(flight_recorder, "entries", lambda: [collective, *sends])
+    assert json.loads(last_collectives()) == [
+        ["pp", 8, "nccl:send 0->1", False, True],
+        ["pp", 3, "nccl:all_reduce", True, False],
+    ]
 
 
 def test_a_rank_that_has_sent_nothing_has_no_last_collective():

@@ -19,11 +19,12 @@ def entries() -> list[dict[str, Any]]:
 
 
 def last_collectives() -> str:
-    """Of each process group the last collective that this rank has begun, the newest first: JSON, as windlass.supervise.places
-    reads it."""
-    last: dict[str, tuple[str, int, str, bool]] = {}
+    """Of each process group the last collective that this rank has begun, and the last send or receive, the newest first: JSON,
+    as windlass.supervise.places reads it."""
+    last: dict[tuple[str, bool], tuple[str, int, str, bool, bool]] = {}
     for entry in entries():
-        number = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
-        last.pop(name := entry["process_group"][0], None)
-        last[name] = (name, number, entry["profiling_name"], bool(entry["retired"]))
+        group, is_p2p = entry["process_group"][0], bool(entry["is_p2p"])
+        number = entry["p2p_seq_id" if is_p2p else "collective_seq_id"]
+        last.pop((group, is_p2p), None)
+        last[group, is_p2p] = (group, number, entry["profiling_name"], bool(entry["retired"]), is_p2p)
     return json.dumps(list(reversed(last.values())))

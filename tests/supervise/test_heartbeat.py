@@ -30,8 +30,8 @@ def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
             late[:4] == (os.getpid(), 3, 7, 64) and late.phase == "step" and before_s <= late.time_s <= time.monotonic()
         )
         assert early[:4] == (os.getpid(), 1, 7, 0) and early.phase == "checkpoint" and early.is_alive
-        assert early.progress > late.progress > LastBeat(1, 1, 7, 0, 0.0, "data").progress
-        assert late.progress > LastBeat(1, 1, 6, 0, 0.0, "checkpoint").progress
+        assert late.progress > LastBeat(1, 1, 7, 0, 0.0, "data").progress > early.progress
+        assert early.progress > LastBeat(1, 1, 6, 0, 0.0, "step").progress
     assert not read_beats(run) and not folder_of(run).exists(), "a run that ended well leaves nothing"
 
 

@@ -88,7 +88,9 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
     ("places", "blamed"),
     [
         ([place(0, 8, "step"), place(1, 8, "data")], [1]),
-        ([place(0, 8, "data"), place(1, 7, "record"), place(2, 8, "data")], [1]),
+        # a step is completed before `record`: of one number that comes before the next batch
+        ([place(0, 8, "data"), place(1, 8, "record"), place(2, 8, "data")], [1]),
+        ([place(0, 8, "step"), place(1, 8, "checkpoint"), place(2, 8, "evaluate")], [2]),
         ([place(0), place(1, state="stopped (SIGSTOP)")], [1]),
         ([place(0, 9, state="stopped (SIGSTOP)"), place(1, 3)], [0]),
         ([place(0, 9, state="waits for a disk or a network file system (state D)"), place(1, 3)], [1]),
@@ -102,6 +104,24 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
             [0],
         ),
         ([place(0, collectives=[Collective(*ALL_REDUCE)]), place(1, collectives=[Collective(*ALL_REDUCE)])], [0, 1]),
+        # two groups of two: 3 has not begun what 2 waits for, so 2 has not come to where 0 waits for it
+        (
+            [
+                place(0, collectives=[Collective("a", 6, "x", False)]),
+                place(1, collectives=[Collective("b", 6, "x", False)]),
+                place(2, collectives=[Collective("c", 9, "x", False), Collective("a", 5, "x", True)]),
+                place(3, collectives=[Collective("b", 5, "x", True), Collective("c", 8, "x", True)]),
+            ],
+            [3],
+        ),
+        # stages of a pipeline send and receive different numbers of times
+        (
+            [
+                place(0, collectives=[Collective("pp", 4, "nccl:send 0->1", True, True), Collective(*ALL_REDUCE)]),
+                place(1, collectives=[Collective("pp", 9, "nccl:recv 1<-0", True, True), Collective("0", 4, "x", True)]),
+            ],
+            [1],
+        ),
         ([place(0), place(1)], [0, 1]),
     ],
 )
@@ -122,7 +142,7 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
         clock[0] = float(step)
         beats[:] = [beat(rank, step, "step", clock[0]) for rank in range(2)]
         assert looks.look() is None
-    beats[:] = [beat(0, 3, "record", 3.5), beat(1, 3, "step", 3.0)]
+    beats[:] = [beat(0, 4, "record", 3.5), beat(1, 3, "step", 3.0)]
     clock[0] = 12.9
     assert looks.look() is None
     clock[0] = 13.1

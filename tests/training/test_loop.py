@@ -5,16 +5,19 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from tests import tiny
 from windlass.commands.data_consumed import consumed
+from windlass.contract import num_ranks, rank
 from windlass.errors import UserError
 from windlass.signals import signals_of_process
 from windlass.status import is_locked, read_status
-from windlass.supervise.heartbeat import Heartbeat, folder_of
+from windlass.supervise.heartbeat import Heartbeat, LastBeat, folder_of
+from windlass.training import loop
 
 
 def test_a_run_is_a_few_lines_of_python(base, monkeypatch):
@@ -187,11 +190,12 @@ def test_a_rank_says_where_it_is_before_it_does_it(base, monkeypatch):
     """Step and the place where its batch ends, for `windlass stacks` and the watchdog."""
     from windlass import train
 
-    seen, beat = [], Heartbeat.beat
+    seen, order, beat = [], [], Heartbeat.beat
 
     def watched(self, phase, step=None, place=None):
         beat(self, phase, step, place)
         seen.append((phase, self._step, self._place))
+        order.append(LastBeat(1, 0, self._step, 0, 0.0, phase).progress)
 
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(Heartbeat, "beat", watched)
@@ -210,7 +214,24 @@ def test_a_rank_says_where_it_is_before_it_does_it(base, monkeypatch):
             ("end", 3, 24),
         ),
     ]
+    assert order == sorted(order), "the rank with the least is behind the others"
     assert not folder_of(config.run.directory).exists()
+
+
+def test_a_script_under_another_launcher_knows_its_rank_before_anything_else(base, monkeypatch):
+    """srun and mpirun export no RANK: each of their ranks would look after itself as rank 0."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "WINDLASS_LAUNCHER"):
+        monkeypatch.setenv(name, "")  # so that what is adopted is taken back
+        monkeypatch.delenv(name)
+    names = {"PROCID": "1", "STEP_NUM_TASKS": "2", "LOCALID": "1", "JOB_ID": "7", "STEP_NODELIST": "n0"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    seen = []
+    monkeypatch.setattr(loop, "open_heartbeat", lambda *_: nullcontext(seen.append((rank(), num_ranks()))))
+    monkeypatch.setattr(loop, "start_runtime", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loop.train(tiny.recipe(base, "scripted"))
+    assert seen == [(1, 2)]
 
 
 def test_a_resume_records_the_drift_it_accepts_and_its_table_begins_where_the_run_did(base, monkeypatch, capsys):

@@ -19,8 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, get_args
 
-Phase = Literal["start", "data", "step", "record", "evaluate", "checkpoint", "end"]
-"""In the order in which a step passes through them. start: until the first step. step: forward, backward, the optimizer."""
+Phase = Literal["start", "record", "evaluate", "checkpoint", "data", "step", "end"]
+"""In their order between two updates, at one number of completed steps. start: until the first step. step: forward, backward,
+the optimizer."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 STACK_SIGNAL: Final = signal.SIGUSR2
 """On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""

@@ -32,12 +32,14 @@ _STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (s
 
 
 class Collective(NamedTuple):
-    """The last one that a rank has begun in a process group. `number`: counted by all ranks of the group alike."""
+    """The last one that a rank has begun in a process group. `number`: counted by all ranks of the group alike; of a send or
+    receive (`is_between_two`), by each rank for itself."""
 
     group: str
     number: int
     what: str
     is_done: bool
+    is_between_two: bool = False
 
     def __str__(self) -> str:
         return f"number {self.number} of group {self.group}, {self.what}{'' if self.is_done else ', not done'}"

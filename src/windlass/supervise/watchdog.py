@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
-from windlass.supervise.places import Place, find_places
+from windlass.supervise.places import Collective, Place, find_places
 
 UNSEEN_S: Final = 3600.0
 """For a phase that has not been seen to end: a first step that compiles, a first validation."""
@@ -77,11 +77,20 @@ def to_blame(places: Sequence[Place]) -> list[int]:
 
 
 def _behind_in_a_group(places: Sequence[Place]) -> list[int]:
-    numbers: dict[str, dict[int, int]] = {}
+    """A rank may be late in one group because it waits in another: such ones are left out, where others remain. Sends and
+    receives are not counted by all ranks of a group alike, so they say nothing."""
+    groups: dict[str, dict[int, Collective]] = {}
     for place in places:
         for one in place.collectives:
-            numbers.setdefault(one.group, {})[place.beat.rank] = one.number
-    return sorted({rank for found in numbers.values() for rank in found if found[rank] < max(found.values())})
+            if not one.is_between_two:
+                groups.setdefault(one.group, {})[place.beat.rank] = one
+    behind, waiting = set(), set()
+    for last in groups.values():
+        most = max(one.number for one in last.values())
+        late = {rank for rank, one in last.items() if one.number < most}
+        behind |= late
+        waiting |= {rank for rank, one in last.items() if late and one.number == most and not one.is_done}
+    return sorted(behind - waiting or behind)
 
 
 class OtherHosts(Protocol):

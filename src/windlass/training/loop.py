@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from windlass.config import RunConfig
+from windlass.contract import adopt
 from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import Stopped
 from windlass.model.families.family import Family
@@ -71,6 +72,8 @@ def train(
     the run: where they raise, it goes on without them.
     """
     own = Own(objective, source, schedule, family, sinks, on_event)
+    if not is_embedded():
+        adopt()  # before what asks for this process's rank
     with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
