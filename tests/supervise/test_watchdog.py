@@ -118,7 +118,9 @@ ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)
         (
             [
                 place(0, collectives=[Collective("pp", 4, "nccl:send 0->1", True, True), Collective(*ALL_REDUCE)]),
-                place(1, collectives=[Collective("pp", 9, "nccl:recv 1<-0", True, True), Collective("0", 4, "x", True)]),
+                place(
+                    1, collectives=[Collective("pp", 9, "nccl:recv 1<-0", True, True), Collective("0", 4, "x", True)]
+                ),
             ],
             [1],
         ),
