@@ -145,7 +145,7 @@ def test_a_file_where_steps_go_is_refused_before_training(tmp_path, monkeypatch)
     assert caught.value.given == f"{where}/step-00000100 is a file" and caught.value.change == "move the file away"
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: False)
-        with pytest.raises(UserError, match="takes no writes of this user"):
+        with pytest.raises(UserError, match="this user cannot write to"):
             check_takes_steps(where)
     (where / "step-00000100").unlink()
     where.rmdir()

@@ -45,26 +45,22 @@ class DiskFull(Unavailable):
     """Not enough space for a checkpoint; the last committed one stays. The same command may succeed once there is space."""
 
 
-def check_link(directory: Path) -> None:
-    """Raises UserError for a link that leads nowhere, and for a file. No BadCheckpoint: its storage may only be unmounted."""
-    if directory.is_symlink() and not directory.is_dir():
-        raise UserError(
-            f"{directory} is a link to {printable(os.readlink(directory))}, which is no directory here",
-            "a step of a run, and the directory of its steps, is a directory or a link to one",
-            "mount the storage that it leads to, correct the link, or remove it to go on without what it leads to",
-        )
-    if directory.exists() and not directory.is_dir():
-        raise UserError(
-            f"{directory} is a file",
-            "a step of a run, and the directory of its steps, is a directory or a link to one",
-            "move the file away",
-        )
+def check_directory(path: Path) -> None:
+    """Raises UserError for a file, and for a link that leads to no directory. No BadCheckpoint: its storage may only be
+    unmounted."""
+    if path.is_dir() or not (path.exists() or path.is_symlink()):
+        return
+    given, change = f"{path} is a file", "move the file away"
+    if path.is_symlink():
+        given = f"{path} is a link to {printable(os.readlink(path))}, which is no directory here"
+        change = "mount the storage that it leads to, correct the link, or remove it to go on without what it leads to"
+    raise UserError(given, "a step of a run, and the directory of its steps, is a directory or a link to one", change)
 
 
 def committed_steps(checkpoints: Path) -> list[int]:
     """The committed steps, newest first: directories, and links whatever they lead to. Nothing is verified yet. Raises
     UserError where `checkpoints` is a file, or a link that leads nowhere."""
-    check_link(checkpoints)
+    check_directory(checkpoints)
     if not checkpoints.is_dir():
         return []
     found = (step_of(entry.name) for entry in os.scandir(checkpoints) if entry.is_symlink() or entry.is_dir())
@@ -73,18 +69,18 @@ def committed_steps(checkpoints: Path) -> list[int]:
 
 def check_takes_steps(checkpoints: Path) -> None:
     """Raises UserError where a step could not be committed, so that it is known before the first step and not at a save."""
-    check_link(checkpoints)
+    check_directory(checkpoints)
     if not checkpoints.is_dir():
         return
     if not os.access(checkpoints, os.R_OK | os.W_OK | os.X_OK):
         raise UserError(
-            f"{checkpoints} takes no writes of this user",
+            f"this user cannot write to {checkpoints}",
             "a save makes a directory in it",
             "give the directory to this user, or set another run.directory",
         )
     for name in os.listdir(checkpoints):
         if step_of(name) is not None and not (checkpoints / name).is_symlink():
-            check_link(checkpoints / name)
+            check_directory(checkpoints / name)
 
 
 def quarantined(checkpoints: Path) -> list[str]:
@@ -117,7 +113,7 @@ def _disk_full(directory: Path, need: int, what: str = "a checkpoint") -> DiskFu
     held, free = _file_system(directory), format_bytes(_free_bytes(directory))
     if held.f_files and not held.f_favail:  # file systems without a fixed number of files say 0 of 0
         return DiskFull(
-            f"the disk is full: {what} needs a new file, and no inodes are free in {directory} ({free} are)",
+            f"the disk is full: {what} needs a new file, and no inodes are free in {directory} ({free} are free)",
             "a file system holds a fixed number of files; the last committed checkpoint stays",
             "delete files there (many small ones, most likely), or set another run.directory",
         )

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
-from windlass.checkpoint.store import check_link
+from windlass.checkpoint.store import check_directory
 from windlass.errors import BadCheckpoint, UserError
 from windlass.units import format_bytes
 
@@ -35,7 +35,7 @@ class Checkpoint:
     def open(directory: Path) -> "Checkpoint":
         """Reads MANIFEST; BadCheckpoint if it is not there or not whole."""
         path = directory / MANIFEST
-        check_link(directory)
+        check_directory(directory)
         try:
             if path.is_symlink() or not path.is_file():
                 raise bad(f"{directory} has no MANIFEST", "a checkpoint is committed with one")

@@ -60,7 +60,7 @@ def check_load(load: float | None, cores: int, environ: Mapping[str, str]) -> It
         yield Diagnosis(
             "busy-cores",
             f"{load:.1f} threads of other programs compute or wait for one of {cores} cores",
-            "a rank on the CPU has a thread per core, and these wait for their slowest: 15 times slower was seen",
+            "a rank on the CPU has a thread per core, and all of them wait for the slowest",
             "OMP_NUM_THREADS=1 windlass train ..., or end the other programs (top)",
         )
 

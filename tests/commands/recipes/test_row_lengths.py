@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from windlass.commands.recipes import row_lengths
 from windlass.commands.recipes.new_recipe import init
 from windlass.config import load_recipe
 from windlass.data.tokenize.tokenizer import save_trained, train
@@ -43,6 +44,17 @@ def test_sequences_hold_the_conversations_at_hand(tmp_path, words, length, too_l
     assert lack.startswith("the tokenizer in model has no chat template") and "chat_template.jinja" in lack
     (tmp_path / "model/chat_template.jinja").write_text("{{ messages }}")
     assert init(tmp_path / "other.yaml", "rows.jsonl", "model", 5, None, None) == [told]
+
+
+def test_rows_behind_the_first_ones_are_not_claimed_and_a_deep_line_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_lengths, "MANY", 2)
+    write_talks(tmp_path / "rows.jsonl", [10, 10, 4000])
+    (told,) = init(tmp_path / "r.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert told.startswith("data.sequence_length=1024: holds all of the first 2 rows")
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], "[" * 200_000, *lines[1:]]))
+    (told,) = init(tmp_path / "other.yaml", "rows.jsonl", "some/model", 5, None, None)
+    assert told.startswith("data.sequence_length=1024: holds all of 1 rows")
 
 
 def test_pairs_are_measured_by_characters_where_no_tokenizer_is_here(tmp_path):

@@ -159,7 +159,13 @@ def test_a_key_of_a_row_that_would_change_what_is_learned_is_refused_by_name(bes
     assert "rows:" not in caught.value.change, "which preferences do not have"
 
 
-def test_keys_of_a_row_that_change_nothing_are_left_out(tmp_path):
+def test_a_system_text_of_a_row_is_taken_where_the_mapping_names_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": MESSAGES[1:3], "system": "Be brief."}))
+    (found,) = read(path=str(tmp_path / "a.jsonl"), format="chat", rows={"messages": "messages", "system": "system"})
+    assert json.loads(found) == [{"role": "system", "content": "Be brief."}, *MESSAGES[1:3]]
+
+
+def test_keys_of_a_row_that_change_nothing_are_left_out():
     system = {"role": "system", "content": "Be brief."}
     beside = {"system": "Be brief.", "weight": 1, "functions": [], "thinking": None, "source": "a book"}
     row = {"messages": [system, *MESSAGES[1:3]], **beside}

@@ -102,7 +102,7 @@ def init(
     chosen = Chosen(256 if model == SMALL else USUAL, "drop", "")
     if kind != "pretrain":
         file = Path(source.get("path", "")).expanduser()
-        chosen = choose_length(file if file.suffix in LINES else Path(), kind, model)
+        chosen = choose_length(file if file.suffix in LINES else None, kind, model)
     text = _recipe(out, source, model, steps, kind, chosen)
     parse_recipe(text, str(out))
     write_durably(out, text.encode())

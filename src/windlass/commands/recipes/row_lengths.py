@@ -36,19 +36,20 @@ class Chosen(NamedTuple):
     meaning: str
 
 
-def choose_length(file: Path, kind: Literal["sft", "dpo"], model: str) -> Chosen:
-    """The least length that all but FEW of the rows fit, up to MOST and the model's positions."""
+def choose_length(file: Path | None, kind: Literal["sft", "dpo"], model: str) -> Chosen:
+    """The least length that all but FEW of the rows of `file` fit, up to MOST and the model's positions."""
     folder = _folder(model)
     positions = _positions(folder)
-    lengths = list(_lengths(file, kind, folder)) if file.is_file() else []
+    lengths = list(_lengths(file, kind, folder)) if file is not None and file.is_file() else []
     candidates = [size for size in (USUAL, 2048, 4096, MOST) if size < positions] + [positions] * (positions <= MOST)
     if not lengths:
         return Chosen(candidates[0], "drop", "")
     length = next((one for one in candidates if _longer(lengths, one) <= FEW * len(lengths)), candidates[-1])
+    among = f"{'the first ' if len(lengths) == MANY else ''}{len(lengths)} rows"
     by = "" if folder else f", by {CHARACTERS} characters a token"
     if not (longer := _longer(lengths, length)):
-        return Chosen(length, "drop", f"holds all of {len(lengths)} rows{by}")
-    rows = f"about {longer} of {len(lengths)} rows are longer{by}; the longest has {max(lengths)} tokens"
+        return Chosen(length, "drop", f"holds all of {among}{by}")
+    rows = f"about {longer} of {among} are longer{by}; the longest has {max(lengths)} tokens"
     if kind == "dpo":
         return Chosen(length, "drop", f"{rows}; they are left out")
     return Chosen(length, "cut-prompt", f"{rows}; what they ask is cut, no answer is")
@@ -87,13 +88,13 @@ def _positions(folder: Path | None) -> int:
 
 
 def _lengths(file: Path, kind: Literal["sft", "dpo"], folder: Path | None) -> Iterator[int]:
-    """In tokens, with the end of the text. A row that is none is left to the preparation."""
+    """In tokens, with the end of the text. A line that is no row is left to `prepare`, which names it."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE)) if folder else None
     with file.open("rb") as lines:
         for line in islice(lines, MANY):
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict):
                 yield 1 + max(_tokens(tokenizer, one) for one in _rows(row, kind))

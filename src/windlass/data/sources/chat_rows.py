@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
-from windlass.data.sources.row_shapes import BESIDE, check_beside, check_keys
+from windlass.data.sources.row_shapes import BESIDE, TEXTS_BESIDE, check_beside, check_keys
 
 ASSISTANT: Final = "assistant"
 CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools", *BESIDE)
@@ -117,19 +117,20 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
         raise BadRow(kind_of_value(value), f"{where} has {found} under `{key}`", rule, "mend the row")
     messages = [_with_joined_parts(without_nulls(message, ARGUMENTS)) for message in value]
     for number, message in enumerate(messages):
-        check_keys(message, f"{where}, message {number} of `{key}`,")
+        at = f"{where}, message {number} of `{key}`,"
+        check_keys(message, at)
         if message.get("tool_calls"):
             message.setdefault("content", "")
-            message["tool_calls"] = _calls_of(message["tool_calls"], f"{where}, message {number} of `{key}`,")
+            message["tool_calls"] = _calls_of(message["tool_calls"], at)
         if not all(_is_text(message.get(key)) for key in TEXT_KEYS):
-            given = f"{where}, message {number} of `{key}`, holds {json.dumps(message, ensure_ascii=False)[:80]}"
+            given = f"{at} holds {json.dumps(message, ensure_ascii=False)[:80]}"
             kind = next(kind_of_value(value[number].get(key)) for key in TEXT_KEYS if not _is_text(message.get(key)))
             rule = "a message has a role and a content, both texts"
             raise BadRow(kind, given, rule, "mend the row; images are not read")
         if message["role"] == ASSISTANT and not message["content"].strip() and not message.get("tool_calls"):
-            given = f"{where}, message {number} of `{key}`, is an answer without words"
+            given = f"{at} is an answer without words"
             raise BadRow("empty answer", given, "an answer says something, or calls a tool", "leave the row out")
-        _take_weight(message, f"{where}, message {number} of `{key}`,")
+        _take_weight(message, at)
     return messages
 
 
@@ -224,7 +225,7 @@ def unwritten_fields(message: Mapping[str, Any], written: str) -> list[str]:
     content = message["content"].strip()
     before, _, behind = written.rpartition(content) if content else ("", "", written)
     around = f"{before}\0{behind}"
-    held = {key: list(texts_in(message.get(key))) for key in ("name", "reasoning_content", "thinking")}
+    held = {key: list(texts_in(message.get(key))) for key in TEXTS_BESIDE}
     functions = [call.get("function", call) for call in message.get("tool_calls") or [] if isinstance(call, dict)]
     held["tool_calls"] = [text for function in functions for text in texts_in(function.get("arguments"))]
     return [key for key, texts in held.items() if not all(_is_in(text.strip(), around) for text in texts)]

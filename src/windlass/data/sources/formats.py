@@ -45,7 +45,7 @@ ENDS: Final[dict[str, Kind]] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-LEFT: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
+LEFTOVERS: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
 """Endings that copies and downloads leave behind a file's own."""
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
@@ -76,11 +76,12 @@ def names_rows(name: str) -> bool:
 
 
 def check_ending(where: str) -> None:
-    """Raises UserError for what a copy or a rotation of a file of rows leaves, as `.jsonl.1` or `.csv.bak.gz`: it is no text."""
+    """Raises UserError for what a copy or a rotation of a file of rows leaves, as `.jsonl.1` or `.csv.bak.gz`: rows, not one
+    text."""
     name = _name_in(where)
     stem = compression.without_compression(name).rstrip("~")
     before, _, end = stem.rpartition(".")
-    if end.isdigit() or end in LEFT:
+    if end.isdigit() or end in LEFTOVERS:
         stem = before
     left = compression.without_compression(name).removeprefix(stem)
     if left and kind_of(stem) != "text":

@@ -29,8 +29,9 @@ MESSAGE_KEYS: Final = (
     "weight",
 )
 TEXTS_BESIDE: Final = ("name", "reasoning_content", "thinking")
+"""Keys of a message whose values are texts, beside its role and content."""
 BESIDE: Final = ("system", "weight", "reasoning_content", "thinking", "functions", "chat_template_kwargs")
-"""Keys of a row, beside its conversation, that say what is to be learned: dropped without a word they would change it."""
+"""Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
 
 
 def columns_of(shape: RowsConfig) -> tuple[str, ...]:
@@ -49,7 +50,7 @@ def check_beside(row: Mapping[str, Any], where: str) -> None:
     key = next((key for key in BESIDE if row.get(key) not in (None, "", [], {}, idle.get(key))), None)
     if key is None:
         return
-    shape = None if "chosen" in row else "messages" if "messages" in row else "prompt-completion"
+    shape = None if "chosen" in row else "messages" if row.get("messages") is not None else "prompt-completion"
     changes = {
         "system": "write it as the first message"
         + (", or set `rows: {messages: messages, system: system}` of the source" if shape == "messages" else ""),
