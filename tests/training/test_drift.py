@@ -32,6 +32,16 @@ def test_a_new_run_has_begun_nothing_and_a_finished_one_its_last_step(tmp_path, 
     assert newest_trainer_state(run)["samples_consumed"] == 8 * tiny.STEPS
 
 
+def test_a_setting_that_came_after_the_checkpoint_had_its_default(tmp_path, run):
+    trainer_state = newest_trainer_state(run)
+    config = check_recipe(trainer_state["config"])
+    del trainer_state["config"]["data"]["stages"], trainer_state["config"]["data"]["sources"][0]["name"]
+    assert check_drift(trainer_state, config, None) == []
+    trainer_state["config"]["data"]["of_another_version"] = None
+    with pytest.raises(UserError, match="data.sources"):
+        check_drift(trainer_state, config, None)
+
+
 def test_all_drift_is_listed_at_once(tmp_path, run):
     """The model's, the optimizer's state, and what may be accepted: of that, what is not yet."""
     trainer_state = newest_trainer_state(run)
@@ -45,9 +55,9 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
     assert [error.given for error in caught.value.errors] == [
         "model.rope_theta: None in the checkpoint, 500000.0 now",
         "optim.kind: adamw in the checkpoint, muon now",
-        "optim.beta1: 0.9 in the checkpoint, 0.8 now; run.seed: 4 in the checkpoint, 7 now",
+        "run.seed: 4 in the checkpoint, 7 now; optim.beta1: 0.9 in the checkpoint, 0.8 now",
     ]
-    assert caught.value.errors[2].change.endswith("run.accept_drift=[optim.beta1, run.seed]")
+    assert caught.value.errors[2].change.endswith("run.accept_drift=[run.seed, optim.beta1]")
 
 
 def differ(config, change):

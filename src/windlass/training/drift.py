@@ -169,7 +169,7 @@ def begun(config: RunConfig) -> dict[str, Any] | None:
 def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | None) -> list[str]:
     """Sentences on settings, length and data that changed since the checkpoint, and may. Raises one UserError for all that may
     not. `stream`: that of the data as it is now (Prepared.stream); None where it is not known yet, and not judged."""
-    found = drift(without_secrets(trainer_state["config"]), config.kept())  # a fresh signature is no drift
+    found = drift(_then(trainer_state), config.kept())
     now = config.run.known_steps
     lengths = [] if now is None else list(judged(_length_errors(trainer_state, config, now)))
     is_other = stream is not None and stream != trainer_state["data"]["stream"]
@@ -185,6 +185,15 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
             else []
         ),
     ]
+
+
+def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the checkpoint; those that came with a later version have their defaults. A fresh signature is no drift."""
+    try:
+        return check_recipe(trainer_state["config"]).kept()
+    except UserError:  # a setting of it is none any more
+        found: dict[str, Any] = without_secrets(trainer_state["config"])
+        return found
 
 
 def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
