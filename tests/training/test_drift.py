@@ -38,7 +38,7 @@ def test_a_setting_that_came_after_the_checkpoint_had_its_default(tmp_path, run)
     del trainer_state["config"]["data"]["stages"], trainer_state["config"]["data"]["sources"][0]["name"]
     assert check_drift(trainer_state, config, None) == []
     trainer_state["config"]["data"]["of_another_version"] = None
-    with pytest.raises(UserError, match="data.sources"):
+    with pytest.raises(UserError, match="data[.]sources"):
         check_drift(trainer_state, config, None)
 
 
@@ -95,10 +95,19 @@ def test_ranks_with_another_torch_are_refused(tmp_path, ranks):
     assert first == second and " has torch 9.9, rank 0 on " in first[0]
 
 
-def test_of_sources_the_keys_that_have_a_value_are_shown():
-    then, now = ({"data": {"sources": [{"path": "a", "too_long": how, "hub": None}]}} for how in (None, "drop"))
-    (found,) = drift.drift(then, now)
-    assert str(found) == "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a', 'too_long': 'drop'}] now"
+def test_of_sources_the_settings_that_differ_are_shown():
+    def sources(*given):
+        return {"data": {"sources": [{"path": path, "too_long": how, "hub": None} for path, how in given]}}
+
+    (found,) = drift.drift(sources(("a", None), ("b", None)), sources(("a", "drop"), ("c", None)))
+    assert found.key == "data.sources"
+    assert str(found) == (
+        "data.sources[0].too_long: None in the checkpoint, drop now; data.sources[1].path: b in the checkpoint, c now"
+    )
+    (found,) = drift.drift(sources(("a", None)), sources(("a", None), ("b", "drop")))
+    assert str(found) == (
+        "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a'}, {'path': 'b', 'too_long': 'drop'}] now"
+    )
 
 
 def compare_hosts(streams, ahead_s):

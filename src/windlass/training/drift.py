@@ -43,7 +43,20 @@ class Drift:
     now: Any
 
     def __str__(self) -> str:
-        return printable(f"{self.key}: {_given(self.then)} in the checkpoint, {_given(self.now)} now")
+        changes = _changes(self.key, self.then, self.now)
+        return printable("; ".join(f"{key}: {then} in the checkpoint, {now} now" for key, then, now in changes))
+
+
+def _changes(key: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What differs: of two lists of as many sections (sources, groups, stages) their settings one by one."""
+    is_list = isinstance(then, list) and isinstance(now, list) and len(then) == len(now)
+    if is_list and all(isinstance(one, Mapping) for one in (*then, *now)):
+        for number, (old, new) in enumerate(zip(then, now)):
+            before, after = dict(_flat(old)), dict(_flat(new))
+            names = [name for name in before | after if before.get(name) != after.get(name)]
+            yield from ((f"{key}[{number}].{name}", before.get(name), after.get(name)) for name in names)
+    else:
+        yield key, _given(then), _given(now)
 
 
 def _given(value: Any) -> Any:
