@@ -159,7 +159,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data": ("config", "held_out", "files", "packing"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background"),
-    "data.shards": ("mds", "index", "small_files", "cache", "remote", "journal", "growing"),
+    "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),
     "data.sources": (
         "config",
         "scan",
@@ -175,7 +175,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "compression",
     ),
     "data.tokens": ("token_files", "documents", "parts"),
-    "data.stream": ("open_stream", "batch_source", "config", "mixture", "loader", "ledger", "evaluation_set"),
+    "data.stream": ("open_stream", "batch_source", "config", "shares", "loader", "ledger", "evaluation_set"),
     "data.tokenize": (
         "tokenizer",
         "tiktoken_encoder",

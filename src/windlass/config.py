@@ -12,7 +12,8 @@ from pydantic import PrivateAttr, ValidationError, model_validator
 
 from windlass.adapters.config import AdapterConfig
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.data.config import DataConfig, EvaluateConfig
+from windlass.data.config import DataConfig
+from windlass.data.stream.config import EvaluateConfig
 from windlass.errors import UserError, raise_all
 from windlass.hub.config import HubConfig, with_hub_cache
 from windlass.launch.config import LaunchConfig
@@ -128,7 +129,8 @@ class RunConfig(Settings):
             )
 
     def _epochs(self) -> Iterator[UserError]:
-        yield from self.data.errors_beside(self.run.epochs, self.checkpoint.keep_best, self.evaluate.sets)
+        run, best = self.run, self.checkpoint.keep_best
+        yield from self.data.errors_beside(run.epochs, run.known_steps, run.tokens_per_step, best, self.evaluate.sets)
 
     def _hub(self) -> Iterator[UserError]:
         yield from self.hub.errors_beside(self.model.from_, self.data.tokenizer.from_)

@@ -1,10 +1,26 @@
 """Streams over a bare folder of samples, opened by the door that a run uses."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from windlass.data.shards.mds import Folder
 from windlass.data.stream.loader import BatchCut
+from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.open_stream import open_stream
+from windlass.data.stream.shares import Shares, Stage
+
+
+class Mixed(NamedTuple):
+    """Sources of so many shards in shares by `weights`, at first."""
+
+    source_shards: list[int]
+    weights: list[float]
+    later: list = []  # stages of (first sample, weights)
+
+    def order(self, shard_samples, seed, shuffle_window, **more):
+        return Mixture(
+            shard_samples, self.source_shards, Shares([Stage(0, tuple(self.weights))]), seed, shuffle_window, **more
+        )
 
 
 class Bare:
@@ -14,8 +30,7 @@ class Bare:
 
     def __init__(self, source, borders=None, shares=None):
         self._source, self._borders = source, borders
-        counts = [] if shares is None else [shares.shard_sources.count(k) for k in range(len(shares.weights))]
-        self.sets = {"train": SimpleNamespace(source_shards=counts)}
+        self.sets = {"train": SimpleNamespace(source_shards=[] if shares is None else shares.source_shards)}
 
     def shards(self, name, max_missing=0):
         return Folder(self._source, max_missing) if hasattr(self._source, "is_dir") else self._source
@@ -26,22 +41,27 @@ class Bare:
 
 def open_bare(
     source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
-    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, labels=(), **more,
+    borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, labels="abc",
+    kept=None, **more,
 ):  # fmt: skip
-    """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from`: of the checkpoint."""
+    """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from` and `kept`, its
+    shares: of the checkpoint."""
+    labels = labels[: 1 if shares is None else len(shares.weights)] if labels == "abc" else labels
     config = SimpleNamespace(
         sequence_length=sequence_length,
         sequences_per_sample=1,
         shuffle_window=shuffle_window,
         isolate=borders is not None,
-        weights=None if shares is None else shares.weights,
+        mixture=[] if shares is None else [(0, shares.weights), *shares.later],
         max_bad_shards=limit,
         timeout_s=timeout_s,
         order=SimpleNamespace(first_epoch=first_epoch),
-        sources=[SimpleNamespace(label=label) for label in labels],
+        sources=list(labels),
+        labels=list(labels),
     )
     cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)
     state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}
+    state |= {} if kept is None else {"shares": kept}
     return open_stream(Bare(source, borders, shares), config, cut, seed=seed, state=state, **more)
 
 

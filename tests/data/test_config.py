@@ -6,7 +6,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from windlass.data.config import CacheConfig, DataConfig, EvaluateConfig, SourceConfig, TokenizerConfig
+from windlass.data.config import DataConfig, SourceConfig, TokenizerConfig
 from windlass.data.held_out import HeldOutConfig
 
 GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d", "sequence_length": 8}
@@ -31,14 +31,11 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
             {**GOOD, "directory": "simplecache::s3://b/x", "cache": {"directory": "c"}},
             "a chain of file systems",
         ),
-        (CacheConfig, {"directory": "s3://bucket"}, "shards are cached in a local directory"),
         (DataConfig, {**GOOD, "sequence_length": 1}, "greater than or equal to 2"),
         (DataConfig, {**GOOD, "validation": 1.0}, "less than 1"),
         (DataConfig, {**GOOD, "validation": 0}, "greater than 0"),
         (DataConfig, {**GOOD, "validation": {"pth": "v"}}, "pth"),
         (DataConfig, {**GOOD, "shuffle_window": 0}, "greater than or equal to 1"),
-        (EvaluateConfig, {"sets": {"train": {"path": "x"}}}, "cannot be named `train`"),
-        (EvaluateConfig, {"sets": {"../up": {"path": "x"}}}, "`../up` may hold letters, digits"),
         (DataConfig, {**GOOD, "validation": {"bytes": 0}}, "greater than or equal to 1"),
         (
             DataConfig,
@@ -55,7 +52,6 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
             {**GOOD, "validation": {"bytes": 9}, "order": {"first_epoch": "written", "held_out_of": 5}},
             "has no effect with an amount in `validation`, but with a share",
         ),
-        (EvaluateConfig, {"sequences": 0}, "greater than or equal to 1"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_words(model, settings, says):

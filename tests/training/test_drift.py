@@ -32,6 +32,16 @@ def test_a_new_run_has_begun_nothing_and_a_finished_one_its_last_step(tmp_path, 
     assert newest_trainer_state(run)["samples_consumed"] == 8 * tiny.STEPS
 
 
+def test_a_setting_that_came_after_the_checkpoint_had_its_default(tmp_path, run):
+    trainer_state = newest_trainer_state(run)
+    config = check_recipe(trainer_state["config"])
+    del trainer_state["config"]["data"]["stages"], trainer_state["config"]["data"]["sources"][0]["name"]
+    assert check_drift(trainer_state, config, None) == []
+    trainer_state["config"]["data"]["of_another_version"] = None
+    with pytest.raises(UserError, match="data[.]sources"):
+        check_drift(trainer_state, config, None)
+
+
 def test_all_drift_is_listed_at_once(tmp_path, run):
     """The model's, the optimizer's state, and what may be accepted: of that, what is not yet."""
     trainer_state = newest_trainer_state(run)
@@ -45,9 +55,9 @@ def test_all_drift_is_listed_at_once(tmp_path, run):
     assert [error.given for error in caught.value.errors] == [
         "model.rope_theta: None in the checkpoint, 500000.0 now",
         "optim.kind: adamw in the checkpoint, muon now",
-        "optim.beta1: 0.9 in the checkpoint, 0.8 now; run.seed: 4 in the checkpoint, 7 now",
+        "run.seed: 4 in the checkpoint, 7 now; optim.beta1: 0.9 in the checkpoint, 0.8 now",
     ]
-    assert caught.value.errors[2].change.endswith("run.accept_drift=[optim.beta1, run.seed]")
+    assert caught.value.errors[2].change.endswith("run.accept_drift=[run.seed, optim.beta1]")
 
 
 def differ(config, change):
@@ -85,10 +95,19 @@ def test_ranks_with_another_torch_are_refused(tmp_path, ranks):
     assert first == second and " has torch 9.9, rank 0 on " in first[0]
 
 
-def test_of_sources_the_keys_that_have_a_value_are_shown():
-    then, now = ({"data": {"sources": [{"path": "a", "too_long": how, "hub": None}]}} for how in (None, "drop"))
-    (found,) = drift.drift(then, now)
-    assert str(found) == "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a', 'too_long': 'drop'}] now"
+def test_of_sources_the_settings_that_differ_are_shown():
+    def sources(*given):
+        return {"data": {"sources": [{"path": path, "too_long": how, "hub": None} for path, how in given]}}
+
+    (found,) = drift.drift(sources(("a", None), ("b", None)), sources(("a", "drop"), ("c", None)))
+    assert found.key == "data.sources"
+    assert str(found) == (
+        "data.sources[0].too_long: None in the checkpoint, drop now; data.sources[1].path: b in the checkpoint, c now"
+    )
+    (found,) = drift.drift(sources(("a", None)), sources(("a", None), ("b", "drop")))
+    assert str(found) == (
+        "data.sources: [{'path': 'a'}] in the checkpoint, [{'path': 'a'}, {'path': 'b', 'too_long': 'drop'}] now"
+    )
 
 
 def compare_hosts(streams, ahead_s):

@@ -5,7 +5,11 @@ import math
 import pytest
 
 from tests import tiny
+from windlass.commands.data_consumed import consumed
 from windlass.data.prepare.prepare import open_prepared
+from windlass.data.shards.mds import Reader
+from windlass.data.stream.mixture import Mixture
+from windlass.data.stream.shares import Shares, Stage
 from windlass.errors import UserError
 
 
@@ -59,5 +63,35 @@ def test_a_mixture_has_no_epochs(base):
     sources = [{"path": "a", "weight": 1}, {"path": "b", "weight": 3}]
     with pytest.raises(UserError) as caught:
         tiny.recipe(base, data={"sources": sources}, run={"steps": None, "epochs": 2})
-    assert caught.value.given == "run.epochs=2 with 2 sources in data.sources that have weights"
+    assert caught.value.given == "run.epochs=2 with 2 sources in data.sources that are mixed"
     assert "set run.tokens or run.steps" in caught.value.change
+
+
+def test_stages_change_the_shares_and_a_resume_with_others_keeps_each_source_where_it_was(base, ranks, tmp_path):
+    """Step by step: 3 : 1 for three steps of eight samples, then b alone; from the checkpoint of step 6 on, 1 : 1."""
+    tiny.write_corpus(base / "more", documents=30)
+    sources = [{"path": str(base / "corpus"), "name": "a"}, {"path": str(base / "more"), "name": "b"}]
+    data = {"sources": sources, "directory": str(base / "mixed"), "shard_bytes": 4096}  # as of the mixture by weights
+    stages = [{"tokens": 384, "weights": {"a": 3, "b": 1}}, {"weights": {"b": 1}}]
+    whole = tiny.recipe(base, "staged", data={**data, "stages": stages}, run={"steps": 6})
+    (first,) = ranks.run(1, tiny.train, whole)
+    told = derived(whole.run.directory)
+    assert told["source 1"].startswith("a: asked 75 %, gets 75 % (3 of 4 samples); from sample 24 asked 0 %, gets 0 %")
+    others = [*stages[:1], {"tokens": 384, "weights": {"b": 1}}, {"weights": {"a": 1, "b": 1}}]
+    more = {"data": {**data, "stages": others}, "run": {"steps": 9}}
+    refused = ranks.run(1, tiny.refusal, tiny.recipe(base, "staged", **more))[0]
+    assert "data.stages: " in refused and "run.accept_drift=[data.stages]" in refused
+    longer = tiny.recipe(base, "staged", data=more["data"], run={"steps": 9, "accept_drift": ["data.stages"]})
+    halves = ranks.run(2, tiny.train, longer)
+    rows = first["rows"] + [halves[0]["rows"][step] + halves[1]["rows"][step] for step in range(3)]
+    list(consumed(longer.run.directory, tmp_path / "list"))
+    proved = [tuple(map(int, line.split())) for line in (tmp_path / "list").read_text().splitlines()]
+    prepared = open_prepared(longer.data, {})
+    reader, source_shards = Reader(prepared.shards("train")), prepared.sets["train"].source_shards
+    assert [reader.read(*place)[0][:-1].tolist() for place in proved] == [row for step in rows for row in step]
+    owners = ["ab"[shard >= source_shards[0]] for shard, _ in proved]
+    assert [owners[at : at + 8].count("a") for at in range(0, 72, 8)] == [6, 6, 6, 0, 0, 0, 4, 4, 4]
+    never_changed = Mixture(reader.shard_samples, source_shards, Shares([Stage(0, (1.0, 1.0))]), 4, 8).take(0, 100)
+    for name, count in (("a", 30), ("b", 42)):
+        plain = [tuple(place) for place in never_changed.tolist() if "ab"[place[0] >= source_shards[0]] == name]
+        assert [place for place, owner in zip(proved, owners) if owner == name] == plain[:count]

@@ -4,22 +4,25 @@ Everything here is checked when it is made, without touching a file; `prepare` c
 imports no torch.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from windlass.data.held_out import HeldOutConfig
+from windlass.data.shards.config import CacheConfig
 from windlass.data.sources.config import SourceConfig
-from windlass.data.stream.config import OrderConfig
+from windlass.data.stream.config import (
+    OrderConfig,
+    StageConfig,
+    beyond_stages,
+    stage_errors,
+    stage_starts,
+)
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
-from windlass.settings import Count, Settings, Violation
+from windlass.settings import Settings, Violation
 from windlass.units import KIB, MIB
-
-SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-RESERVED_NAMES = ("train", "validation", "tokenizer")
 
 
 def _kind(value: Any) -> str:
@@ -38,24 +41,6 @@ Validation = Annotated[
     | Annotated[SourceConfig, Tag("source")],
     Discriminator(_kind),
 ]
-
-
-class CacheConfig(Settings):
-    """Shards of a preparation at a URL, kept on this host; shared by its ranks and by other jobs."""
-
-    directory: str = Field(min_length=1)
-    """Local directory. `prepare` writes the shards beside it before it copies them to the URL: 2 to 6 bytes per token."""
-    limit_mib: int = Field(default=10240, ge=1)
-    """Largest size of the directory, in MiB: at least one shuffle window and one more shard."""
-    deadline_s: float = Field(default=120.0, ge=1.0, le=86400.0)
-    """Longest wait for one file of the store, in seconds, all attempts together. After it the run ends with an error."""
-
-    @field_validator("directory")
-    @classmethod
-    def _local(cls, directory: str) -> str:
-        if "://" in directory:
-            raise ValueError(f"`directory: {directory}` is a URL; shards are cached in a local directory")
-        return directory
 
 
 class DataConfig(Settings):
@@ -94,6 +79,10 @@ class DataConfig(Settings):
     `--rehash` of `prepare` and `train` sets."""
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
+    stages: list[StageConfig] = []
+    """Shares of the sources that change along the training stream, by tokens, one stage after the other; then no source has a
+    `weight`. A stage ends at its very token, rounded to a sample, and each source goes on where it was. Stages that have not
+    begun, and shares from here on, may change on resume with run.accept_drift=[data.stages]."""
     order: OrderConfig = OrderConfig()
     """The order of the first epoch."""
     timeout_s: float = Field(default=600.0, gt=0)
@@ -118,7 +107,15 @@ class DataConfig(Settings):
         return directory
 
     def rules(self) -> Sequence[Iterator[Violation]]:
-        return self._chat(), self._pairs(), self._held_out(), self._growing(), self._weights(), self._cached()
+        return (
+            self._chat(),
+            self._pairs(),
+            self._held_out(),
+            self._growing(),
+            self._weights(),
+            self._stages(),
+            self._cached(),
+        )
 
     def _named(self) -> list[SourceConfig]:
         return [*self.sources, *([self.validation] if isinstance(self.validation, SourceConfig) else [])]
@@ -185,11 +182,29 @@ class DataConfig(Settings):
                 "`validation.weight` has no effect: weights are shares of the training stream; leave it out"
             )
 
+    def _stages(self) -> Iterator[ValueError]:
+        if self.stages:
+            weights, tokens = (
+                [source.weight for source in self.sources],
+                self.sequence_length * self.sequences_per_sample,
+            )
+            yield from stage_errors(self.stages, weights, self.labels, tokens)
+
     @property
-    def weights(self) -> list[float] | None:
-        """The weights of the sources, where they are mixed."""
-        weights = [source.weight for source in self.sources if source.weight is not None]
-        return weights if len(weights) > 1 else None
+    def labels(self) -> list[str]:
+        """What each source is called."""
+        return [source.label for source in self.sources]
+
+    @property
+    def mixture(self) -> list[tuple[int, tuple[float, ...]]]:
+        """The shares in which sources are mixed: of each stage its first sample, and the weight of each source. None where
+        sources are read one after the other."""
+        if self.stages:
+            starts = stage_starts(self.stages, self.sequence_length * self.sequences_per_sample)
+            own = [tuple(stage.weights.get(label, 0.0) for label in self.labels) for stage in self.stages]
+            return list(zip(starts, own))
+        weights = tuple(source.weight for source in self.sources if source.weight is not None)
+        return [(0, weights)] if len(weights) > 1 else []
 
     def evaluated(self, sets: Mapping[str, SourceConfig]) -> tuple[str, ...]:
         """The names of all validation sets; `validation` comes first, where there is one."""
@@ -214,21 +229,29 @@ class DataConfig(Settings):
     def may_grow(self) -> bool:
         """Whether training may begin before all is prepared. Not from a URL, to which whole preparations are published; nor with
         a mixture, which takes from all sources at once, while they are written one behind the other."""
-        return self.order.first_epoch == "written" and "://" not in self.directory and self.weights is None
+        return self.order.first_epoch == "written" and "://" not in self.directory and not self.mixture
 
     def errors_beside(
-        self, epochs: float | None, keep_best: int, sets: Mapping[str, SourceConfig]
+        self,
+        epochs: float | None,
+        steps: int | None,
+        tokens_per_step: int,
+        keep_best: int,
+        sets: Mapping[str, SourceConfig],
     ) -> Iterator[UserError]:
-        """A UserError where a run's length is in epochs and sources are mixed, or its best checkpoints are kept by no loss."""
+        """A UserError where a run's length is in epochs and sources are mixed, or it goes on behind its stages, or its best
+        checkpoints are kept by no loss."""
+        if steps is not None:
+            yield from beyond_stages(self.stages, steps, tokens_per_step)
         if keep_best and not self.evaluated(sets):
             yield UserError(
                 f"checkpoint.keep_best={keep_best} with data.validation: none and no evaluate.sets",
                 "the best checkpoints are those of the lowest validation loss",
                 "set checkpoint.keep_best=0, hold something out, or add a set to evaluate.sets",
             )
-        if epochs is not None and self.weights is not None:
+        if epochs is not None and self.mixture:
             yield UserError(
-                f"run.epochs={epochs:g} with {len(self.weights)} sources in data.sources that have weights",
+                f"run.epochs={epochs:g} with {len(self.sources)} sources in data.sources that are mixed",
                 "sources of a mixture come round each in its own time, so that the whole has no epochs",
                 "set run.tokens or run.steps; the epochs of each source are printed before the first step",
             )
@@ -251,26 +274,3 @@ class DataConfig(Settings):
             yield ValueError(f"`directory: {self.directory}` is a URL, read through a local cache: add `{change}`")
         if "://" not in self.directory and self.cache is not None:
             yield ValueError("`cache` has no effect on a local directory, which is read in place: leave it out")
-
-
-class EvaluateConfig(Settings):
-    every_steps: Count = Field(default=100, ge=1)
-    """Evaluate every N optimizer steps, and at step 0 and the end."""
-    sequences: int = Field(default=64, ge=1)
-    """Sequences scored per set: the first N of the set, the same ones every time (all, if the set has fewer)."""
-    sets: dict[str, SourceConfig] = Field(default_factory=dict)
-    """Further validation sets by name, besides `validation`."""
-
-    def rules(self) -> Sequence[Iterator[Violation]]:
-        return (self._names(),)
-
-    def _names(self) -> Iterator[ValueError]:
-        for name, source in self.sets.items():
-            if source.weight is not None:
-                yield ValueError(
-                    f"`{name}.weight` has no effect: weights are shares of the training stream; leave it out"
-                )
-            if name in RESERVED_NAMES:
-                yield ValueError(f"a set cannot be named `{name}`: that name is taken; choose another")
-            if not SET_NAME.fullmatch(name):
-                yield ValueError(f"a set's name is a directory's name: `{name}` may hold letters, digits, _ . - only")

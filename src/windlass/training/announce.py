@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from windlass.advice.facts import RunFacts
 from windlass.config import RunConfig, to_yaml
-from windlass.data.stream.mixture import shares_of
+from windlass.data.stream.shares import Shares
 from windlass.model.architecture import Architecture, describe_dropout, parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_parameters, describe_experts, recomputed_flops
@@ -237,11 +238,10 @@ def _describe_data(run: Run) -> dict[str, str]:
     full = f", {100 * train.tokens / (train.tokens + train.padding):.2f} % full" if run.prepared.is_whole else ""
     packing = "best-fit" if any(source.format == "chat" for source in data.sources) else data.packing
     found = {"packing": f"a pair is two sequences{full}" if data.is_preference else f"{packing}{full}; {inside}"}
-    shares = shares_of(train.source_shards, data.weights)
-    if shares is not None:
-        samples = [shard.num_samples for shard in run.source.shards]
-        names = [source.label for source in data.sources]
-        lines = shares.lines(names, samples, run.total_steps * run.config.samples_per_step)
+    if (facts := run.source.entry().get("shares")) is not None:
+        samples = iter([shard.num_samples for shard in run.source.shards])
+        sizes = [sum(islice(samples, number)) for number in train.source_shards]
+        lines = Shares.of(facts).lines(data.labels, sizes, run.total_steps * run.config.samples_per_step)
         found |= {f"source {number}": line for number, line in enumerate(lines, 1)}
     return found
 

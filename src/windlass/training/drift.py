@@ -43,7 +43,20 @@ class Drift:
     now: Any
 
     def __str__(self) -> str:
-        return printable(f"{self.key}: {_given(self.then)} in the checkpoint, {_given(self.now)} now")
+        changes = _changes(self.key, self.then, self.now)
+        return printable("; ".join(f"{key}: {then} in the checkpoint, {now} now" for key, then, now in changes))
+
+
+def _changes(key: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """What differs: of two lists of as many sections (sources, groups, stages) their settings one by one."""
+    is_list = isinstance(then, list) and isinstance(now, list) and len(then) == len(now)
+    if is_list and all(isinstance(one, Mapping) for one in (*then, *now)):
+        for number, (old, new) in enumerate(zip(then, now)):
+            before, after = dict(_flat(old)), dict(_flat(new))
+            names = [name for name in before | after if before.get(name) != after.get(name)]
+            yield from ((f"{key}[{number}].{name}", before.get(name), after.get(name)) for name in names)
+    else:
+        yield key, _given(then), _given(now)
 
 
 def _given(value: Any) -> Any:
@@ -169,7 +182,7 @@ def begun(config: RunConfig) -> dict[str, Any] | None:
 def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | None) -> list[str]:
     """Sentences on settings, length and data that changed since the checkpoint, and may. Raises one UserError for all that may
     not. `stream`: that of the data as it is now (Prepared.stream); None where it is not known yet, and not judged."""
-    found = drift(without_secrets(trainer_state["config"]), config.kept())  # a fresh signature is no drift
+    found = drift(_then(trainer_state), config.kept())
     now = config.run.known_steps
     lengths = [] if now is None else list(judged(_length_errors(trainer_state, config, now)))
     is_other = stream is not None and stream != trainer_state["data"]["stream"]
@@ -185,6 +198,15 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
             else []
         ),
     ]
+
+
+def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of the checkpoint; those that came with a later version have their defaults. A fresh signature is no drift."""
+    try:
+        return check_recipe(trainer_state["config"]).kept()
+    except UserError:  # a setting of it is none any more
+        found: dict[str, Any] = without_secrets(trainer_state["config"])
+        return found
 
 
 def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:

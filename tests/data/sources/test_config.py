@@ -3,9 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from windlass.data.config import DataConfig, EvaluateConfig, SourceConfig
+from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.sources.scan import scan
 from windlass.data.sources.source_files import source_of
+from windlass.data.stream.config import EvaluateConfig
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def data(**settings):
 
 
 def test_all_sources_have_a_weight_or_none_has():
-    assert data(sources=[{"path": "a", "weight": 1}]).weights is None, "one source alone is no mixture"
-    assert data(sources=[{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}]).weights == [3.0, 0.5]
-    assert data(sources=[{"path": "a"}, {"path": "b"}]).weights is None
+    assert data(sources=[{"path": "a", "weight": 1}]).mixture == [], "one source alone is no mixture"
+    assert data(sources=[{"path": "a", "weight": 3}, {"path": "b", "weight": 0.5}]).mixture == [(0, (3.0, 0.5))]
+    assert data(sources=[{"path": "a"}, {"path": "b"}]).mixture == []
     with pytest.raises(ValidationError, match="1 of 2 sources have a `weight`; all have one"):
         data(sources=[{"path": "a", "weight": 3}, {"path": "b"}])
 

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from tests.data.conftest import data_config
 from windlass.data.prepare.manifest import settings_of
-from windlass.data.stream.config import OrderConfig
+from windlass.data.stream.config import EvaluateConfig, OrderConfig, StageConfig, beyond_stages
 
 
 def refused(tmp_path, **settings):
@@ -51,3 +51,87 @@ def test_the_order_decides_nothing_of_what_lies_on_disk_but_what_is_held_out(tmp
     held_out = settings_of(data_config(tmp_path, order={**written, "held_out_of": 9}), {})
     assert plain == in_order and held_out == {**plain, "held_out_of": 9}
     assert plain["sources"][0]["grows_until"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"sets": {"train": {"path": "x"}}}, "cannot be named `train`"),
+        ({"sets": {"../up": {"path": "x"}}}, "`../up` may hold letters, digits"),
+        ({"sequences": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_validation_set_is_refused_in_words(settings, says):
+    with pytest.raises(ValidationError) as caught:
+        EvaluateConfig.model_validate(settings)
+    assert says in str(caught.value)
+
+
+SOURCES = [{"path": "w/*.txt", "name": "web"}, {"path": "notes.txt"}]
+
+
+def test_stages_begin_at_their_sample_and_name_sources_by_name_or_path(tmp_path):
+    stages = [{"tokens": "1k", "weights": {"web": 3, "notes.txt": 1}}, {"tokens": 40, "weights": {"web": 1}}]
+    stages += [{"weights": {"notes.txt": 0.5}}]
+    found = data_config(tmp_path, sources=SOURCES, stages=stages, sequence_length=16)
+    assert found.mixture == [(0, (3.0, 1.0)), (62, (1.0, 0.0)), (65, (0.0, 0.5))], "1000 / 16 and 1040 / 16 samples"
+    assert found.labels == ["web", "notes.txt"] and not data_config(tmp_path, sources=SOURCES).mixture
+
+
+def test_stages_and_names_decide_nothing_of_what_is_on_disk_but_that_sources_are_mixed(tmp_path):
+    weighted = [{**source, "weight": 2} for source in SOURCES]
+    stages = [{"weights": {"web": 3, "notes.txt": 1}}]
+    plain = settings_of(data_config(tmp_path, sources=weighted), {})
+    assert plain == settings_of(data_config(tmp_path, sources=SOURCES, stages=stages), {})
+    unnamed = [{"path": "w/*.txt", "weight": 1}, {"path": "notes.txt", "weight": 1}]
+    assert plain == settings_of(data_config(tmp_path, sources=unnamed), {})
+    assert plain != settings_of(data_config(tmp_path, sources=SOURCES), {})
+
+
+BOTH = {"web": 1, "notes.txt": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stages": [{"weights": {}}]}, "at least 1 item"),
+        ({"stages": [{"weights": {"web": -1, "notes.txt": 1}}]}, "`web: -1` in `weights`; a share is 0 or more"),
+        ({"stages": [{"weights": {"web": 0}}]}, "all `weights` are 0; a stage reads at least one source"),
+        ({"stages": [{"weights": {"web": 1}}], "sources": SOURCES[:1]}, "`stages` has no effect on one source"),
+        (
+            {"stages": [{"weights": {"a": 1}}], "sources": [{"path": "a"}, {"path": "a", "rows": "1:"}]},
+            "`stages` finds sources by name, and 2 are `a`: give each its own `name`",
+        ),
+        (
+            {"stages": [{"weights": BOTH}], "sources": [{**source, "weight": 2} for source in SOURCES]},
+            "web has `weight: 2`, and `stages` gives the shares: leave one of them out",
+        ),
+        (
+            {"stages": [{"weights": {**BOTH, "wbe": 1, "code": 2}}]},
+            "`stages` has a weight of `wbe`, `code`, and the sources are `web`, `notes.txt`",
+        ),
+        (
+            {"stages": [{"weights": {"web": 1, "notes.txt": 0}}]},
+            "no stage reads notes.txt: give it a weight, or take it out",
+        ),
+        (
+            {"stages": [{"weights": BOTH}, {"tokens": 900, "weights": BOTH}]},
+            "`stages[0]` has no `tokens`; only the last stage may leave them out",
+        ),
+        (
+            {"stages": [{"tokens": 900, "weights": BOTH}, {"tokens": 3, "weights": BOTH}, {"weights": BOTH}]},
+            "`stages[1].tokens: 3` is no sample, which has 16 tokens; give the stage more",
+        ),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_in_words(tmp_path, changes, said):
+    assert said in refused(tmp_path, **{"sources": SOURCES, "sequence_length": 16, **changes})
+
+
+def test_a_run_ends_with_its_last_stage():
+    stages = [StageConfig(tokens=960, weights={"a": 1}), StageConfig(tokens=65, weights={"b": 1})]
+    assert not list(beyond_stages(stages, 33, 32)), "1056 tokens: the last step is rounded up"
+    assert not list(beyond_stages([*stages[:1], StageConfig(weights={"b": 1})], 10**9, 32))
+    (error,) = beyond_stages(stages, 34, 32)
+    assert error.given == "data.stages end at 1025 tokens, and the run has 1088"
+    assert "leave `tokens` of the last stage out" in error.change

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from tests.data.shards.test_mds import write
-from tests.data.streams import open_bare
+from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.mds import Folder, Reader
 from windlass.data.stream.ledger import Span, chain, fingerprint, samples, samples_before, span_before, spans, waited_s
-from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
 
@@ -23,7 +22,7 @@ def opening(folder, kind, step, consumed, per_step, shares=None, written=False, 
     counts = [shard.num_samples for shard in folder.shards]
     order = Order(counts, 7, 2, written=written)
     if shares is not None:
-        order = Mixture(counts, shares.shard_sources, shares.weights, 7, 2)
+        order = shares.order(counts, 7, 2)
     position = {"samples_consumed": consumed, "samples_per_step": per_step}
     return {
         "kind": kind,
@@ -55,7 +54,7 @@ def test_a_run_with_a_resume_and_another_batch_expands_to_what_the_loader_gave(f
 
 
 def test_a_mixture_expands_to_what_the_loader_gave(folder):
-    shares = Shares([0] * 3 + [1] * (len(folder.shards) - 3), [3.0, 1.0])
+    shares = Mixed([3, len(folder.shards) - 3], [3.0, 1.0])
     events = [opening(folder, "start", 0, 0, 6, shares=shares), {"kind": "end", "step": 20}]
     events = json.loads(json.dumps(events))
     reader = Reader(folder)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.streams import open_bare
+from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.mds import Reader, Writer
 from windlass.data.stream.collate import sample_keys
 from windlass.data.stream.loader import BATCHES_AHEAD, Loader
-from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.errors import BadShard
 
@@ -264,8 +263,8 @@ def test_it_draws_from_no_global_generator(directory):
 @pytest.mark.parametrize("batch_ranks", [1, 2, 4])
 def test_a_mixture_is_one_stream_for_every_layout_and_over_a_resume(directory, batch_ranks, accumulation):
     num_shards = len(Reader(directory).shards)
-    shares = Shares([int(shard >= 2) for shard in range(num_shards)], [3.0, 1.0])
-    mixture = Mixture(Reader(directory).shard_samples, shares.shard_sources, shares.weights, 17, 2)
+    shares = Mixed([2, num_shards - 2], [3.0, 1.0])
+    mixture = shares.order(Reader(directory).shard_samples, 17, 2)
     starts = np.concatenate([[0], np.cumsum(Reader(directory).shard_samples)])
     wanted = [int(starts[shard]) + row for shard, row in mixture.take(0, 64).tolist()]
     found = []

@@ -1,20 +1,22 @@
 """The door wraps the loader only in what the recipe asks for."""
 
+import json
+
 import pytest
 
 from tests.data.shards.test_mds import write
-from tests.data.streams import open_bare
+from tests.data.streams import Mixed, open_bare
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Folder
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
 from windlass.data.stream.loader import Loader
-from windlass.data.stream.mixture import Mixture, Shares
+from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
 from windlass.errors import Unavailable
 
 WRITTEN = {"first_epoch": "written"}
-HALVES = Shares([0] * 4 + [1] * 4, [1.0, 1.0])
+HALVES = Mixed([4, 4], [1.0, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -111,4 +113,49 @@ def test_a_batch_that_does_not_come_names_shard_directory_and_source(folder, mon
     named = {shard.stored.name: k for k, shard in enumerate(source.shards) if shard.stored.name in given}
     assert named, given
     for name, number in named.items():
-        assert f"{name} of here (source {said[0 if shares is None else shares.shard_sources[number]]})" in given
+        assert f"{name} of here (source {said[0 if shares is None else number // 4]})" in given
+
+
+def rows_of(source, batches):
+    """The ids of each sample, in order; closes it."""
+    found = [row for _ in range(batches) for row in source.next()[0]["input_ids"].tolist()]
+    source.close()
+    return found
+
+
+def test_shares_change_at_their_sample_and_on_resume_and_sources_go_on(folder):
+    """Two of three samples from the first half, from sample 9 on none, then, after a resume with other weights, half."""
+    alone = [rows_of(open_bare(folder, 8, 2, 7, shares=Mixed([4, 4], weights)), 30) for weights in ([1, 0], [0, 1])]
+    staged = Mixed([4, 4], [2.0, 1.0], [(9, [0.0, 1.0])])
+    first = open_bare(folder, 8, 2, 7, shares=staged)
+    found = [row for _ in range(6) for row in first.next()[0]["input_ids"].tolist()]
+    state = json.loads(json.dumps(first.state()))
+    first.close()
+    same = open_bare(folder, 8, 2, 7, shares=staged, consumed=12, kept=state["shares"])
+    whole = open_bare(folder, 8, 2, 7, shares=staged)
+    assert same.entry()["shares"] == whole.entry()["shares"] and same.state() == {
+        **whole.state(),
+        "samples_consumed": 12,
+    }
+    assert found + rows_of(same, 6) == rows_of(whole, 12)
+    said = []
+    halves = open_bare(folder, 8, 2, 7, shares=HALVES, consumed=12, kept=state["shares"], log=said.append)
+    again = open_bare(folder, 8, 2, 7, shares=HALVES, consumed=12, kept=halves.state()["shares"], log=said.append)
+    assert halves.entry() == again.entry() and halves.entry()["shares"]["taken"] == [6, 6]
+    again.close()
+    found += rows_of(halves, 4)
+    owners = [[], []]
+    for row in found:
+        owners[row in alone[1]].append(row)
+    assert len(found) == 20 and owners == [alone[0][:10], alone[1][:10]]
+    assert said == ["other shares from sample 12 on; a goes on at its sample 6, b goes on at its sample 6"]
+
+
+def test_a_source_with_other_shards_begins_anew(folder):
+    before = open_bare(folder, 8, 2, 7, shares=HALVES)
+    before.close()
+    kept = before.state()["shares"]
+    kept["sources"][1] = "another"
+    source = open_bare(folder, 8, 2, 7, shares=HALVES, consumed=12, kept=kept)
+    source.close()
+    assert source.entry()["shares"] == {"stages": [[12, [1.0, 1.0]]], "taken": [6, 0]}

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from tests.data.streams import open_bare
+from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.cache import Cache
 from windlass.data.shards.mds import Folder, Reader, Writer
 from windlass.data.shards.remote import Remote
-from windlass.data.stream.mixture import Mixture, Shares
 from windlass.data.stream.order import Order
 from windlass.object_store import Store
 
@@ -40,7 +39,7 @@ def write(directory):
 def wanted_order(reader, shares):
     order = Order(reader.shard_samples, SEED, WINDOW)
     if shares is not None:
-        order = Mixture(reader.shard_samples, shares.shard_sources, shares.weights, SEED, WINDOW)
+        order = shares.order(reader.shard_samples, SEED, WINDOW)
     return order.take(0, STEPS * GLOBAL_BATCH)
 
 
@@ -143,7 +142,7 @@ def folder(tmp_path_factory):
 
 def local(folder, kind):
     num_shards = len(Reader(folder).shards)
-    shares = Shares([int(shard >= SHARES_AT) for shard in range(num_shards)], [3.0, 1.0]) if kind == "mixture" else None
+    shares = Mixed([SHARES_AT, num_shards - SHARES_AT], [3.0, 1.0]) if kind == "mixture" else None
     met = wanted_order(Reader(folder), shares)[:, 0].tolist()
     left_out = {bad: met.index(bad) // GLOBAL_BATCH * GLOBAL_BATCH for bad in (4, 1)} if kind == "left out" else None
     return Place(folder, lambda rank: Folder(folder), shares, left_out)

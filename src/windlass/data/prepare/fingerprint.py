@@ -18,7 +18,7 @@ ALGORITHM_VERSION = 2  # raise it when the same sources and settings give other 
 
 def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[str, Any]:
     """The settings that decide what is on disk. `directory`, `cache`, `shuffle_window` and `isolate` do not, nor does the
-    tokenizer's revision, whose files are hashed. Of weights it counts only that there are some."""
+    tokenizer's revision, whose files are hashed, nor a source's name. Of shares it counts only that there are some."""
     unread: dict[str, bool | set[str]] = {
         "directory": True,
         "cache": True,
@@ -27,6 +27,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "max_bad_shards": True,
         "timeout_s": True,
         "order": True,
+        "stages": True,
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
@@ -34,11 +35,12 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         del settings["compression"]
     settings["held_out_of"] = config.order.held_out_of
     for source in settings["sources"]:
-        source["weight"] = config.weights is not None
+        source["weight"] = bool(config.mixture)
     settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}
     for source in (*settings["sources"], settings["validation"], *settings["sets"].values()):
         if isinstance(source, dict) and "format" in source:  # else an amount to hold out
             del source["max_row_mib"]  # a limit decides what is refused, not what is written
+            del source["name"]
             if source["bad_rows"]["at_most"] == 0:  # as before there was the setting
                 del source["bad_rows"]
             else:

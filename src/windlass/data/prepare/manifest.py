@@ -250,5 +250,5 @@ def open_prepared(config: DataConfig, sets: Mapping[str, SourceConfig], found: P
         if found is None:
             check_shards(prepared, config.max_bad_shards)
     else:
-        prepared.remote.check_window("train", config.shuffle_window, len(config.weights or [1]))
+        prepared.remote.check_window("train", config.shuffle_window, len(config.sources) if config.mixture else 1)
     return prepared

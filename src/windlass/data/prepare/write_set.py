@@ -66,7 +66,7 @@ def write_set(
 ) -> SetInfo:
     """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill."""
     eos_id, T = tokenizer.eos_id, config.sequence_length
-    is_mixed = config.weights is not None and directory.name == "train"
+    is_mixed = bool(config.mixture) and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
     counted = CountedSet(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
     # a run may wait for the next shard of a set that grows: encode no more than one at once
@@ -96,7 +96,7 @@ def write_set(
             max_documents = max(max_documents, packing.most_documents(*rows))
         shards.append(writer.end_shard() - sum(shards))
         if not shards[-1] and is_mixed:
-            given = f"data.sources[{len(shards) - 1}] has a weight, and no text for training"
+            given = f"data.sources[{len(shards) - 1}] is mixed with others, and has no text for training"
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])

@@ -3,6 +3,7 @@
 mds          the shard format: writer and verified reader
 index        index.json, checked; hashes; compressed shards
 small_files  tokenizer and index files of a preparation, known by their hashes
+config       the recipe's `data.cache`
 cache        a bounded local cache of shards, shared by ranks and jobs
 remote       a preparation at a URL: published whole, read through the cache
 journal      which shards of a growing set are complete

@@ -128,6 +128,8 @@ class SourceConfig(Settings):
     weight: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Share of this source in the training stream, against the weights of the others. All sources have one or none has: without,
     sources are read one behind the other."""
+    name: str | None = Field(default=None, min_length=1)
+    """What messages and `data.stages` call the source; its path or name in the hub if not given."""
 
     @field_validator("format", mode="before")
     @classmethod
@@ -271,5 +273,7 @@ class SourceConfig(Settings):
     @property
     def label(self) -> str:
         """The source in a sentence."""
+        if self.name is not None:
+            return self.name
         name = redacted(self.hub or self.builtin or ", ".join(self.paths))
         return name if self.subset is None else f"{name} ({self.subset})"

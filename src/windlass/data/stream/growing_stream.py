@@ -63,6 +63,9 @@ class WrittenOrder:
     def facts(self) -> dict[str, Any]:
         return self._order.facts()
 
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
     def take(self, start: int, count: int) -> np.ndarray:
         """As `Order.take`, once all positions up to the end are known. Raises UserError, BadShard."""
         self._end = start + count

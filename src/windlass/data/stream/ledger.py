@@ -24,6 +24,7 @@ import xxhash
 from windlass.data.shards.index import Shard
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
+from windlass.data.stream.shares import Shares
 from windlass.errors import UserError
 
 RESTARTS = ("start", "resume")
@@ -40,7 +41,8 @@ class Span(NamedTuple):
     shuffle_window: int
     source_shards: tuple[int, ...] = ()
     """Of a mixture: shards of each source, one source behind the other."""
-    weights: tuple[float, ...] = ()
+    shares: Mapping[str, Any] | None = None
+    """Theirs (`Shares.facts`)."""
     left_out: tuple[tuple[int, int], ...] = ()
     """(shard, position): from that position on its samples count no target."""
     written: bool = False
@@ -132,7 +134,7 @@ def samples_before(entry: Mapping[str, Any], end: int, num_samples: int, shards:
 
 
 def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> Span:
-    mixture = tuple(current.get("source_shards", ())), tuple(current.get("weights", ()))
+    mixture = tuple(current.get("source_shards", ())), current.get("shares")
     facts = current["shards"], current["seed"], current["shuffle_window"]
     return Span(
         current["samples_consumed"],
@@ -185,9 +187,9 @@ def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tu
 
 
 def _order(span: Span, counts: list[int]) -> Order | Mixture:
-    if span.weights:
-        sources = [source for source, number in enumerate(span.source_shards) for _ in range(number)]
-        return Mixture(counts, sources, span.weights, span.seed, span.shuffle_window, written=span.written)
+    if span.shares is not None:
+        shares = Shares.of(span.shares)
+        return Mixture(counts, span.source_shards, shares, span.seed, span.shuffle_window, written=span.written)
     order = Order(counts, span.seed, span.shuffle_window, written=span.written, is_complete=span.is_complete)
     if order.end is not None and span.end > order.end:
         given = f"the run consumed samples up to {span.end}, and says which shards there were up to {order.end}"

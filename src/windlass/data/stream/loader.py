@@ -46,6 +46,9 @@ class StreamOrder(Protocol):
     def facts(self) -> dict[str, Any]:
         """What this order is a function of, besides the shards: fields of the run's events, from which it can be made again."""
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, besides the position."""
+
 
 @dataclass(frozen=True)
 class BatchCut:
@@ -152,7 +155,7 @@ class Loader:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the stream."""
-        return {"samples_consumed": self.consumed}
+        return {"samples_consumed": self.consumed, **self._order.state()}
 
     def entry(self) -> dict[str, Any]:
         """What a start or resume writes under `data` in the run's events."""

@@ -1,6 +1,6 @@
 """The door: prepared data and a recipe -> the stream of global batches that a run trains on, with what the recipe asks for.
 
-    order     Order; Mixture where sources have weights; WrittenOrder where training begins while data is prepared
+    order     Order; Mixture where sources are mixed; WrittenOrder where training begins while data is prepared
     reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
     batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample
     source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
@@ -9,9 +9,10 @@ A feature is one object that the others do not know. A new one goes into the lay
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from windlass.data.config import DataConfig
@@ -23,9 +24,11 @@ from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.collate import add_keys, batches_of, changed_batches, check_length
 from windlass.data.stream.evaluation_set import ChangeBatch, unchanged
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
+from windlass.data.stream.ledger import fingerprint
 from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
-from windlass.data.stream.mixture import Mixture, shares_of
+from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
+from windlass.data.stream.shares import Shares, Stage
 from windlass.data.stream.skipping_stream import (
     OneRank,
     RankAgreement,
@@ -58,7 +61,7 @@ def open_stream(
     """
     state, sequences = state or {}, config.sequences_per_sample
     reader = _open_reader(prepared, config)
-    order, written = _order(prepared, config, reader, seed, state.get("read_from"))
+    order, written = _order(prepared, config, reader, seed, state, log)
     skipping = None
     if config.max_bad_shards or state.get("skipped"):
         since = dict(state.get("skipped", ()))
@@ -86,17 +89,16 @@ def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[
     where they are not mixed by weights."""
 
     def name(shard: int) -> str:
-        shares = shares_of(prepared.sets["train"].source_shards, config.weights)
-        held = config.sources if shares is None else [config.sources[shares.shard_sources[shard]]]
-        more = f" and {len(held) - MOST_NAMED} more" * (len(held) > MOST_NAMED)
-        sources = ", ".join(source.label for source in held[:MOST_NAMED]) + more
+        ends = np.cumsum(prepared.sets["train"].source_shards)
+        held = [config.labels[int(np.searchsorted(ends, shard, "right"))]] if config.mixture else config.labels
+        sources = ", ".join(held[:MOST_NAMED]) + f" and {len(held) - MOST_NAMED} more" * (len(held) > MOST_NAMED)
         return f"{reader.shards[shard].stored.name} of {prepared.where} (source {sources})"
 
     return name
 
 
 def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
-    windows = len(config.weights or [1])  # each source of a mixture has a window open
+    windows = len(config.sources) if config.mixture else 1  # each source of a mixture has a window open
     source = wait_for_first_shard(prepared.shards("train", max_missing=config.max_bad_shards))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
@@ -104,18 +106,43 @@ def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
 
 
 def _order(
-    prepared: Prepared, config: DataConfig, reader: Reader, seed: int, read_from: Mapping[str, Any] | None
+    prepared: Prepared,
+    config: DataConfig,
+    reader: Reader,
+    seed: int,
+    state: Mapping[str, Any],
+    log: Callable[[str], None],
 ) -> tuple[StreamOrder, WrittenOrder | None]:
     """The order; a second time, where it may still grow."""
     samples, window = reader.shard_samples, config.shuffle_window
     is_written = config.order.first_epoch == "written"
-    shares = shares_of(prepared.sets["train"].source_shards, config.weights)
-    if shares is not None:
-        return Mixture(samples, shares.shard_sources, shares.weights, seed, window, written=is_written), None
+    if config.mixture:
+        source_shards = prepared.sets["train"].source_shards
+        ends = np.cumsum(source_shards).tolist()
+        digests = [fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
+        shares = _shares(config, digests, state, log)
+        return Mixture(samples, source_shards, shares, seed, window, written=is_written, digests=digests), None
     if is_written:
-        written = WrittenOrder(reader, seed, window, read_from, refused=other_stream(prepared.where))
+        written = WrittenOrder(reader, seed, window, state.get("read_from"), refused=other_stream(prepared.where))
         return written, written
     return Order(samples, seed, window), None
+
+
+def _shares(config: DataConfig, digests: Sequence[str], state: Mapping[str, Any], log: Callable[[str], None]) -> Shares:
+    """The recipe's; of a run that goes on, each source from where it is."""
+    planned = Shares([Stage(*stage) for stage in config.mixture])
+    if "shares" not in state:
+        return planned
+    kept, position = state["shares"], state["samples_consumed"]
+    is_same = [now == then for now, then in zip(digests, kept["sources"])]
+    found = planned.continued(Shares.of(kept), position, is_same)
+    if found.facts() != {key: kept[key] for key in found.facts()}:
+        goes_on = zip(config.labels, found.taken(position).tolist())
+        log(
+            f"other shares from sample {position} on; "
+            + ", ".join(f"{label} goes on at its sample {n}" for label, n in goes_on)
+        )
+    return found
 
 
 def _borders(prepared: Prepared, written: WrittenOrder | None) -> Callable[[], Borders]:

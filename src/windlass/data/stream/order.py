@@ -86,6 +86,10 @@ class Order:
         first_epoch = {"first_epoch": "written"} if self.written else {}
         return {"seed": self.seed, "shuffle_window": self.shuffle_window, **first_epoch}
 
+    def state(self) -> dict[str, Any]:
+        """Nothing: the position is all."""
+        return {}
+
     def _enter_epoch(self, epoch: int) -> None:
         self._epoch = epoch
         num_shards = len(self._shard_samples)

@@ -76,6 +76,9 @@ class SkippingReader:
     def facts(self) -> dict[str, Any]:
         return self._order.facts()
 
+    def state(self) -> dict[str, Any]:
+        return self._order.state()
+
     def take(self, start: int, count: int) -> np.ndarray:
         places_N2 = self._order.take(start, count)
         self._found = {}
