@@ -139,6 +139,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands": (
         "evaluate",
         "generate",
+        "prompts",
         "tasks",
         "export",
         "smoke",

@@ -25,7 +25,7 @@ from windlass.objectives.config import ObjectiveConfig
 from windlass.optim.config import OptimConfig
 from windlass.other_names.answers import other_names
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.batch import batch_errors
+from windlass.parallel.rules.batch import batch_errors, sequence_errors
 from windlass.parallel.rules.check_layout import Beside, layout_errors
 from windlass.precision.config import POLICIES, PrecisionConfig
 from windlass.recipe import apply_override, parse_yaml, recipe_text, with_environment
@@ -67,7 +67,12 @@ class RunConfig(Settings):
     def micro_batch(self) -> int:
         """Sequences per rank in one forward; where `auto` is not chosen yet, the least."""
         given = getattr(self.run, "micro_batch", 1)  # wrong sections are not there
-        return getattr(self.data, "sequences_per_sample", 1) if given == "auto" else given
+        return self._per_sample if given == "auto" else given
+
+    @property
+    def _per_sample(self) -> int:
+        found: int = getattr(self.data, "sequences_per_sample", 1)
+        return found
 
     @property
     def prepares_beside(self) -> bool:
@@ -118,15 +123,10 @@ class RunConfig(Settings):
         yield from optim.errors_beside(parallel.offload)
 
     def _whole_sequences(self) -> Iterator[UserError]:
-        tokens, length = self.run.tokens_per_step, self.data.sequence_length
-        if tokens % length:
-            below = tokens // length * length
-            choices = f"{below} or {below + length}" if below else str(length)
-            yield UserError(
-                f"run.tokens_per_step={tokens} with data.sequence_length={length}",
-                f"a global batch is whole sequences, and {tokens} / {length} = {tokens / length:.2f}",
-                f"the nearest that divide: run.tokens_per_step={choices}",
-            )
+        layout: Any = {"replicate": 1, "shard": 1, "schedule": "1f1b", "pp": 1}  # wrong settings are not there
+        replicate, shard, schedule, pp = (getattr(self.parallel, key, usual) for key, usual in layout.items())
+        together = self.micro_batch * replicate * max(1, shard)
+        yield from sequence_errors(self.run.tokens_per_step, self.data.sequence_length, together, schedule, pp)
 
     def _epochs(self) -> Iterator[UserError]:
         run, best = self.run, self.checkpoint.keep_best
@@ -211,7 +211,8 @@ class RunConfig(Settings):
     def accumulation(self, batch_ranks: int) -> int:
         """Micro-batches per rank and step, where `batch_ranks` ranks hold different samples. Raises UserError."""
         batch = (self.run.tokens_per_step, self.data.sequence_length, self.micro_batch)
-        for error in batch_errors(*batch, batch_ranks, self.parallel.schedule, self.parallel.pp):
+        parallel, per_sample = self.parallel, self._per_sample
+        for error in batch_errors(*batch, batch_ranks, parallel.schedule, parallel.pp, per_sample=per_sample):
             raise error
         return self.sequences_per_step // (self.micro_batch * batch_ranks)
 
@@ -224,6 +225,7 @@ class RunConfig(Settings):
             tokens_per_step=getattr(self.run, "tokens_per_step", None),
             micro_batch=self.micro_batch,
             is_micro_batch_auto=getattr(self.run, "micro_batch", 1) == "auto",
+            sequences_per_sample=self._per_sample,
             adds_in_bf16=getattr(self.precision, "gradients", None) == "bf16",
             is_nf4=getattr(self.adapter, "base", "plain") == "nf4",
         )

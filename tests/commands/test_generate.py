@@ -11,7 +11,7 @@ import torch
 from tests import tiny
 from windlass.cli import main as cli
 from windlass.commands import generate as of_generate
-from windlass.commands.generate import ChatWriter, Sampling, choose, converse, generate, read_prompts, sample
+from windlass.commands.generate import ChatWriter, Sampling, choose, converse, generate, sample
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
 from windlass.model.cache import KVCache
@@ -158,18 +158,6 @@ def test_more_prompts_than_rows_go_batch_by_batch(monkeypatch):
     assert rows == [16, 16, 3] and found[20] == sample(saved, prompts[20:21], set(), Sampling(2, 0))[0]
 
 
-def test_prompts_are_read_one_a_line(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("the ship\n\n  a rope \n")
-    assert read_prompts(file) == ["the ship", "  a rope "]
-    for content, said in ((b"\n \n", "no line with text"), (b"\xff", "UTF-8")):
-        file.write_bytes(content)
-        with pytest.raises(UserError, match=said):
-            read_prompts(file)
-    with pytest.raises(UserError, match="No such file"):
-        read_prompts(tmp_path / "none")
-
-
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -233,3 +221,74 @@ def test_what_a_conversation_cannot_be_is_refused(chatting, exported):
         ChatWriter(open_saved(exported.directory))
     with pytest.raises(UserError, match="holds <end> in the words of the user"):
         generate(chatting, ["a <end> b"], Sampling(), chat=True)
+
+
+def test_a_text_is_cut_to_its_end_where_it_leaves_no_room(run, capsys):
+    long, greedy = "the ship " * 60, Sampling(max_tokens=20, temperature=0)
+    tokenizer, _ = open_tokenizer(open_saved(run).tokenizer_directory)
+    end = tokenizer.decode(tokenizer.encode(long).ids[-44:])
+    cut, whole, short = generate(run, [long, end, "deck"], greedy, cut_prompt=True)
+    assert cut == whole == generate(run, [end], greedy)[0] and short == generate(run, ["deck"], greedy)[0]
+    assert capsys.readouterr().err == f"a prompt of {len(tokenizer.encode(long).ids)} tokens is cut to its last 44\n"
+    (half,) = generate(run, [long], Sampling(max_tokens=500, temperature=0), cut_prompt=True)
+    assert half == generate(run, [tokenizer.decode(tokenizer.encode(long).ids[-32:])], Sampling(500, 0))[0]
+
+
+def asked_of(chatting, monkeypatch, asked, **options):
+    """What the model reads for `asked`, as text."""
+    seen = []
+    monkeypatch.setattr(
+        of_generate, "sample", lambda _saved, prompts, *_: seen.extend(prompts) or [[] for _ in prompts]
+    )
+    generate(chatting, asked, Sampling(max_tokens=24), chat=True, **options)
+    tokenizer, _ = open_tokenizer(chatting)
+    return [tokenizer.decode(ids, skip_special_tokens=False) for ids in seen]
+
+
+def test_messages_are_a_prompt_of_a_chat_and_of_nothing_else(chatting, monkeypatch, run):
+    said = [{"role": "system", "content": "slow"}, {"role": "user", "content": "a rope"}]
+    assert asked_of(chatting, monkeypatch, [said, "deck"]) == [
+        "[system]slow<end>[user]a rope<end>[assistant]",
+        "[user]deck<end>[assistant]",
+    ]
+    with pytest.raises(UserError, match="a list of messages as a prompt"):
+        generate(run, [said])
+
+
+def test_of_a_long_chat_the_oldest_turns_go_and_then_the_middle_of_the_question(chatting, monkeypatch, capsys):
+    turns = [{"role": role, "content": word} for word in ("ship", "deck") for role in ("user", "assistant")]
+    said = [{"role": "system", "content": "slow"}, *turns, {"role": "user", "content": "a rope"}]
+    whole, cut = (asked_of(chatting, monkeypatch, [said], cut_prompt=one) for one in (False, True))
+    assert whole[0].count("ship") == 2 and whole[0].count("deck") == 2
+    assert cut == ["[system]slow<end>[user]a rope<end>[assistant]"], "40 of 64 positions are its room"
+    assert capsys.readouterr().err.count("the oldest turns go first") == 1
+    long = "anchor " + "the ship " * 30 + "deck"
+    (text,) = asked_of(chatting, monkeypatch, [long], cut_prompt=True)
+    tokenizer, _ = open_tokenizer(chatting)
+    tokenizer.encode_special_tokens = False
+    assert 36 <= len(tokenizer.encode(text).ids) <= 40
+    assert text.startswith("[user]anchor the ship") and text.endswith("ship deck<end>[assistant]")
+    with pytest.raises(UserError, match="and 16 of the message are kept"):
+        system = {"role": "system", "content": "the ship " * 30}
+        asked_of(chatting, monkeypatch, [[system, {"role": "user", "content": long}]], cut_prompt=True)
+
+
+def printed_by(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["windlass", "generate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_a_terminal_marks_where_the_model_begins_and_json_is_plain(chatting, monkeypatch, capsys):
+    pull = open_tokenizer(chatting)[0].encode(" pull").ids
+    monkeypatch.setattr(of_generate, "sample", lambda _saved, prompts, *_: [pull for _ in prompts])
+    asked = (chatting, "--prompt", "a rope", "--prompt", "deck")
+    assert printed_by(monkeypatch, capsys, *asked) == "---\na rope pull\n---\ndeck pull\n"
+    lines = printed_by(monkeypatch, capsys, *asked, "--json").splitlines()
+    expected = [{"step": None, "prompt": prompt, "text": " pull"} for prompt in ("a rope", "deck")]
+    assert list(map(json.loads, lines)) == expected
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert printed_by(monkeypatch, capsys, *asked) == "---\na rope => pull\n---\ndeck => pull\n"
+    assert printed_by(monkeypatch, capsys, *asked[:3], "--chat") == "---\na rope\n=>  pull\n"

@@ -1,15 +1,19 @@
 """`windlass evaluate`, `generate` and `export`: what is done with a model that is there."""
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from windlass.cli.arguments import Base, Nproc, SavedPath, Step, lines_of_stdin, print_lines
 from windlass.errors import UserError
 from windlass.launch import local
-from windlass.safe_text import escaped, say
+from windlass.safe_text import escaped, escaped_json, say
+
+if TYPE_CHECKING:
+    from windlass.commands.prompts import Prompt
 
 
 def evaluate(
@@ -49,18 +53,29 @@ def evaluate(
     print_lines(one.line for one in scores)
 
 
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Prompts are questions, in the chat template. Without one: a conversation on stdin."),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="More prompts, one a line; with --chat also lists of messages as JSON."),
+]
+CutPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--cut-prompt", help="Cut a prompt that leaves no room: a text to its end; of a chat the oldest turns go first."
+    ),
+]
+
+
 def generate(
     path: SavedPath,
     prompt: Annotated[
         list[str] | None, typer.Option(help="What the text begins with; may be given several times.")
     ] = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="More prompts, one a line.")] = None,
-    chat: Annotated[
-        bool,
-        typer.Option(
-            "--chat", help="Prompts are questions, in the chat template. Without one: a conversation on stdin."
-        ),
-    ] = False,
+    prompts: Prompts = None,
+    chat: Chat = False,
     step: Annotated[
         list[int] | None, typer.Option(help="Checkpoints to write from; several show how a run learned.")
     ] = None,
@@ -68,32 +83,47 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest tokens that hold this probability.")] = 0.95,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
+    cut_prompt: CutPrompt = False,
     record: Annotated[bool, typer.Option("--record", help="Write the samples into the run's report, too.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="One object per text: step, prompt, text.")] = False,
     base: Base = None,
 ) -> None:
     """Text from a model: of a run, a Hugging Face directory, or an adapter."""
-    from windlass.commands.generate import Sampling, converse, read_prompts
+    from windlass.commands.generate import Sampling, converse
     from windlass.commands.generate import generate as write
+    from windlass.commands.prompts import read_prompts
 
     steps: list[int | None] = [*step] if step else [None]
     sampling = Sampling(max_tokens, temperature, top_p, seed)
-    given = [*(prompt or []), *(read_prompts(prompts) if prompts is not None else [])]
+    given = [*(prompt or []), *(read_prompts(prompts, chat) if prompts is not None else [])]
     if chat and not given:
-        if len(steps) > 1 or record:
+        if len(steps) > 1 or record or json_lines:
             raise UserError(
-                "--chat without a prompt, with several steps or --record",
-                "a conversation is with one model, and is not recorded",
+                "--chat without a prompt, with several steps, --record or --json",
+                "a conversation is with one model, for a reader, and is not recorded",
                 "give one --step, or the questions by --prompt",
             )
-        for answer in converse(path, lines_of_stdin(), sampling, step=steps[0], base=base):
+        for answer in converse(path, lines_of_stdin(), sampling, step=steps[0], base=base, cut_prompt=cut_prompt):
             print(escaped(answer), flush=True)
         return
     given = given or [""]
     for at in steps:
-        texts = write(path, given, sampling, step=at, chat=chat, record=record, base=base)
+        texts = write(path, given, sampling, step=at, chat=chat, cut_prompt=cut_prompt, record=record, base=base)
         for one, text in zip(given, texts):
-            whole = f"{one}\n{text}" if chat else one + text
-            print(f"--- step {at}" if at is not None else "---", escaped(whole), sep="\n", flush=True)
+            print(_object_of(at, one, text) if json_lines else _shown_text(at, one, text, chat), flush=True)
+
+
+def _object_of(step: int | None, prompt: "Prompt", text: str) -> str:
+    return escaped_json(json.dumps({"step": step, "prompt": prompt, "text": text}, ensure_ascii=False))
+
+
+def _shown_text(step: int | None, prompt: "Prompt", text: str, chat: bool) -> str:
+    """Prompt and text below a line; a terminal marks where the model begins."""
+    from windlass.commands.prompts import shown_prompt
+
+    mark = ("\n=> " if chat else " =>") if sys.stdout.isatty() else "\n" * chat
+    head = f"--- step {step}" if step is not None else "---"
+    return f"{head}\n{escaped(shown_prompt(prompt) + mark + text)}"
 
 
 def export(

@@ -6,6 +6,7 @@ recipes/       `windlass init` and `import`: where a recipe comes from
 
 evaluate       validation loss of a run, a checkpoint, a Hugging Face directory or an adapter
 generate       text and conversations from one of these
+prompts        what they go on from: texts, messages, a file of either
 tasks          tasks of lm-eval from local files (`evaluate --tasks`)
 export         a checkpoint as a Hugging Face directory, loaded back and compared
 smoke          the whole life of a run at full size in 5 steps (`train --smoke`)

@@ -12,21 +12,25 @@ how often it came before: not of the batch.
 
 import hashlib
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
 
+from windlass.commands.prompts import Messages, Prompt, shown_prompt, text_of
 from windlass.data.tokenize.chat_template import PROBE, Template
+from windlass.data.tokenize.fitting import LEAST_WORDS
 from windlass.data.tokenize.tokenizer import CONFIG_FILE, TOKENIZER_FILE, open_tokenizer
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.cache import KVCache
 from windlass.report.events import EventLog
+from windlass.safe_text import say
 from windlass.training.open_saved import SavedModel, open_saved
 
 ROWS: Final = 16  # prompts at a time: a bound on the cache's memory
@@ -61,17 +65,18 @@ USUAL: Final = Sampling()
 
 def generate(
     path: Path | str,
-    prompts: list[str],
+    prompts: Sequence[Prompt],
     sampling: Sampling = USUAL,
     *,
     step: int | None = None,
     chat: bool = False,
+    cut_prompt: bool = False,
     record: bool = False,
     base: Path | None = None,
 ) -> list[str]:
-    """One continuation per prompt, in their order; `chat`: one answer to each, as the tokenizer's chat template writes questions.
-    `record`: also write them to the run's events, for the report. `base`: of an adapter, where that has moved. Raises
-    UserError."""
+    """One continuation per prompt, in their order; `chat`: one answer to each, a question or the messages of a conversation, as
+    the tokenizer's chat template writes them. `cut_prompt`: one that leaves no room is cut, else refused. `record`: also write
+    them to the run's events, for the report. `base`: of an adapter, where that has moved. Raises UserError."""
     path = Path(path)
     if record and not (path / "events.jsonl").is_file():
         raise UserError(
@@ -81,25 +86,37 @@ def generate(
         )
     saved = open_saved(path, step, base=base)
     if chat:
-        writer = ChatWriter(saved)
-        texts = writer.answer([[{"role": "user", "content": prompt}] for prompt in prompts], sampling)
+        writer = ChatWriter(saved, cut_prompt)
+        asked = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
+        texts = writer.answer(asked, sampling)
     else:
         tokenizer, eos_id = tokenizer_of(saved)
-        given = [tokenizer.encode(prompt, add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+        given = [tokenizer.encode(text_of(prompt), add_special_tokens=False).ids or [eos_id] for prompt in prompts]
+        if cut_prompt:
+            room = room_of(saved, sampling)
+            for ids in (ids for ids in given if len(ids) > room):
+                say(f"a prompt of {len(ids)} tokens is cut to its last {room}", sys.stderr)
+                del ids[:-room]
         texts = [tokenizer.decode(ids) for ids in sample(saved, given, ends_of(saved.architecture, eos_id), sampling)]
     if record:
         assert saved.step is not None, "a run directory has checkpoints"
         log = EventLog(path / "events.jsonl")
         for prompt, text in zip(prompts, texts):
-            log.write("sample", saved.step, {"prompt": prompt, "text": text})
+            log.write("sample", saved.step, {"prompt": shown_prompt(prompt), "text": text})
     return texts
 
 
 def converse(
-    path: Path, lines: Iterable[str], sampling: Sampling, *, step: int | None, base: Path | None
+    path: Path,
+    lines: Iterable[str],
+    sampling: Sampling,
+    *,
+    step: int | None,
+    base: Path | None,
+    cut_prompt: bool = False,
 ) -> Iterator[str]:
     """Answers to what the user says line by line; each sees all that was said before it. Raises UserError."""
-    writer, said = ChatWriter(open_saved(path, step, base=base)), list[dict[str, Any]]()
+    writer, said = ChatWriter(open_saved(path, step, base=base), cut_prompt), Messages()
     for line in lines:
         said.append({"role": "user", "content": line})
         (answer,) = writer.answer([said], sampling)
@@ -107,40 +124,54 @@ def converse(
         yield answer
 
 
-def read_prompts(file: Path) -> list[str]:
-    """One prompt per line of a UTF-8 file; blank lines are none. Raises UserError."""
-    try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"--prompts {file}: {error}",
-            "prompts are the lines of a text file in UTF-8",
-            "correct the path or the file",
-        ) from None
-    found = [line for line in lines if line.strip()]
-    if not found:
-        raise UserError(f"--prompts {file} has no line with text", "each line is a prompt", "write one a line")
-    return found
-
-
 class ChatWriter:
     """A model, and conversations as its tokenizer's chat template writes them, with the cue for an answer."""
 
-    def __init__(self, saved: SavedModel):
-        """Raises UserError for a tokenizer without a template."""
-        self._saved = saved
+    def __init__(self, saved: SavedModel, cut_prompt: bool = False):
+        """`cut_prompt`: what is asked is cut where it leaves no room. Raises UserError for a tokenizer without a template."""
+        self._saved, self._cut_prompt, self._has_said = saved, cut_prompt, False
         self._tokenizer, eos_id = tokenizer_of(saved)
         self._template = Template(saved.tokenizer_directory)
         self._tokenizer.encode_special_tokens = False  # those of the template; in words they are refused
         self._ends = ends_of(saved.architecture, eos_id) | self._turn_end()
 
-    def answer(self, conversations: list[list[dict[str, Any]]], sampling: Sampling) -> list[str]:
+    def answer(self, conversations: Iterable[Messages], sampling: Sampling) -> list[str]:
         """What the model says next in each. Raises UserError."""
-        given = []
+        given, room = [], room_of(self._saved, sampling)
         for messages in conversations:
             self._template.check_words(messages, "what is asked")
-            given.append(self._ids(self._template.render(messages, "what is asked", cue=True)))
+            ids = self._asked(messages)
+            given.append(self._cut(messages, room) if self._cut_prompt and len(ids) > room else ids)
         return [self._tokenizer.decode(ids) for ids in sample(self._saved, given, self._ends, sampling)]
+
+    def _cut(self, messages: Messages, room: int) -> list[int]:
+        """Without the oldest turns behind the system's words; where the last one is too long by itself, without the middle of
+        its last message. Raises UserError where hardly a word of that would stay."""
+        if not self._has_said:
+            say(f"what is asked is cut to {room} tokens: the oldest turns go first (--cut-prompt)", sys.stderr)
+            self._has_said = True
+        system = messages[: int(messages[0]["role"] == "system")]
+        turns = messages[len(system) :]
+        while len(ids := self._asked([*system, *turns])) > room:
+            later = [number for number, message in enumerate(turns) if number and message["role"] == "user"]
+            if not later:
+                break
+            turns = turns[later[0] :]
+        words = self._ids(turns[-1]["content"])
+        kept = len(words)
+        while len(ids) > room:
+            kept -= len(ids) - room
+            if kept < LEAST_WORDS:
+                given = f"a conversation that needs {len(ids)} tokens with its last message cut to {max(kept, 0)}"
+                change = "shorten the messages before the last one, or ask for fewer --max-tokens"
+                raise UserError(given, f"{room} tokens have room, and {LEAST_WORDS} of the message are kept", change)
+            halves = words[: (kept + 1) // 2], words[len(words) - kept // 2 :]
+            last = {**turns[-1], "content": "".join(map(self._tokenizer.decode, halves))}
+            ids = self._asked([*system, *turns[:-1], last])
+        return ids
+
+    def _asked(self, messages: Messages) -> list[int]:
+        return self._ids(self._template.render(messages, "what is asked", cue=True))
 
     def _turn_end(self) -> set[int]:
         """The first special token that the template writes behind an answer. The tokenizer's EOS may be another one."""
@@ -170,6 +201,12 @@ def ends_of(architecture: Architecture, eos_id: int) -> set[int]:
     return {eos_id, *(own if isinstance(own, tuple) else [] if own is None else [own])}
 
 
+def room_of(saved: SavedModel, sampling: Sampling) -> int:
+    """Tokens of a prompt that is cut: what the continuation leaves of the positions, and half of them at least."""
+    most = saved.architecture.max_positions
+    return most - min(sampling.max_tokens, most // 2)
+
+
 def sample(saved: SavedModel, prompts: Sequence[list[int]], ends: set[int], sampling: Sampling) -> list[list[int]]:
     """New ids of each prompt, until one of `ends`, `max_tokens`, or the last position of the model. Raises UserError for a prompt
     that leaves no position."""
@@ -179,7 +216,7 @@ def sample(saved: SavedModel, prompts: Sequence[list[int]], ends: set[int], samp
         raise UserError(
             f"a prompt of {longest} tokens for a model of {most} positions",
             "prompt and continuation fit the model's positions",
-            f"shorten the prompt to {most - 1} tokens or less",
+            f"shorten the prompt to {most - 1} tokens or less, or add --cut-prompt",
         )
     before: Counter[tuple[int, ...]] = Counter()
     rows = [_Row.begin(ids, before, sampling, most) for ids in prompts]

@@ -67,7 +67,10 @@ def test_every_kind_is_left_out_counted_reported_and_told(tmp_path):
     report = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in report] == list(BAD.values())
     assert [entry["row"].split()[0] for entry in report] == [f"{tmp_path}/a.jsonl:{number}" for number in range(2, 9)]
-    assert [line for line in lines if line.startswith("bad row: ")] == [f"bad row: {entry['row']}" for entry in report]
+    named = {line.split(": ")[1]: line for line in lines if line.startswith("bad rows: ")}
+    assert list(named) == ["2 wrong type", *(f"1 {kind}" for kind in sorted(set(KINDS) - {"wrong type"}))]
+    for entry in report:
+        assert entry["row"] in named[f"{KINDS[entry['kind']]} {entry['kind']}"]
     told = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
     assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({told}), and left out (bad_rows.at_most: 7)" in lines
     for name in ("train", "validation"):
@@ -90,7 +93,7 @@ def test_one_too_many_is_refused_with_all_of_them_named_before_anything_is_encod
     monkeypatch.setattr("windlass.data.prepare.build._tokenizer", None)
     lines = []
     error = refused(config_of(tmp_path, len(BAD) - 1), lines)
-    assert sum(line.startswith("bad row: ") for line in lines) == len(BAD)
+    assert sum(line.startswith("bad rows: ") for line in lines) == len(KINDS)
     assert error.given.startswith(f"7 of 47 rows of {tmp_path}/a.jsonl are bad (2 wrong type, ")
     assert f"{tmp_path}/a.jsonl:2 is not JSON" in error.given and error.given.endswith("; ...")
     assert error.rule == "a source leaves out at most `bad_rows.at_most` of its rows, 6 here"
@@ -136,13 +139,17 @@ def test_a_report_is_a_local_file_in_a_directory_that_is_there(tmp_path):
         quietly(data_config(tmp_path, sources=[source], directory=f"{tmp_path}-data"))
 
 
-def test_a_hundred_are_named_and_the_others_counted(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, [b'{"text": null}'] * 60 + [b"{"] * 70))
+def test_rows_that_are_bad_alike_are_one_line_with_the_first_of_them(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, [b'{"text": null}'] * 60 + [b"{"] * 3))
     lines = []
-    assert "130 of 170 rows" in refused(config_of(tmp_path, 0.7), lines).given
-    assert sum(line.startswith("bad row: /") for line in lines) == 100
-    assert "bad row: 30 more; `bad_rows: {report: FILE}` of a source lists all" in lines
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 130
+    error = refused(config_of(tmp_path, 0.4), lines)
+    first = "; ".join(f"{tmp_path}/a.jsonl:{number} has nothing under `text`" for number in (2, 3, 4))
+    named = [line for line in lines if line.startswith("bad rows: ")]
+    assert named[0] == f"bad rows: 60 null: {first}; and 57 more"
+    assert named[1].startswith("bad rows: 3 not JSON: ") and named[1].count("is not JSON") == 3
+    assert named[2:] == ["bad rows: `bad_rows: {report: FILE}` of a source lists all"]
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 63
+    assert error.given.count("has nothing under `text`") == 2 and error.given.count("is not JSON") == 1, "both kinds"
 
 
 def test_a_source_of_bad_rows_alone_is_not_read_to_its_end(tmp_path, monkeypatch):
@@ -169,7 +176,7 @@ def test_rows_of_parquet(tmp_path):
     config = SourceConfig(path=str(tmp_path / "a.parquet"))
     found = BadRows("sources.0", "a", BadRowsConfig(at_most=2))
     assert list(source_of(config, scan(config, print))._replace(bad_rows=found).documents()) == ["good", "better"]
-    assert [row.given for row in found.named] == [
+    assert [row.given for kind in ("not UTF-8", "null") for row in found.named[kind]] == [
         f"{tmp_path}/a.parquet, row 2, holds text that is not UTF-8: byte 0xe9",
         f"{tmp_path}/a.parquet, row 3, has nothing under `text`",
     ]
@@ -213,7 +220,7 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
         lines = []
         assert refused(config(len(CHATS) - 1), lines).given.startswith(f"{len(CHATS)} of {len(rows)} rows")
     at = len(chat_rows()) + 1
-    assert f"bad row: {tmp_path}/a.jsonl:{at} holds <|im_end|> in the words of the user" in lines
+    assert f"bad rows: 1 special token: {tmp_path}/a.jsonl:{at} holds <|im_end|> in the words of the user" in lines
     prepared = quietly(config(len(CHATS)))
     assert prepared.bad_rows == {"sources.0": dict.fromkeys(CHATS, 1)}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))
@@ -350,6 +357,6 @@ def test_sources_are_judged_together():
     with pytest.raises(TooManyBadRows) as caught:
         judge([of("a", 2, 2), of("b", 3, 1), of("c", 4, 0)], lines.append)
     assert (
-        caught.value.given == "3 of 3 rows of b are bad (3 null); 4 of 4 rows of c are bad (4 null): b:0; b:1; b:2; ..."
+        caught.value.given == "3 of 3 rows of b are bad (3 null); 4 of 4 rows of c are bad (4 null): b:0; c:0; b:1; ..."
     )
     assert caught.value.rule.endswith("of its rows, 1, 0 here") and "{at_most: 4}" in caught.value.change

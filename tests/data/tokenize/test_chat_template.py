@@ -1,6 +1,8 @@
 """What is learned of a conversation: the answers with their ends, in whatever way a template writes them."""
 
 import json
+import logging
+import logging.handlers
 import re
 import shutil
 from dataclasses import replace
@@ -91,6 +93,17 @@ def test_answers_are_learned_with_their_ends_and_one_eos_follows(planted, templa
     text, answers = learned(planted, template)
     assert text == WRITTEN + "<|endoftext|>"
     assert answers == [FIRST, LAST, "<|endoftext|>"], "the newline between turns is the template's"
+
+
+def test_transformers_raises_no_alarm_over_a_conversation_that_is_longer_than_the_tokenizers_model(planted):
+    logger, said = logging.getLogger("transformers.tokenization_utils_base"), logging.handlers.BufferingHandler(99)
+    logger.addHandler(said)
+    try:
+        for template in (PLAIN, MARKED):
+            learned(planted, template, model_max_length=8)
+    finally:
+        logger.removeHandler(said)
+    assert [record.getMessage() for record in said.buffer] == []
 
 
 def test_an_end_of_turn_that_is_eos_ends_the_document_and_is_not_doubled(planted):

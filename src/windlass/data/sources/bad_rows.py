@@ -3,21 +3,21 @@
 A row is bad by itself: it is not JSON, has no text or a null, is of another shape, or holds a special token in a user's words.
 What makes a whole file unreadable (damaged compression, a missing column, a line beyond `max_row_mib`) is raised as an error.
 
-BadRows counts and names those of one source, so that all are named before anything is encoded. `bad_rows.at_most` decides at the
-end whether they are left out or refused. Which rows are bad does not depend on it, and so neither do the shards.
+BadRows counts those of one source by kind and names the first of each, before anything is encoded. `bad_rows.at_most` decides at
+the end whether they are left out or refused. Which rows are bad does not depend on it, and so neither do the shards.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Self
 
 from windlass.data.sources.config import BadRowsConfig
 from windlass.errors import UserError
 
-NAMED: Final = 100  # rows of a preparation that are named
-FEW: Final = 3  # rows that an error names
+FEW: Final = 3  # rows of a kind that are named, and rows in an error
 FETCHED: Final = "text, or bad_row"  # the key of a fetched row: see `fetched_line`
 HOPELESS: Final = 1000  # rows: where the first ones are all bad, a setting is wrong, and the rest is not read
 
@@ -119,7 +119,8 @@ class BadRows:
         self._report, self._is_streamed = report, is_streamed
         self.num_rows = self._num_late = 0
         self.counts: Counter[str] = Counter()
-        self.named: list[BadRow] = []
+        self.named: dict[str, list[BadRow]] = {}
+        """The first rows of each kind."""
 
     def without(self, rows: Iterable[Row]) -> Iterator[str]:
         """The texts among `rows`, which begin at the first. Raises TooManyBadRows where no later row can change it."""
@@ -137,7 +138,7 @@ class BadRows:
         says so."""
         for row in rows:
             self._num_late += 1
-            if len(self.named) < NAMED:
+            if self.counts[row.kind] < FEW:
                 log(f"bad row: {row.given}")
             if not self._add(row):
                 raise refusal([self])
@@ -156,8 +157,8 @@ class BadRows:
     def _add(self, row: BadRow) -> bool:
         """Whether reading goes on."""
         self.counts[row.kind] += 1
-        if len(self.named) < NAMED:
-            self.named.append(row)
+        if self.counts[row.kind] <= FEW:
+            self.named.setdefault(row.kind, []).append(row)
         if self._report is not None:
             self._report.add(self.use, row)
         is_hopeless = self.num == self.num_rows == HOPELESS
@@ -171,27 +172,34 @@ class BadRows:
     def is_too_many(self) -> bool:
         return self.num > (self.at_most * self.num_rows if isinstance(self.at_most, float) else self.at_most)
 
+    def by_kind(self) -> Iterator[str]:
+        """A line per kind, the most frequent first: its number and its first rows."""
+        for kind, count in sorted(self.counts.items(), key=_by_count):
+            first = "; ".join(row.given for row in self.named[kind])
+            yield f"{count:,} {kind}: {first}" + (f"; and {count - FEW:,} more" if count > FEW else "")
+
     def in_words(self) -> str:
         return f"{self.num:,} of {self.num_rows:,} rows of {self.label} are bad ({in_words(self.counts)})"
 
 
 def in_words(counts: dict[str, int]) -> str:
     """Counts by kind, the largest first."""
-    return ", ".join(
-        f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    )
+    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=_by_count))
+
+
+def _by_count(pair: tuple[str, int]) -> tuple[int, str]:
+    return -pair[1], pair[0]
 
 
 def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
-    """Names the bad rows of all sources, the first NAMED of them. Raises TooManyBadRows where a source has more than it may."""
+    """Names the first bad rows of each source and kind. Raises TooManyBadRows where a source has more than it may."""
     refused = [one for one in found if one.is_too_many]
-    rows = [row for one in found for row in one.named]
-    is_in_the_error = len(rows) == 1 and refused
-    for row in [] if is_in_the_error else rows[:NAMED]:
-        log(f"bad row: {row.given}")
-    num_more = sum(one.num for one in found) - NAMED
-    if num_more > 0:
-        log(f"bad row: {num_more:,} more; `bad_rows: {{report: FILE}}` of a source lists all")
+    num = sum(one.num for one in found)
+    if num > 1 or not refused:  # one that is refused is in the error
+        for line in (line for one in found for line in one.by_kind()):
+            log(f"bad rows: {line}")
+    if any(count > FEW for one in found for count in one.counts.values()):
+        log("bad rows: `bad_rows: {report: FILE}` of a source lists all")
     for one in found:
         if one.num and not one.is_too_many:
             log(f"{one.in_words()}, and left out (bad_rows.at_most: {one.at_most:g})")
@@ -200,7 +208,7 @@ def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
 
 
 def refusal(refused: Sequence[BadRows]) -> TooManyBadRows:
-    rows = [row for one in refused for row in one.named]
+    rows = [row for few in zip_longest(*(few for one in refused for few in one.named.values())) for row in few if row]
     first, num = rows[0], sum(one.num for one in refused)
     needed = f"`bad_rows: {{at_most: {max(one.num for one in refused)}}}` of the source"
     if num == 1:

@@ -42,7 +42,7 @@ from windlass.data.tokenize.answer_spans import (
 )
 from windlass.data.tokenize.template_files import named_templates, on_day
 from windlass.data.tokenize.template_tokens import TextEncoder
-from windlass.data.tokenize.tokenizer import open_tokenizer
+from windlass.data.tokenize.tokenizer import NO_LIMIT, open_tokenizer
 from windlass.errors import UserError
 
 WRITTEN_AS_IS: Final = ("system", "user", ASSISTANT)
@@ -84,6 +84,7 @@ class Template:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
+        self._tokenizer.model_max_length = NO_LIMIT  # what is too long is refused or cut later; transformers would warn
         self._templates = named_templates(self._tokenizer.chat_template, str(tokenizer_directory))
         if date is not None:
             self._templates = {name: on_day(text, date) for name, text in self._templates.items()}

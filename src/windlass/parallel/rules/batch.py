@@ -1,10 +1,11 @@
 """How a global batch is divided: tokens_per_step = micro-batches x micro_batch x ranks of the batch axes x sequence_length."""
 
 from collections.abc import Iterator
+from itertools import count
 
 from windlass.errors import UserError
 from windlass.parallel.config import Schedule
-from windlass.parallel.rules.pipeline import micro_batch_errors
+from windlass.parallel.rules.pipeline import fits, micro_batch_errors
 
 
 def batch_errors(
@@ -15,17 +16,24 @@ def batch_errors(
     schedule: Schedule,
     pp: int,
     is_auto: bool = False,
+    per_sample: int = 1,
 ) -> Iterator[UserError]:
     """Where the sequences of a step do not divide over `batch_ranks` ranks, or the pipeline's schedule cannot run the number of
-    micro-batches that results. `is_auto`: `micro_batch` is the least, and not the recipe's."""
+    micro-batches that results. `is_auto`: `micro_batch` is the least, and not the recipe's; `per_sample`: sequences that are in
+    one micro-batch together."""
     sequences, per_round = tokens_per_step // length, micro_batch * batch_ranks
     if sequences % per_round == 0:
-        yield from micro_batch_errors(schedule, pp, sequences // per_round, per_round * length, micro_batch)
+        rounds = sequences // per_round
+        yield from micro_batch_errors(schedule, pp, rounds, per_round * length, micro_batch, per_sample)
         return
-    below, above = sequences // per_round * per_round, (sequences // per_round + 1) * per_round
-    near = [str(n * length) for n in (below, above) if n]
-    micros = [str(m) for m in range(1, sequences + 1) if sequences % (m * batch_ranks) == 0]
-    remedy = f"the nearest that divide: run.tokens_per_step={' or '.join(near)}"
+    near = near_batches(tokens_per_step, per_round * length, schedule, pp)
+    on_each, is_cut = divmod(sequences, batch_ranks)
+    micros = [
+        str(micro)
+        for micro in range(per_sample, 0 if is_cut else on_each + 1, per_sample)
+        if on_each % micro == 0 and fits(schedule, pp, on_each // micro)
+    ]
+    remedy = f"the nearest that divide: run.tokens_per_step={' or '.join(map(str, near))}"
     if micros:
         remedy += f"; or, keeping it, run.micro_batch={' or '.join(micros[:6])}"
     yield UserError(
@@ -34,3 +42,25 @@ def batch_errors(
         f"sequences per step must be a multiple of micro_batch x ranks = {per_round}",
         remedy,
     )
+
+
+def sequence_errors(
+    tokens_per_step: int, length: int, together: int, schedule: Schedule, pp: int
+) -> Iterator[UserError]:
+    """Where a step is no whole number of sequences. `together`: sequences of a micro-batch over the ranks that are known."""
+    if tokens_per_step % length:
+        near = near_batches(tokens_per_step, together * length, schedule, pp)
+        yield UserError(
+            f"run.tokens_per_step={tokens_per_step} with data.sequence_length={length}",
+            f"a global batch is whole sequences, and {tokens_per_step} / {length} = {tokens_per_step / length:.2f}",
+            f"the nearest that divide: run.tokens_per_step={' or '.join(map(str, near))}",
+        )
+
+
+def near_batches(tokens_per_step: int, tokens_per_round: int, schedule: Schedule, pp: int) -> list[int]:
+    """The nearest tokens per step, below where there is one and above, that are whole micro-batches of `tokens_per_round` tokens
+    over all ranks, as many as the schedule can run."""
+    rounds = tokens_per_step // tokens_per_round
+    below = next((number for number in range(rounds, 0, -1) if fits(schedule, pp, number)), None)
+    above = next(number for number in count(rounds + 1) if fits(schedule, pp, number))
+    return [number * tokens_per_round for number in (below, above) if number]

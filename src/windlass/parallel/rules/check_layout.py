@@ -43,6 +43,7 @@ class Beside:
     micro_batch: int = 1
     is_micro_batch_auto: bool = False
     """It is the least that can be, and no number of the recipe's."""
+    sequences_per_sample: int = 1
     adds_in_bf16: bool = False
     """Whether gradients are added up in bf16 (precision.gradients)."""
     is_nf4: bool = False
@@ -117,5 +118,5 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
         )
     if beside.tokens_per_step is not None and beside.sequence_length is not None:
         batch = (beside.tokens_per_step, beside.sequence_length, beside.micro_batch)
-        is_auto = beside.is_micro_batch_auto
-        yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp, is_auto)
+        more = (beside.is_micro_batch_auto, beside.sequences_per_sample)
+        yield from batch_errors(*batch, layout.batch_ranks, parallel.schedule, parallel.pp, *more)

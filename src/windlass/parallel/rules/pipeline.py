@@ -102,25 +102,21 @@ def stage_errors(schedule: Schedule, num_ranks: int, num_blocks: int) -> Iterato
 
 
 def micro_batch_errors(
-    schedule: Schedule, num_ranks: int, num_micro: int, tokens_per_micro: int, micro: int
+    schedule: Schedule, num_ranks: int, num_micro: int, tokens_per_micro: int, micro: int, per_sample: int = 1
 ) -> Iterator[UserError]:
-    """Where the schedule cannot run `num_micro` micro-batches per step. `tokens_per_micro`: of one
-    micro-batch over all ranks of the batch axes; `micro`: run.micro_batch."""
-    if num_ranks == 1 or schedule in ("gpipe", "zbv"):
+    """Where the schedule cannot run `num_micro` micro-batches per step. `tokens_per_micro`: of one micro-batch over all ranks of
+    the batch axes; `micro`: run.micro_batch, a multiple of `per_sample`."""
+    if fits(schedule, num_ranks, num_micro):
         return
     if schedule == "1f1b":
-        if num_micro >= num_ranks:
-            return
         rule = f"1f1b needs at least as many micro-batches as ranks in the pipeline, {num_ranks}"
     else:
-        if num_micro % num_ranks == 0:
-            return
         rule = f"{schedule} runs micro-batches in rounds of as many as there are ranks in the pipeline, {num_ranks}"
     whole = -(-num_micro // num_ranks) * num_ranks
     remedy = f"use run.tokens_per_step={whole * tokens_per_micro}"
     sequences = num_micro * micro  # of one rank
-    smaller = [m for m in range(micro - 1, 0, -1) if sequences % m == 0]
-    fitting = [m for m in smaller if _fits(schedule, num_ranks, sequences // m)]
+    smaller = [m for m in range(micro - per_sample, 0, -per_sample) if sequences % m == 0]
+    fitting = [m for m in smaller if fits(schedule, num_ranks, sequences // m)]
     if fitting:
         remedy += f"; or, keeping it, run.micro_batch={fitting[0]}"
     yield UserError(
@@ -131,5 +127,8 @@ def micro_batch_errors(
     )
 
 
-def _fits(schedule: Schedule, num_ranks: int, num_micro: int) -> bool:
+def fits(schedule: Schedule, num_ranks: int, num_micro: int) -> bool:
+    """Whether the schedule can run `num_micro` micro-batches per step."""
+    if num_ranks == 1 or schedule in ("gpipe", "zbv"):
+        return True
     return num_micro >= num_ranks if schedule == "1f1b" else num_micro % num_ranks == 0
