@@ -1,8 +1,9 @@
 """Bytes that operators move between the device's memory and its units, counted from the operators that run.
 
 An operator reads the tensors it takes and writes those it gives. In place it writes the one it changes, and reads it unless it
-overwrites all of it. A view moves nothing. A product reads its factors once where `reads_of_products` is set, and else not at
-all: it must read them, and how often it does is the kernel's affair. A lookup in an embedding reads next to nothing of it.
+overwrites all of it; torch's fused AdamW changes its gradients only where it is given a scale. A view moves nothing. A product
+reads its factors once where `reads_of_products` is set, and else not at all: it must read them, and how often it does is the
+kernel's affair. A lookup in an embedding reads next to nothing of it.
 
 What a compiled graph moves is counted by Inductor itself, kernel by kernel (`compiled_bytes`).
 """
@@ -50,6 +51,8 @@ class Moved(TorchDispatchMode):
         for argument in function._schema.arguments:
             tensors = list(self._large(given.get(argument.name)))
             is_changed = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.name == "grads" and given.get("grad_scale") is None:
+                is_changed = False
             changed += tensors if is_changed else []
             read += [] if is_changed and name in OVERWRITING else tensors
         known = {one.data_ptr() for one in changed}

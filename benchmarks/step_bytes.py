@@ -3,7 +3,8 @@
     python benchmarks/step_bytes.py
 
 A decoder of two wide blocks reads one token, so that what a parameter's size moves is its weights and gradients. One more
-micro-batch is the difference of two and one. Rows: how one process computes in bf16.
+micro-batch is the difference of two and one. An update is the norm, its clip and the optimizer's step. Rows: how one process
+computes in bf16.
 
     masters        precision/masters.py, gradients added in fp32: what `precision.policy: bf16` is on one process
     masters-bf16   the same with `precision.gradients: bf16`
@@ -26,6 +27,7 @@ import datetime
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -36,6 +38,7 @@ from windlass.model.config import ModelConfig
 from windlass.model.head.loss import Head, factor_bits
 from windlass.model.head.one_pass import one_pass
 from windlass.model.init import initialise
+from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
@@ -98,10 +101,10 @@ def row(**settings: Any) -> dict[str, Any]:
     by_count = {}
     for micro_batches in (1, 2):
         moved(program, micro_batches, least)  # the first step makes buffers
-        optimizer.step(torch.tensor(1.0))
+        optimizer.step(torch.tensor(0.5))
         by_count[micro_batches] = moved(program, micro_batches, least)
         with Moved(least) as update:
-            optimizer.step(torch.tensor(1.0))
+            optimizer.step(gradient_norm(program.records(), program.mesh.parts))
     more = {
         name: (by_count[2].bytes[name] - by_count[1].bytes[name]) / num_parameters for name in sorted(by_count[2].bytes)
     }
@@ -117,7 +120,7 @@ def row(**settings: Any) -> dict[str, Any]:
 
 
 def update_bytes(gradients: torch.dtype) -> float:
-    """Per parameter, of the compiled update that writes the copy in bf16 too."""
+    """Per parameter, of the norm, and of the compiled update that clips and writes the copy in bf16."""
     num_parameters = 1 << 16
     parameter = torch.nn.Parameter(torch.zeros(num_parameters))
     parameter.grad_dtype = gradients
@@ -125,7 +128,9 @@ def update_bytes(gradients: torch.dtype) -> float:
     copy = torch.nn.Parameter(torch.zeros(num_parameters, dtype=torch.bfloat16))
     record = Record("w", parameter, parameter.shape, copy=copy)
     optimizer = make_optimizer([record], OptimConfig(), storage=Storage(gradients=gradients, compiled=True))
-    return round(compiled_bytes(lambda: optimizer.step(torch.tensor(1.0))) / num_parameters, 2)
+    with Moved() as norm:
+        gradient_norm([record], SimpleNamespace(size=lambda: 1))  # type: ignore[arg-type]  no stages
+    return round((norm.total + compiled_bytes(lambda: optimizer.step(torch.tensor(0.5)))) / num_parameters, 2)
 
 
 def loss_bytes(dtype: torch.dtype, is_compiled: bool) -> float:

@@ -22,7 +22,7 @@ from windlass.model.slices import local_part, owned_ranges
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.objective import objective_of
 from windlass.objectives.preference import REFERENCE
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
@@ -326,10 +326,11 @@ def train_layout(directory: str, case: Layout) -> dict:
         if step == 0:
             graded = [record for record in program.records() if record.counted and record.tensor.grad is not None]
             gradients = {record.name: full(record.tensor.grad).clone() for record in graded}
-        norms.append(clip_gradients(program.records(), case.optim.max_norm, mesh.parts).item())
+        norm = gradient_norm(program.records(), mesh.parts)
+        norms.append(norm.item())
         dtypes = {"gradients": {str(g.dtype) for r in program.records() if (g := r.tensor.grad) is not None}}
-        optimizer.step(torch.tensor(norms[-1]))
-        program.adapt(torch.tensor(norms[-1]))
+        optimizer.step(norm)
+        program.adapt(norm)
         scored = [{name: tensor for name, tensor in batch.items() if name != "keys"} for batch in batches]
         weighed = objective.weigh(scored, program)[0]
         for batch, one in zip(batches, weighed, strict=True):  # evaluation has to leave the masks out by itself

@@ -18,7 +18,7 @@ from torch.distributed.tensor import _redistribute
 from tests.parallel.tiny import MODEL, batch, make_program
 from windlass import runtime as page
 from windlass.errors import Unavailable, UserError
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.proof.pool import RankFailed
 from windlass.runtime import FailedElsewhere, Runtime, Stop, recorded, start_runtime
 from windlass.signals import SIGNALS, catch_signals
@@ -130,7 +130,7 @@ def warnings_of_a_clip():
     getattr(_redistribute, "_warned_flatten_issues", set()).clear()  # it says each thing once
     program = make_program(4, shard=2, tp=2, model={**MODEL, "num_attention_heads": 4, "num_key_value_heads": 2})
     program.run([batch()], torch.tensor(8.0))
-    clip_gradients(program.records(), 1.0, program.mesh.parts)
+    gradient_norm(program.records(), program.mesh.parts)
     logger.removeHandler(heard)
     return [record.getMessage() for record in records]
 

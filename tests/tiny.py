@@ -96,7 +96,7 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
     """On one rank: train; (rank, step) of `kill` dies by SIGKILL in the middle of that step. -> rows read, final weights."""
     from windlass.training import loop as page
 
-    rows, original = [], page.clip_gradients
+    rows, original = [], page.gradient_norm
     rank = torch.distributed.get_rank()
     assemble = page.assemble
 
@@ -121,11 +121,11 @@ def train(config: RunConfig, kill: tuple[int, int] | None = None) -> dict:
         return start[0] + len(rows)
 
     start = [0]
-    page.assemble, page.clip_gradients = spy, clip
+    page.assemble, page.gradient_norm = spy, clip
     try:
         result = page.train(config)
     finally:
-        page.assemble, page.clip_gradients = assemble, original
+        page.assemble, page.gradient_norm = assemble, original
     return {"rows": rows, "step": result.step}
 
 

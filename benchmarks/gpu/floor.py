@@ -6,7 +6,7 @@
                   each fused into one pass; eager passes take 2.6 times that
     loss          6 bytes per vocabulary entry: logits written once and read twice in 16 bits, by chunks
                   (dense with an fp32 copy: 42, counted from the operators: cast, log_softmax, nll, and their backwards)
-    optimizer     34 bytes per parameter and step: p, m, v read and written in fp32, gradient read, clip, 16-bit copy
+    optimizer     34 bytes per parameter and step: p, m, v read and written in fp32, gradient read by norm and update, 16-bit copy
                   (bf16 m and v: 22; bf16 weights too: 16; foreach: 72, one pass per arithmetic operation)
     casts         12 bytes per parameter and micro-batch: 16-bit copy of the fp32 weight, gradient to fp32; 8 more to accumulate
                   (bf16 weights: 4, to accumulate only)

@@ -34,7 +34,7 @@ from windlass.model.config import ModelConfig
 from windlass.model.flops import flops_per_token
 from windlass.model.kernels import attention_kernel
 from windlass.objectives.pretrain import Pretrain
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
@@ -225,7 +225,7 @@ class Step:
         self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
         batches, count = self._objective.weigh(self._batches, self.program)
         loss = self.program.run(batches, count)
-        norm = clip_gradients(self.program.records(), self._config.max_norm, self.program.mesh.parts)
+        norm = gradient_norm(self.program.records(), self.program.mesh.parts)
         self._optimizer.step(norm)
         self.program.adapt(norm)
         self._steps += 1

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import windlass.model.transformer
+from windlass.optim.clip import clip_divisor, divide_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
 from windlass.optim.rules import NO_RULES
@@ -38,13 +39,14 @@ class MultiTensorAdamW:
 
     def __init__(self, records: Sequence[Parameter], config: OptimConfig):
         betas, groups = (config.beta1, config.beta2), parameter_groups(records, config, NO_RULES)
-        self._records = records
+        self._records, self._max_norm = records, config.max_norm
         self._engine = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, foreach=True)
 
     def set_learning_rate(self, rate: float) -> None:
         set_learning_rate(self._engine.param_groups, rate)
 
-    def step(self, _norm: Tensor) -> None:
+    def step(self, norm: Tensor) -> None:
+        divide_gradients([record.tensor for record in self._records], clip_divisor(norm, self._max_norm))
         self._engine.step()
         write_copies(self._records)
         self._engine.zero_grad()

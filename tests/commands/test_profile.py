@@ -39,7 +39,7 @@ def asked(monkeypatch):
             beats.append(original(*args))
             return beats[0]
 
-        def clip(*args, original=page.clip_gradients):
+        def clip(*args, original=page.gradient_norm):
             if next(steps) == 3:
                 thread.start()
                 while not beats[0].profile_asked():
@@ -47,7 +47,7 @@ def asked(monkeypatch):
             return original(*args)
 
         thread = threading.Thread(target=ask)
-        monkeypatch.setattr(page, "clip_gradients", clip)
+        monkeypatch.setattr(page, "gradient_norm", clip)
         monkeypatch.setattr(page, "open_heartbeat", open_heartbeat)
         page.train(config)
         thread.join()

@@ -26,14 +26,14 @@ CRASH = """
 import os
 from pathlib import Path
 from windlass.training import loop
-clip, done = loop.clip_gradients, []
+clip, done = loop.gradient_norm, []
 def crash_once(*arguments):
     done.append(1)
     if len(done) == 8 and os.environ.get("RANK", "0") == "0" and not Path("crashed").exists():
         Path("crashed").touch()
         raise RuntimeError("planted in step 8")
     return clip(*arguments)
-loop.clip_gradients = crash_once
+loop.gradient_norm = crash_once
 """
 
 

@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.parallel.tiny import Operators, batch, each, full, make_program
 from windlass.optim.adamw import AdamW
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.parallel.records import Record
@@ -98,7 +100,7 @@ def good_bad_good(layout, kernel, bad):
             local = gradient.to_local() if layout[0] > 1 and layout[1] else gradient
             if program.mesh.coordinate["shard"] == 0:
                 local.view(-1)[0] = bad
-        optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
         assert all(one.tensor.grad is None or not one.tensor.grad.any() for one in program.records())
         states.append(state_of(program, optimizer))
     good, after_bad, last = states
@@ -154,7 +156,7 @@ def bad_on_one_rank(world, spoiled, parallel):
         if spoil and is_bad:  # one element of a tensor that is cut, or lies on one stage alone
             gradient = next(one.tensor.grad for one in program.records() if spoiled in one.name)
             (gradient.to_local() if hasattr(gradient, "to_local") else gradient).view(-1)[0] = float("inf")
-        optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+        optimizer.step(gradient_norm(program.records(), program.mesh.parts))
         states.append(parts_of(program, optimizer))
     same = all(map(torch.equal, states[0], states[1]))
     return same, not all(map(torch.equal, states[1], states[2])), is_bad
@@ -177,7 +179,7 @@ def reads_of_a_step(layout, kernel):
         program.run([batch()], torch.tensor(8.0 * layout[0]))
         with Operators() as mode:
             optimizer.set_learning_rate(1e-3)
-            optimizer.step(clip_gradients(program.records(), 1.0, program.mesh.parts))
+            optimizer.step(gradient_norm(program.records(), program.mesh.parts))
         reads.append(mode.calls["_local_scalar_dense"])
     return reads
 
@@ -199,7 +201,7 @@ def reads_of_a_whole_step(layout, settings):
     for _ in range(2):
         with Operators() as mode:
             program.run([batch()], torch.tensor(8.0 * layout[0]))
-            norm = clip_gradients(program.records(), 1.0, program.mesh.parts)
+            norm = gradient_norm(program.records(), program.mesh.parts)
             optimizer.step(norm)
             program.adapt(norm)
         reads.append(mode.calls["_local_scalar_dense"])
@@ -247,7 +249,7 @@ def test_both_kernels_are_torchs_for_loop(kernel):
         ours.set_learning_rate(rate)
         for group in theirs.param_groups:
             group["lr"] = rate
-        ours.step(torch.tensor(1.0))
+        ours.step(torch.tensor(0.5))
         theirs.step()
         for one, parameter in zip(records, plain, strict=True):
             assert (one.tensor - parameter).abs().max() <= 1e-12
@@ -255,6 +257,65 @@ def test_both_kernels_are_torchs_for_loop(kernel):
     for index, parameter in enumerate(plain):
         for key in ("exp_avg", "exp_avg_sq", "step"):
             assert (state[f"{index}.{key}"] - theirs.state[parameter][key]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "bound"), [
+    ("fused", torch.float32, 1e-6), ("fused", torch.float64, 1e-12), ("foreach", torch.float32, 1e-6),
+    ("foreach", torch.float64, 1e-12),
+])  # fmt: skip
+def test_an_update_clips_as_torchs_own_clip_before_it(kernel, dtype, bound):
+    """Three steps are clipped, by other divisors, and one is not, so that the moments see what the divisor is."""
+    generator = torch.Generator().manual_seed(3)
+    starts = [torch.randn(shape, dtype=dtype, generator=generator) for shape in [(5, 7), (7,), (3, 2, 2)]]
+    config = OptimConfig(learning_rate=1e-2, max_norm=0.7, weight_decay=0.0, kernel=kernel)
+    records = [record(str(index), start.clone()) for index, start in enumerate(starts)]
+    ours, plain = AdamW(records, config), [torch.nn.Parameter(start.clone()) for start in starts]
+    theirs = torch.optim.AdamW(plain, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, foreach=False)
+    norms = []
+    for size in (2.0, 0.02, 0.5, 0.12):
+        for one, parameter in zip(records, plain, strict=True):
+            one.tensor.grad = torch.randn(parameter.shape, dtype=dtype, generator=generator) * size
+            parameter.grad = one.tensor.grad.clone()
+        norms.append(torch.nn.utils.clip_grad_norm_(plain, 0.7))
+        ours.step(norms[-1])
+        theirs.step()
+    assert [norm > 0.7 for norm in norms] == [True, False, True, True]
+    for one, parameter in zip(records, plain, strict=True):
+        assert (one.tensor - parameter).abs().max() <= bound
+        for key in ("exp_avg", "exp_avg_sq"):
+            expected = theirs.state[parameter][key]
+            assert ((ours.state_tensors()[f"{one.name}.{key}"] - expected) / expected).abs().max() <= 100 * bound
+
+
+def passes_over_gradients(policy):
+    """Operators of a clipped update that take a gradient, by name."""
+    program = make_program(1, policy=policy, zero=0)
+    optimizer = AdamW(program.records(), OptimConfig(max_norm=1e-3))
+    program.run([batch()], torch.tensor(8.0))
+    gradients = {one.tensor.grad.data_ptr() for one in program.records()}
+    norm = gradient_norm(program.records(), program.mesh.parts)
+    with Taking(gradients) as mode:
+        optimizer.step(norm)
+    return mode.names
+
+
+class Taking(TorchDispatchMode):
+    """Names of operators that take one of `tensors`, in order; views and what is made of them are not followed."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self._tensors, self.names = tensors, []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        taken = {one.data_ptr() for one in tree_leaves((arguments, keywords)) if isinstance(one, torch.Tensor)}
+        if taken & self._tensors and not function.is_view and function is not torch.ops.aten.detach.default:
+            self.names.append(function.overloadpacket.__name__)
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_clipped_update_takes_each_gradient_once(ranks):
+    (names,) = ranks.run(1, passes_over_gradients, "fp32")
+    assert set(names) == {"_fused_adamw_"} and len(names) == 2, "matrices, and what does not decay"
 
 
 # ---- state
@@ -274,7 +335,7 @@ def test_state_is_named_after_the_parameters_and_there_from_the_start(kernel):
     assert state["a.weight.exp_avg"].shape == (2, 3) and state["b.step"].dtype == torch.float32
     for one in records:
         one.tensor.grad = torch.ones_like(one.tensor)
-    optimizer.step(torch.tensor(1.0))
+    optimizer.step(torch.tensor(0.5))
     after = optimizer.state_tensors()
     assert all(after[name] is state[name] for name in state), "the tensors that were handed out are the ones in use"
     assert (after["b.step"].item(), after["b.exp_avg"][0].item()) == (1.0, pytest.approx(0.1))
@@ -288,7 +349,7 @@ def test_state_put_back_continues_bit_for_bit(kernel):
                 one.tensor.grad = torch.full_like(one.tensor, 0.1 + step) * torch.arange(1.0, 7.0).view(
                     one.tensor.shape
                 )
-            optimizer.step(torch.tensor(1.0))
+            optimizer.step(torch.tensor(0.5))
         return records
 
     def fresh():

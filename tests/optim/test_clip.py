@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.parallel.tiny import batch, each, full, make_program
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import clip_divisor, divide_gradients, gradient_norm
 
 LAYOUTS = {
     "one": (1, 3, 1, 1),
@@ -36,6 +36,12 @@ def held(gradient, counted=True):
     return Held(parameter, counted)
 
 
+def clip(records, max_norm, parts):
+    norm = gradient_norm(records, parts)
+    divide_gradients([record.tensor for record in records], clip_divisor(norm, max_norm))
+    return norm
+
+
 def clip_beside_torch(layout, max_norm):
     """(our norm, torch's), and the largest difference between the gradients that the two leave, on one rank."""
     program = make_program(*layout, "fp64")
@@ -43,7 +49,7 @@ def clip_beside_torch(layout, max_norm):
     records = program.records()
     plain = [held(full(record.tensor.grad)).tensor for record in records]
     expected = torch.nn.utils.clip_grad_norm_(plain, max_norm)
-    norm = clip_gradients(records, max_norm, program.mesh.parts)
+    norm = clip(records, max_norm, program.mesh.parts)
     assert norm.dim() == 0 and type(norm) is torch.Tensor
     worst = max((full(r.tensor.grad) - p.grad).abs().max().item() for r, p in zip(records, plain, strict=True))
     return norm.item(), expected.item(), worst
@@ -64,7 +70,7 @@ def narrow_norm(layout):
     program = make_program(*layout, "bf16-pure")
     program.run([batch(program.mesh.batch_rank)], torch.tensor(8.0 * layout[0]))
     exact = torch.stack([full(r.tensor.grad).double().norm() for r in program.records()]).norm().item()
-    norm = clip_gradients(program.records(), 1e9, program.mesh.parts)
+    norm = gradient_norm(program.records(), program.mesh.parts)
     return norm.item(), str(norm.dtype), {str(r.tensor.grad.dtype) for r in program.records()}, exact
 
 
@@ -79,7 +85,7 @@ def over_pipeline_stages():
     """Two ranks with other parameters each; the squares are summed over `parts`."""
     gradient = torch.full((3,), 1.0 + 2 * dist.get_rank())
     records = [held(gradient.clone()), held(torch.zeros(2))]
-    norm = clip_gradients(records, 1.0, dist.group.WORLD)
+    norm = clip(records, 1.0, dist.group.WORLD)
     return norm.item(), records[0].tensor.grad.tolist()
 
 
@@ -102,7 +108,7 @@ def several_meshes():
         Held(torch.nn.Parameter(torch.ones(2))),
     ]
     alone = dist.new_subgroups(group_size=1)[0]
-    norm = clip_gradients(records, 1.0, alone)
+    norm = clip(records, 1.0, alone)
     return norm.item(), [full(record.tensor.grad).tolist() for record in records[:4]], records[4].tensor.grad
 
 
@@ -121,7 +127,7 @@ def test_a_gradient_that_is_not_finite_gives_a_norm_that_is_not(ranks, bad):
 
 def norm_with(bad):
     records = [held(torch.tensor([1.0, bad])), held(torch.ones(3))]
-    norm = clip_gradients(records, 1.0, dist.group.WORLD)
+    norm = clip(records, 1.0, dist.group.WORLD)
     return bool(torch.isfinite(norm))
 
 
@@ -130,7 +136,7 @@ def norm_of_ranks_of_which_one_trains_nothing():
     parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16), requires_grad=dist.get_rank() == 1)
     if dist.get_rank() == 1:
         parameter.grad = torch.tensor([3.0, 4.0], dtype=torch.bfloat16)
-    norm = clip_gradients([Held(parameter)], 1.0, dist.group.WORLD)
+    norm = clip([Held(parameter)], 1.0, dist.group.WORLD)
     return norm.item(), norm.dtype
 
 

@@ -44,7 +44,7 @@ def test_muon_without_anything_for_adamw():
     optimizer = make_optimizer([record("model.layers.0.a.weight", 3, 3)], OptimConfig(kind="muon"))
     optimizer.set_learning_rate(0.1)
     optimizer.param_groups[0]["params"][0].grad = torch.eye(3)
-    optimizer.step(torch.tensor(1.0))
+    optimizer.step(torch.tensor(0.5))
     assert list(optimizer.state_tensors()) == ["model.layers.0.a.weight.momentum"]
 
 
@@ -54,7 +54,7 @@ def test_a_rank_that_trains_nothing_steps_nothing(kind):
     frozen = record("model.layers.0.a.weight", 3, 3, trained=False)
     optimizer = make_optimizer([frozen], OptimConfig(kind=kind))
     optimizer.set_learning_rate(0.1)
-    optimizer.step(torch.tensor(1.0))
+    optimizer.step(torch.tensor(0.5))
     assert (optimizer.param_groups, optimizer.state_tensors(), optimizer.lost_shares()) == ([], {}, {})
     assert torch.equal(frozen.tensor, torch.ones(3, 3))
 

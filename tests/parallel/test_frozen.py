@@ -11,7 +11,7 @@ from tests.parallel.tiny import BLOCKS, MODEL, Operators, batch, each, full
 from windlass.model.architecture import parameter_shapes
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import ddp
@@ -96,7 +96,7 @@ def frozen_step(layout, patterns, parallel):
     for _ in range(3):
         losses.append(program.run([batch(0), batch(1)], torch.tensor(16.0 * layout[0])).item())
         with_gradient = {record.name for record in records if record.tensor.grad is not None}
-        optimizer.step(clip_gradients(records, 1.0, program.mesh.parts))
+        optimizer.step(gradient_norm(records, program.mesh.parts))
     frozen = {record.name for record in records if not record.tensor.requires_grad}
     same = {record.name for record in records if torch.equal(before[record.name], full(record.tensor))}
     states = {name.rpartition(".")[0] for name in optimizer.state_tensors()}

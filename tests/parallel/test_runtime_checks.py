@@ -57,7 +57,7 @@ def train(program, optimizer, steps=2):
     for step in range(steps):
         batches = [batch(7 * step + program.mesh.batch_rank), batch(90 + step)]
         losses.append(program.run(batches, torch.tensor(32.0)).item())
-        optimizer.step(torch.tensor(1.0))
+        optimizer.step(torch.tensor(0.5))
         program.adapt(torch.tensor(1.0))
     return losses
 
@@ -221,7 +221,7 @@ def checked_steps(world, parallel, fault, rank, at_step):
                 local(record.tensor.grad).view(-1)[5] = 1e-30
         try:
             losses.append(program.run(batches, torch.tensor(32.0)).item())
-            optimizer.step(torch.tensor(1.0))
+            optimizer.step(torch.tensor(0.5))
         except OutOfSync as error:
             return str(error)
     return losses

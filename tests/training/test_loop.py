@@ -45,12 +45,12 @@ def at_step(monkeypatch):
     def plan(act, *numbers):
         steps = iter(range(1, 1000))
 
-        def clip(*args, original=page.clip_gradients):
+        def clip(*args, original=page.gradient_norm):
             if next(steps) in numbers:
                 act()
             return original(*args)
 
-        monkeypatch.setattr(page, "clip_gradients", clip)
+        monkeypatch.setattr(page, "gradient_norm", clip)
 
     return plan
 
@@ -100,8 +100,8 @@ def test_a_run_names_the_batch_of_a_norm_far_above_the_usual_and_goes_on(base, m
     from windlass.training import loop as page
 
     monkeypatch.delenv("RANK", raising=False)
-    norms, clip = iter(range(1, 1000)), page.clip_gradients
-    monkeypatch.setattr(page, "clip_gradients", lambda *args: clip(*args) * (1e4 if next(norms) == 14 else 1))
+    norms, clip = iter(range(1, 1000)), page.gradient_norm
+    monkeypatch.setattr(page, "gradient_norm", lambda *args: clip(*args) * (1e4 if next(norms) == 14 else 1))
     config = tiny.recipe(base, "spike", run={"steps": 20}, report={"every_steps": 4})
     assert train(config).step == 20
     (incident,) = [line for line in tiny.lines(config.run.directory) if line["kind"] == "incident"]
@@ -141,17 +141,17 @@ def test_every_step_line_has_the_fields_of_the_contract(run):
 def generator_untouched(config):
     from windlass.training import loop as page
 
-    states, original = [], page.clip_gradients
+    states, original = [], page.gradient_norm
 
     def spy(*args):
         states.append(torch.get_rng_state())
         return original(*args)
 
-    page.clip_gradients = spy
+    page.gradient_norm = spy
     try:
         tiny.train(config)
     finally:
-        page.clip_gradients = original
+        page.gradient_norm = original
     return all(torch.equal(states[0], state) for state in states), len(states)
 
 

@@ -5,7 +5,7 @@ optimizer    the optimizer that a recipe names; what the trainer calls
 elementwise  the update tensor by tensor, in any dtype
 rules        which of `optim.groups` decides for a parameter, by name (no torch)
 groups       parameter groups by record: rate, decay, mesh
-clip         the global gradient norm over all shards, and the factor
+clip         the global gradient norm over all shards, and what an update divides by
 schedule     the learning rate of a step (no torch)
 
 Inside:

@@ -2,6 +2,9 @@
 
     m <- b1 m + (1-b1) g      v <- b2 v + (1-b2) g^2      w <- (1 - lr decay) w - lr m^ / (sqrt(v^) + eps)
 
+g is the gradient by the clip's divisor (optim/clip); both engines divide in their own pass, and torch's kernel writes the
+quotient back, 4 bytes per parameter that nobody reads.
+
 A non-finite gradient norm must not touch weights, moments or counters, on any rank. The norm is the same number everywhere, so
 every rank decides alike, and no host reads it: both engines take the decision as a tensor (`found_inf`).
 
@@ -18,6 +21,7 @@ from typing import Any
 
 import torch
 
+from windlass.optim.clip import clip_divisor, divide_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import ElementwiseAdamW, Storage, new_state
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, trainable, write_copies
@@ -36,7 +40,7 @@ class AdamW:
     ):
         self._records = trainable(records)
         self._found_inf = torch.zeros((), device=self._records[0].tensor.device)
-        self._watch_every, self._num_steps = storage.watch_every, 0
+        self._max_norm, self._watch_every, self._num_steps = config.max_norm, storage.watch_every, 0
         self._lost_P: torch.Tensor | None = None
         groups = parameter_groups(records, config, rules)
         settings: dict[str, Any] = {
@@ -69,7 +73,15 @@ class AdamW:
         set_learning_rate(self.torch_optimizer.param_groups, rate)
 
     def step(self, norm: torch.Tensor) -> None:
-        """One update, or none where `norm` (0-dim, equal on all ranks) is not finite. Then zeroes the gradients."""
+        """One update by the gradients, whose norm is `norm` (0-dim, equal on all ranks), clipped; none where it is not finite.
+        Then zeroes the gradients."""
+        divisor = clip_divisor(norm, self._max_norm)
+        if self._elementwise is not None:
+            self._elementwise.divisor = divisor
+        elif norm.dtype == torch.float32:
+            self.torch_optimizer.grad_scale = divisor
+        else:  # torch's kernel takes it in fp32 only
+            divide_gradients([record.tensor for record in self._records], divisor)
         # 1.0 where norm is nan or infinite, else 0.0. Two operations, where isfinite and a cast are six
         self.torch_optimizer.found_inf = torch.ne(norm - norm, 0, out=self._found_inf)
         self._num_steps += 1

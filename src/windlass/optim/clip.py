@@ -1,11 +1,14 @@
 """Clip by the global norm: one number for the whole model, however it is cut.
 
-    norm = sqrt(sum over all parameters, all shards, of g^2)          g <- g min(1, max_norm / (norm + 1e-6))
+    norm = sqrt(sum over all parameters, all shards, of g^2)          g <- g / max(1, (norm + 1e-6) / max_norm)
 
 After program.run the gradients are sums over all ranks, in the parameter's layout, so each shard's square enters the sum
 once. DTensor knows which axes cut and which repeat, so its norm is summed over `fsdp` and not over `replicate`; plain
 gradients are whole on every rank. A norm per rank would scale the shards of one tensor differently (seen in the field: 0.11
 and 0.41 where 0.43 is true). Parameters of different meshes cannot share a foreach call: norms are taken per mesh.
+
+Who divides: the optimizer, in the pass of its update. A pass of its own would read and write every gradient once more, 8 bytes
+per parameter in fp32.
 
 Sent, where there are several ranks: an all-reduce over `fsdp` and one over `tp`, of 4 bytes per tensor; 4 bytes over the stages.
 Source: Pascanu et al., arXiv 1211.5063.
@@ -28,13 +31,11 @@ class ClippedParameter(Protocol):
     def counted(self) -> bool: ...
 
 
-def clip_gradients(records: Sequence[ClippedParameter], max_norm: float, parts: dist.ProcessGroup) -> torch.Tensor:
-    """Scales every gradient in place; -> the global norm before scaling, 0-dim, equal on every rank. Reads nothing on the
-    host. A non-finite norm leaves non-finite gradients: the optimizer skips that step.
+def gradient_norm(records: Sequence[ClippedParameter], parts: dist.ProcessGroup) -> torch.Tensor:
+    """-> the global norm of the gradients, 0-dim, equal on every rank. Reads nothing on the host, and changes nothing.
 
     `parts`: the ranks that hold other parameters (pipeline stages); squares are summed over it, unless it is one rank.
     """
-    gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
     counted = [gradient for record in records if record.counted and (gradient := record.tensor.grad) is not None]
     norms = [_norm(group) for group in _by_mesh(counted) if group]
     if not norms:  # a pipeline's rank whose parameters are all frozen
@@ -45,9 +46,20 @@ def clip_gradients(records: Sequence[ClippedParameter], max_norm: float, parts: 
         square = norm.square()
         dist.all_reduce(square, group=parts)
         norm = square.sqrt()
-    if gradients:
-        torch._foreach_mul_(_local(gradients), (max_norm / (norm + EPSILON)).clamp_(max=1.0))
     return norm
+
+
+def clip_divisor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """What gradients of the global norm `norm` are divided by, 0-dim, at least 1.0. Of no use where the norm is not finite: the
+    optimizer skips that step."""
+    return norm.add(EPSILON).div_(max_norm).clamp_(min=1.0)
+
+
+def divide_gradients(parameters: Sequence[torch.Tensor], divisor: torch.Tensor) -> None:
+    """In place, in a pass of its own: for updates that cannot take the divisor."""
+    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+    if gradients:
+        torch._foreach_div_(_local(gradients), divisor)
 
 
 def _by_mesh(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -29,7 +29,7 @@ from windlass.optim.rounding import place_of, step_keys, stored_as, stream_keys,
 PIECES: Final = {"cpu": 1 << 18, "cuda": 1 << 24}  # cpu: measured above; cuda: 64 MiB per temporary, not measured
 
 NO_COPIES: Final[Mapping[Tensor, Tensor]] = MappingProxyType({})
-Constants = tuple[Tensor, Tensor, Tensor, Tensor, float, float, float]
+Constants = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def update(
     elements_N: Tensor | None,
     keys_22: Tensor | None,
     skip: Tensor,
+    divisor: Tensor,
     shrink: Tensor,
     size: Tensor,
     root: Tensor,
@@ -66,11 +67,11 @@ def update(
     beta2: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    """One update of a flat piece, in place -> its old and new weights before rounding. 0-dim: `skip`, `shrink` = learning rate x
-    decay, `size` = learning rate / (1 - beta1^step), `root` = sqrt(1 - beta2^step). Without `elements_N` and keys, to nearest.
-    `copy_N`: the weights in the dtype of products, written in the same pass."""
+    """One update of a flat piece, in place -> its old and new weights before rounding. 0-dim: `skip`; `divisor` of the
+    gradient; `shrink` = learning rate x decay; `size` = learning rate / (1 - beta1^step); `root` = sqrt(1 - beta2^step). Without
+    `elements_N` and keys, to nearest. `copy_N`: the weights in the dtype of products, written in the same pass."""
     wide = torch.promote_types(weight_N.dtype, torch.float32)
-    gradient_N, old_N = gradient_N.to(wide), weight_N.to(wide)
+    gradient_N, old_N = gradient_N.to(wide) / divisor, weight_N.to(wide)
     mean = mean_N.to(wide).lerp(gradient_N, 1 - beta1)
     square = square_N.to(wide) * beta2 + (1 - beta2) * gradient_N * gradient_N
     new_N = old_N - (shrink * old_N + size * (mean / (square.sqrt() / root + epsilon)))
@@ -111,10 +112,11 @@ def new_state(parameter: Tensor, dtype: torch.dtype | None, is_blank: bool) -> d
 
 class ElementwiseAdamW(torch.optim.Optimizer):
     """torch's AdamW in its groups and state (`step`, `exp_avg`, `exp_avg_sq` per parameter), stored by the rules of `storage`.
-    `names`: of every parameter, for the noise. `copies`: what each update writes too, by parameter. `found_inf`: set it before
-    each step."""
+    `names`: of every parameter, for the noise. `copies`: what each update writes too, by parameter. `found_inf`, and the
+    `divisor` of the gradients: set them before each step."""
 
     found_inf: Tensor
+    divisor: Tensor
 
     def __init__(
         self,
@@ -178,7 +180,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         rate_now = torch.full((), rate, dtype=torch.float64, device=step.device)
         skip = self.found_inf != 0
         size, root = rate_now / (1 - beta1**count), (1 - beta2**count).sqrt()
-        return step, (skip, rate_now * group["weight_decay"], size, root, beta1, beta2, group["eps"])
+        return step, (skip, self.divisor, rate_now * group["weight_decay"], size, root, beta1, beta2, group["eps"])
 
     def _step_one(
         self,

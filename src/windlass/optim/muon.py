@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from windlass.optim.adamw import AdamW
+from windlass.optim.clip import clip_divisor
 from windlass.optim.config import OptimConfig
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
 from windlass.optim.rules import Rules
@@ -62,6 +63,7 @@ class Muon:
         self, hidden: Sequence[Parameter], config: OptimConfig, rules: Rules, compute: torch.dtype, rest: AdamW | None
     ):
         self._hidden, self._settings, self._rest = list(hidden), config.muon, rest
+        self._max_norm = config.max_norm
         self._compute = torch.float32 if compute == torch.float16 else compute
         self._groups = parameter_groups(hidden, config, rules)
         for group in self._groups:  # matrices of one shape are dealt together, so that no rank waits for a larger one
@@ -79,15 +81,15 @@ class Muon:
 
     @torch.no_grad()
     def step(self, norm: Tensor) -> None:
-        """One update, or none where `norm` is not finite. Then drops the gradients."""
+        """One update by the gradients, clipped, or none where `norm` is not finite. Then drops the gradients."""
         if self._rest:
             self._rest.step(norm)
-        is_finite = torch.isfinite(norm)
+        is_finite, divisor = torch.isfinite(norm), clip_divisor(norm, self._max_norm)
         taken = is_finite.double()
         for group in self._groups:
             rate = group["lr"]
             for dealt in _rounds(group["params"]):
-                for parameter, update in zip(dealt, self._orthogonal(dealt, is_finite)):
+                for parameter, update in zip(dealt, self._orthogonal(dealt, is_finite, divisor)):
                     local = _local(parameter)
                     size = rate * MATCH_ADAMW * max(parameter.shape) ** 0.5
                     local.mul_(1 - taken * (rate * group["weight_decay"]))
@@ -95,10 +97,10 @@ class Muon:
                     parameter.grad = None
         write_copies(self._hidden)
 
-    def _orthogonal(self, dealt: Sequence[Tensor], is_finite: Tensor) -> list[Tensor]:
+    def _orthogonal(self, dealt: Sequence[Tensor], is_finite: Tensor, divisor: Tensor) -> list[Tensor]:
         """This rank's part of the orthogonalised update of each of at most S T matrices: matrix j is computed by the rank at
         (j // T, j % T) of (fsdp, tp)."""
-        updates = [self._update(parameter, is_finite) for parameter in dealt]
+        updates = [self._update(parameter, is_finite, divisor) for parameter in dealt]
         cut = _cut(dealt[0])
         (num_shards, num_parts), (shard, part) = cut.sizes, cut.place
         shapes = [_part_shape(parameter, num_parts) for parameter in dealt]  # of a tensor rank's part
@@ -131,13 +133,13 @@ class Muon:
         here = [[(rows[j][shard], shapes[j][1]) for j in dealt_there] for dealt_there in rounds]
         return [one for from_shard in _exchange(back, here, cut.groups[0], updates[0]) for one in from_shard]
 
-    def _update(self, parameter: Tensor, is_finite: Tensor) -> Tensor:
+    def _update(self, parameter: Tensor, is_finite: Tensor, divisor: Tensor) -> Tensor:
         """Updates the momentum; -> the input of NS: this rank's rows, in the compute dtype."""
         assert parameter.grad is not None, (
             "the check after the first step has seen a gradient of every trainable parameter"
         )
         momentum, beta = _local(self._momentum[parameter]), self._settings.momentum
-        gradient = torch.where(is_finite, _local(parameter.grad), 0)
+        gradient = torch.where(is_finite, _local(parameter.grad) / divisor, 0)
         momentum.lerp_(gradient, (1 - beta) * is_finite.to(momentum.dtype))
         return (gradient.lerp(momentum, beta) if self._settings.nesterov else momentum).to(self._compute)
 

@@ -26,7 +26,8 @@ class Optimizer(Protocol):
         ...
 
     def step(self, norm: torch.Tensor) -> None:
-        """One update, or none where `norm` (0-dim, equal on all ranks) is not finite. Then drops the gradients."""
+        """One update by the gradients, whose norm is `norm` (0-dim, equal on all ranks), clipped to optim.max_norm; none where it
+        is not finite. Then drops the gradients."""
         ...
 
     def lost_shares(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import Stopped
 from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.report.sinks.sink import Sink
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
@@ -103,8 +103,8 @@ def loop(run: Run, stop: Stop) -> Result:
         batches = run.next_batches(step)  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
-        norm = clip_gradients(run.program.records(), config.optim.max_norm, run.program.mesh.parts)
-        run.optimizer.step(norm)  # skipped on all ranks alike where the norm is not finite
+        norm = gradient_norm(run.program.records(), run.program.mesh.parts)
+        run.optimizer.step(norm)  # clips; skipped on all ranks alike where the norm is not finite
         run.program.adapt(norm)  # what the next backward learns from it
         step += 1
         run.record(step, loss, norm, rate, count)  # raises where every step is skipped

@@ -97,7 +97,9 @@ DATA_PARALLEL = {
     ),
     "clipped by a rank's own norm, the true one logged": Bug(
         "each rank scales by the norm of what it holds, and reports the true norm",
-        ((CLIP, "(max_norm / (norm + EPSILON))", "(max_norm / (torch.nn.utils.get_total_norm(_local(gradients)) + EPSILON))"),),
+        ((ADAMW, "        divisor = clip_divisor(norm, self._max_norm)\n",
+          "        own = [getattr(record.tensor.grad, '_local_tensor', record.tensor.grad) for record in self._records]\n"
+          "        divisor = clip_divisor(torch.nn.utils.get_total_norm(own), self._max_norm)\n"),),
         # AdamW's step does not change with the scale of all gradients of a tensor: in a pipeline it shows in fp64's digits only
         ("exact: qwen3 tied: shard2", "exact: qwen3 tied: replicate2 shard2 micro1", "exact: qwen3 tied: shard2 micro1 offload",
          "exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: replicate2 shard2 micro1 fp32",
@@ -105,9 +107,25 @@ DATA_PARALLEL = {
     ),
     "small gradients scaled up to the norm": Bug(
         "a reviewer: a clip that also does the opposite",
-        ((CLIP, "(max_norm / (norm + EPSILON)).clamp_(max=1.0)", "(max_norm / (norm + EPSILON))"),),
+        ((CLIP, ".div_(max_norm).clamp_(min=1.0)", ".div_(max_norm)"),),
         ("exact: qwen3 tied: shard2 unclipped",),
         Seen(("parallel.shard=2",), "weights after 3 steps", "of 35 tensors"),
+    ),
+    "torch's kernel clips by the inverse": Bug(
+        "a factor is given to a kernel that divides by it",
+        ((ADAMW, "grad_scale = divisor", "grad_scale = divisor.reciprocal()"),),
+        ("exact: qwen3 tied: shard2 fp32", "exact: qwen3 tied: replicate2 shard2 micro1 fp32"), steps=2,
+    ),
+    "an update that does not clip": Bug(
+        "the divisor is computed, and forgotten by the pass that divides",
+        (("optim/elementwise.py", "gradient_N.to(wide) / divisor", "gradient_N.to(wide)"),),
+        ("policy: qwen3 tied: shard2 fp32 states-bf16", "policy: qwen3 tied: zero0 replicate2 bf16-pure"),
+        said="one process|fp32's reference", steps=2,
+    ),
+    "matrices that are not clipped": Bug(
+        "AdamW's part of the model is clipped, Muon's is not",
+        ((MUON, "_local(parameter.grad) / divisor", "_local(parameter.grad)"),),
+        ("exact: qwen3 tied: zero0 replicate2 muons", "exact: qwen3 tied: shard2 full muons"), steps=2,
     ),
     "scale dropped by the schedule": Bug(
         "a group's rate is set to the schedule's, without its own scale",

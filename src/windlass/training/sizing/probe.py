@@ -20,7 +20,7 @@ from typing import Final
 import torch
 
 from windlass.config import RunConfig
-from windlass.optim.clip import clip_gradients
+from windlass.optim.clip import gradient_norm
 from windlass.parallel.mesh import Mesh, make_mesh
 from windlass.parallel.program import Batch
 from windlass.plan.sizes import StepSize
@@ -95,7 +95,7 @@ def _step(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh) -> N
     batch = _batch(config, plan, runtime.device)
     count = torch.tensor(batch["targets"].numel() * num * mesh.layout.batch_ranks, device=runtime.device)
     program.run([batch] * num, count)
-    optimizer.step(clip_gradients(program.records(), config.optim.max_norm, mesh.parts))
+    optimizer.step(gradient_norm(program.records(), mesh.parts))
 
 
 @torch.no_grad()
