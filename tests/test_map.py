@@ -236,7 +236,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "precision": ("config", "policy", "masters", "loss_scale"),
     "plan": ("memory", "sizes"),
     "proof": ("verify",),
-    "ranks": ("tree", "host_page", "open_files"),
+    "ranks": ("meeting", "tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
     "report.sinks": ("sync", "start", "follow", "sink"),
