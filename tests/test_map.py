@@ -190,7 +190,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "hub": ("client", "config", "push"),
     "flyte": ("tasks", "ranks"),
-    "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "config"),
+    "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "job_names", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
     "supervise": ("heartbeat", "places", "incident", "watchdog", "gpu_health", "kernel_log"),
     "model": (
