@@ -120,6 +120,8 @@ def test_the_port_is_that_of_the_start():
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0, WORLD_SIZE=2 without MASTER_ADDR, MASTER_PORT", "or unset RANK"),
         (TORCHRUN | {"RANK": "2"}, "RANK=2 with WORLD_SIZE=2", "correct what the launcher exports"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two", "correct WORLD_SIZE"),
+        (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999", "correct MASTER_PORT"),
+        (SRUN | {"MASTER_PORT": "29500/tcp"}, "MASTER_PORT=29500/tcp", "correct MASTER_PORT"),
     ],
 )
 def test_several_processes_that_cannot_be_joined_are_refused(environ, given, change):

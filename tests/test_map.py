@@ -191,7 +191,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "hub": ("client", "config", "push"),
     "flyte": ("tasks", "ranks"),
-    "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "config"),
+    "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "job_names", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
     "supervise": ("heartbeat", "places", "incident", "watchdog", "gpu_health", "kernel_log"),
     "model": (
@@ -237,7 +237,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "precision": ("config", "policy", "masters", "loss_scale"),
     "plan": ("memory", "sizes"),
     "proof": ("verify",),
-    "ranks": ("tree", "host_page", "open_files"),
+    "ranks": ("meeting", "tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child"),
     "report.sinks": ("sync", "start", "follow", "sink"),

@@ -92,9 +92,12 @@ def test_a_signal_before_the_first_step_stops_after_it():
 # ---- the world
 
 
-def test_an_empty_environment_is_a_world_of_one(monkeypatch):
+@pytest.mark.parametrize("given", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_an_empty_environment_is_a_world_of_one_and_a_rank_alone_needs_no_address(monkeypatch, given):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     runtime = start_runtime()
     try:
         assert (runtime.rank, runtime.world, dist.get_world_size()) == (0, 1, 1)
@@ -112,7 +115,7 @@ def test_a_store_that_outlives_its_ranks_holds_nothing_of_the_ranks_before(monke
     kept = dist.HashStore()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(dist, "rendezvous", lambda _url: iter([(kept, 0, 1)]))
+    monkeypatch.setattr(dist, "HashStore", lambda: kept)
     monkeypatch.setattr(page, "adopt", lambda: None)
     for _ in range(2):
         with start_runtime() as runtime:

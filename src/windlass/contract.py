@@ -110,6 +110,9 @@ def _check_alone(environ: Mapping[str, str]) -> None:
 
 
 def _report(environ: MutableMapping[str, str], launcher: str) -> None:
+    port = environ["MASTER_PORT"]
+    if not (port.isdigit() and 0 < int(port) < 1 << 16):
+        raise UserError(f"MASTER_PORT={port}", "a port is a whole number from 1 to 65535", "correct MASTER_PORT")
     environ[_ADOPTED] = launcher
     if environ["RANK"] == "0":
         where = f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}"
@@ -130,7 +133,7 @@ def _check_torchrun(environ: Mapping[str, str]) -> None:
             "a rank knows its number, the number of all ranks, and where they meet",
             f"export {', '.join(missing)} too, or unset {given.split('=')[0]} for a run of one process",
         )
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         if not environ.get(name, "0").isdigit():
             raise UserError(f"{name}={environ[name]}", f"{name} is a whole number from 0", f"correct {name}")
     if int(environ["RANK"]) >= int(environ["WORLD_SIZE"]):
@@ -196,7 +199,7 @@ def _port(launcher: Launcher, environ: Mapping[str, str]) -> str:
     return str(FIRST_PORT + int.from_bytes(digest[:4]) % NUM_PORTS)
 
 
-def _shares_store(environ: Mapping[str, str]) -> bool:
+def shares_store(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun's agent keeps one store over all restarts (seen with torch 2.13). A rank that finds there the addresses
     of the ranks before it fails to connect."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -206,13 +209,13 @@ def attempt(environ: Mapping[str, str] = os.environ) -> str:
     """A prefix for the keys of this start's ranks in a store that outlives them; empty where the store is new, or where no name
     distinguishes the starts: the agents of several hosts count their restarts differently."""
     is_one_host = environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"attempt-{environ['TORCHELASTIC_RESTART_COUNT']}" if _shares_store(environ) and is_one_host else ""
+    return f"attempt-{environ['TORCHELASTIC_RESTART_COUNT']}" if shares_store(environ) and is_one_host else ""
 
 
 def restart_warning(environ: Mapping[str, str] = os.environ) -> str | None:
     """A torchrun over several hosts whose restarts cannot work, or None."""
     restarts, hosts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0"), environ.get("GROUP_WORLD_SIZE", "1")
-    if not _shares_store(environ) or restarts == "0" or hosts == "1":
+    if not shares_store(environ) or restarts == "0" or hosts == "1":
         return None
     return (
         f"warning: the {restarts} restarts of this torchrun over {hosts} hosts will fail (connectFullMesh): it keeps the "

@@ -24,10 +24,11 @@ from typing import Final, ParamSpec, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from windlass.contract import adopt, attempt, local_rank
+from windlass.contract import adopt, attempt, local_rank, num_ranks, rank, shares_store
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
 from windlass.ranks.host_page import NEVER, HostPage
+from windlass.ranks.meeting import meet
 from windlass.ranks.open_files import allow_many_files
 from windlass.ranks.tree import Tree
 from windlass.signals import Signals
@@ -194,21 +195,22 @@ def start_runtime() -> Runtime:
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = SEGMENTS
     device = _device(local_rank())
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        store, rank, world = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(attempt(), store) if attempt() else store
+    own, world = rank(), num_ranks()
+    if world > 1:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = meet(own, world, *place, shares_store(), attempt())
     else:
-        store, rank, world = dist.HashStore(), 0, 1
+        store = dist.HashStore()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if world > 1:
         allow_many_files()
         # gloo connects all pairs of every group otherwise: 5 N + 5 sockets per rank
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=GROUP_TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=own, world_size=world, timeout=GROUP_TIMEOUT)
     control, saving = _gloo(), _gloo()
     for group in (control, saving) if world > 1 else ():
         Tree(group).barrier()  # connects them
-    runtime = Runtime(rank, world, device, None, control, saving)
+    runtime = Runtime(own, world, device, None, control, saving)
     # a store may outlive its ranks: the keys of those before must not be ours
     incarnation = runtime.shared(secrets.token_hex(8))
     return replace(runtime, store=dist.PrefixStore(f"windlass/{incarnation}", store))

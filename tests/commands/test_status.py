@@ -138,6 +138,88 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path):
     assert runs(tmp_path)[0].loss == 19_999
 
 
+def damage_status(run):
+    (run / "status.json").write_bytes(b'{"state": "runn\x00')
+    return f"{run / 'status.json'} is no status of a run"
+
+
+def damage_status_that_is_a_directory(run):
+    (run / "status.json").unlink()
+    (run / "status.json").mkdir()
+    return f"{run / 'status.json'} is no status of a run"
+
+
+def damage_status_that_is_a_dead_link(run):
+    (run / "status.json").unlink()
+    (run / "status.json").symlink_to("nowhere")
+    return f"{run / 'status.json'} is no status of a run"
+
+
+def damage_status_of_another_program(run):
+    (run / "status.json").write_text('{"state": "sleeping", "step": "six", "exit_code": [], "time": {}}')
+    return f"{run / 'status.json'} is no status of a run"
+
+
+def damage_lock(run):
+    (run / LOCK).mkdir()
+    return f"{run / LOCK} cannot be read: Is a directory"
+
+
+def damage_checkpoints(run):
+    (run / "checkpoints").rmdir()
+    (run / "checkpoints").write_text("no directory")
+    return f"{run / 'checkpoints'} is a file"
+
+
+@pytest.mark.parametrize("damage", [one for name, one in globals().items() if name.startswith("damage_")])
+def test_a_damaged_run_is_one_by_name_and_hides_no_other(tmp_path, damage):
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name, "finished", 2)
+        (tmp_path / name / "checkpoints").mkdir()
+    problem = damage(tmp_path / "b")
+    found = {row.run: row for row in runs(tmp_path)}
+    assert [found[name].state for name in "abc"] == ["finished", "damaged", "finished"]
+    assert found["b"].problem == problem and found["a"].problem is None
+    _titles, *lines, last = as_table(list(found.values()), tmp_path)
+    assert len(lines) == 3 and last == f"b is damaged: {problem}"
+    assert [json.loads(line)["problem"] for line in as_json(list(found.values()))].count(None) == 2
+    if damage is damage_checkpoints:
+        with pytest.raises(UserError, match="is a file\n"):
+            status(tmp_path / "b")
+    else:
+        assert status(tmp_path / "b").line == f"damaged: {problem}; its newest checkpoint: none"
+
+
+def test_a_damaged_run_has_the_step_of_its_newest_checkpoint(run):
+    (run / "status.json").write_text("")
+    found = status(run)
+    assert (found.state, found.step, found.checkpoint) == ("damaged", 4, 4)
+    assert found.line.endswith("; its newest checkpoint: 4")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    write_run(tmp_path / "a", "finished", 2)
+    (tmp_path / "closed").mkdir()
+    listed = os.scandir
+
+    def refuses(folder):
+        if os.path.basename(folder) == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    found = {row.run: row for row in runs(tmp_path)}
+    assert found["a"].state == "finished"
+    assert found["closed"].problem == f"{tmp_path / 'closed'} cannot be read: Permission denied"
+
+
+def test_figures_that_are_no_numbers_are_none(tmp_path):
+    events = {"kind": "step", "step": 1, "loss": "low", "tokens_per_s": 10**400}, {"kind": "validation", "loss": [1]}
+    write_run(tmp_path / "a", "finished", 2, *events)
+    (row,) = runs(tmp_path)
+    assert (row.loss, row.validation, row.tokens_per_s) == (None, None, None)
+
+
 def test_where_no_run_is(tmp_path):
     assert list(as_table(runs(tmp_path), tmp_path)) == [f"no run below {tmp_path}: none has a status.json"]
     with pytest.raises(UserError, match="is no directory"):

@@ -54,3 +54,8 @@ def test_a_failure_has_the_step_and_the_batch_of_its_rank():
     assert [_death(1, code, beats, True).is_out_of_memory for code in (-9, 1, -15)] == [True, False, False]
     early = _death(2, 1, beats, False)
     assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats, False).step, 0)
+
+
+def test_ranks_of_one_host_meet_though_its_own_name_does_not_resolve():
+    """torchelastic alone gives them the host's name, and they would wait for half an hour."""
+    assert agent.ALONE["local_addr"] == "127.0.0.1"

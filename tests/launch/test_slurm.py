@@ -193,6 +193,7 @@ def test_no_script_holds_a_secret_or_a_name_of_several_lines():
     for wrong, says in (
         (lambda: script("/run", secret), "would hold a secret"),
         (lambda: script("/r\nun"), "in a batch script"),
+        (lambda: prepare_script(LaunchConfig(), Path("/run"), " ", []), "none is empty"),
     ):
         with pytest.raises(UserError, match=says):
             wrong()

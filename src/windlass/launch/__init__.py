@@ -7,6 +7,7 @@ slurm       batch scripts for SLURM, and how they are submitted
 kubernetes  manifests of a JobSet or a TrainJob
 flyte       the file of a Flyte pipeline, and what is refused before it is submitted
 sky         the task of a managed job of SkyPilot
+job_names   the name of a job, as every cluster takes it
 config      the recipe's launch block
 
 Inside:

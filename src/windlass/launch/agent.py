@@ -34,8 +34,14 @@ SHUTDOWN_S: Final = 600
 FAULTS_S: Final = 60
 """Faults of a GPU's driver that are older than this are not why a rank died."""
 SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-ALONE: Final = {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-"""A world of this host alone."""
+ALONE: Final = {
+    "min_nodes": 1,
+    "max_nodes": 1,
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "localhost:0",
+    "local_addr": "127.0.0.1",
+}
+"""A world of this host alone, whose own name need not resolve."""
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 

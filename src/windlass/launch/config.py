@@ -123,14 +123,19 @@ class SlurmConfig(Settings):
                 )
 
 
+LABEL: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+SUBDOMAIN: Final = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$"
+"""Names of Kubernetes (RFC 1123)."""
+
+
 class KubernetesConfig(Settings):
     image: str | None = None
     """The image of the pods, with windlass in it (see Containerfile)."""
 
-    namespace: str | None = None
+    namespace: str | None = Field(default=None, pattern=LABEL)
     """Default: kubectl's."""
 
-    claim: str | None = None
+    claim: str | None = Field(default=None, pattern=SUBDOMAIN)
     """A PersistentVolumeClaim that every pod mounts (ReadWriteMany): run directory and data are there. One host may do without
     it where checkpoint.remote is set."""
 
@@ -155,13 +160,13 @@ class KubernetesConfig(Settings):
     environment: dict[Variable, str | int] = {}
     """Variables of the pods, such as NCCL's."""
 
-    secrets: dict[Variable, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = {}
+    secrets: dict[Variable, Annotated[str, Field(pattern=SUBDOMAIN[:-1] + r"/[-._A-Za-z0-9]+$")]] = {}
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
     retries: int = Field(default=20, ge=0)
     """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
 
-    runtime: str = "torch-distributed"
+    runtime: str = Field(default="torch-distributed", pattern=SUBDOMAIN)
     """Of a TrainJob: the ClusterTrainingRuntime."""
 
 

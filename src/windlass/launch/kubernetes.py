@@ -9,7 +9,6 @@ Fields: jobset.x-k8s.io/v1alpha2, and trainer.kubeflow.org/v1alpha1, where a run
 (`runtimePatches`; what was `podTemplateOverrides` is dropped there without a word).
 """
 
-import re
 import shlex
 import shutil
 import subprocess
@@ -21,12 +20,11 @@ import yaml
 from windlass.errors import EXIT_DIVERGED, EXIT_NOT_EQUAL, EXIT_USER_ERROR, Unavailable, UserError
 from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import KubernetesConfig
+from windlass.launch.job_names import checked
 from windlass.launch.slurm import Size
 from windlass.safe_text import redacted
 
 PORT: Final = 29_400
-NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-"""DNS-1123, and short enough for the names that the controllers make of it (63 letters)."""
 FOLDER: Final = "/windlass"
 """Where the recipe is mounted."""
 FINAL: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
@@ -80,13 +78,7 @@ def manifests(
     kind: Literal["jobset", "trainjob"],
 ) -> str:
     """YAML for `kubectl apply`. `text`: the recipe; `arguments`: overrides behind it. Raises UserError."""
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"`{name}` as the name of a job",
-            "a name there is at most 40 small letters, digits and hyphens, and begins with a letter",
-            "give another with --job-name",
-        )
-    metadata: Tree = {"name": name, **({"namespace": kubernetes.namespace} if kubernetes.namespace else {})}
+    metadata: Tree = {"name": checked(name), **({"namespace": kubernetes.namespace} if kubernetes.namespace else {})}
     recipe = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -22,7 +22,8 @@ import yaml
 
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.config import SkyConfig
-from windlass.launch.kubernetes import NAME, PORT, Blocks
+from windlass.launch.job_names import checked
+from windlass.launch.kubernetes import PORT, Blocks
 from windlass.launch.slurm import Size
 from windlass.safe_text import redacted
 
@@ -66,14 +67,8 @@ def check_hosts(sky: SkyConfig, run: PurePath, has_remote: bool, size: Size) -> 
 
 def task(sky: SkyConfig, text: str, arguments: list[str], size: Size, name: str) -> str:
     """YAML for `sky jobs launch`. `text`: the recipe; `arguments`: overrides behind it. Raises UserError."""
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"`{name}` as the name of a job",
-            "a name there is at most 40 small letters, digits and hyphens, and begins with a letter",
-            "give another with --job-name",
-        )
     tree = {
-        "name": name,
+        "name": checked(name),
         "num_nodes": size.nodes,
         "resources": _resources(sky, size),
         "volumes": {sky.mount: sky.volume} if sky.volume else None,

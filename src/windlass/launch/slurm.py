@@ -91,10 +91,10 @@ def _options(launch: LaunchConfig, counts: str, output: Path, name: str, more: l
     """Lines of options; of one that is given twice, sbatch takes the last. Raises UserError."""
     slurm = launch.slurm
     for text in (str(output), str(Path.cwd()), name):
-        if not text.isprintable():
+        if not text.isprintable() or not text.strip():
             raise UserError(
                 f"{text!r} in a batch script",
-                "its options are lines, without control characters",
+                "its options are lines of printable characters, and none is empty",
                 "choose another name",
             )
     site = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos, "time": slurm.time}

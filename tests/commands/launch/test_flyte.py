@@ -46,7 +46,7 @@ def test_a_dry_run_prints_the_pipeline_and_its_inputs(recipe, monkeypatch, capsy
         ("r.yaml launch.flyte.gpu=much --dry-run", "launch.flyte.gpu"),
         ("r.yaml launch.flyte.gpu=4 --nproc 2 --dry-run", "--nproc 2 with launch.flyte.gpu=4"),
         ("r.yaml parallel.context=2 --nproc 3 --dry-run", "3 ranks"),
-        ("r.yaml --job-name a_b --dry-run", "`a_b` as the name of a pipeline"),
+        ("r.yaml --job-name a_b --dry-run", "`a_b` as the name of a job"),
         ('r.yaml data.sources=[{"path":"https://me:pass-word-1@h/x"}] --dry-run', "would hold a secret"),
     ],
 )

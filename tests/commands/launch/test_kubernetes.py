@@ -49,6 +49,16 @@ def test_what_is_applied_is_followed_by_its_name(recipe, monkeypatch, capsys):
     ]
 
 
+def test_a_run_directory_whose_name_no_cluster_takes_gives_one_that_it_does(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(command, "apply", lambda text: pytest.fail("applied"))
+    code, printed = launch(
+        "r.yaml run.directory=Runs/My_Run --nodes 1 --tasks-per-node 1 --dry-run", monkeypatch, capsys
+    )
+    assert code == 0, printed.err
+    assert list(yaml.safe_load_all(printed.out))[1]["metadata"]["name"] == "my-run", "stdout is YAML alone"
+    assert printed.err == "the job is called my-run, after Runs/My_Run; --job-name gives it another name\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -56,6 +66,10 @@ def test_what_is_applied_is_followed_by_its_name(recipe, monkeypatch, capsys):
         ("r.yaml launch.kubernetes.claim=null --nodes 2 --tasks-per-node 1", "2 pods without launch.kubernetes.claim"),
         ("r.yaml parallel.context=2 --nodes 3 --tasks-per-node 1", "3 ranks"),
         ("r.yaml --nodes 1", "neither --gpus-per-node nor --tasks-per-node"),
+        ("r.yaml --nodes 1 --tasks-per-node 1 --job-name My_Run", "`My_Run` as the name of a job"),
+        ("r.yaml launch.kubernetes.namespace=My_Team --nodes 1 --tasks-per-node 1", "launch.kubernetes.namespace"),
+        ("r.yaml launch.kubernetes.claim=runs_1 --nodes 1 --tasks-per-node 1", "launch.kubernetes.claim"),
+        ("r.yaml launch.kubernetes.secrets={A:B_C/d} --nodes 1 --tasks-per-node 1", "launch.kubernetes.secrets"),
         ("r.yaml launch.kubernetes.secrets={A:b} --nodes 1 --tasks-per-node 1", "launch.kubernetes.secrets"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any
 from windlass.config import RunConfig, load_recipe
 from windlass.errors import Unavailable, UserError
 from windlass.launch.flyte import MODULE, check_no_secret, check_tasks, driver, ranks_per_node
-from windlass.launch.kubernetes import NAME
+from windlass.launch.job_names import job_name
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
 
@@ -32,13 +32,7 @@ def launch(
     known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
     shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None
     config.check_layout(shape, num_ranks if is_local else flyte.nodes * num_ranks)
-    name = (name or config.run.directory.name).lower()
-    if not NAME.fullmatch(name):
-        raise UserError(
-            f"`{name}` as the name of a pipeline",
-            "a name there is at most 40 small letters, digits and hyphens, and begins with a letter",
-            "give another with --job-name",
-        )
+    name = job_name(name, config.run.directory)
     text, given = driver(flyte, name, num_ranks), [*overrides, *_placed(config, is_local)]
     source = recipe_text(recipe)[0]
     check_no_secret("\n".join([source, *given]))

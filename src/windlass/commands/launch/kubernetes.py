@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from windlass.config import load_recipe
+from windlass.launch.job_names import job_name
 from windlass.launch.kubernetes import apply, check_pods, manifests
 from windlass.launch.slurm import Size
 from windlass.model.open_config import architecture_of
@@ -26,7 +27,7 @@ def launch(
     # a base of `model.from` may be on the cluster's volume alone
     known = config.model.from_ is None
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
-    name = name or config.run.directory.name
+    name = job_name(name, config.run.directory)
     text = manifests(kubernetes, recipe_text(recipe)[0], overrides, size, name, kind)
     if is_dry:
         yield text.rstrip()

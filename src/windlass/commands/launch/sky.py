@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from windlass.config import load_recipe
+from windlass.launch.job_names import job_name
 from windlass.launch.sky import check_hosts, submit, task
 from windlass.launch.slurm import Size
 from windlass.model.open_config import architecture_of
@@ -17,7 +18,7 @@ def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_d
     check_hosts(sky, config.run.directory, config.checkpoint.remote is not None, size)
     known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
-    name = name or config.run.directory.name
+    name = job_name(name, config.run.directory)
     text = task(sky, recipe_text(recipe)[0], overrides, size, name)
     if is_dry:
         yield text.rstrip()

@@ -21,7 +21,7 @@ def launch(
         recipe, *overrides, *(f"launch.slurm.{key}={json.dumps(value)}" for key, value in site.items())
     )
     run = Path(os.path.abspath(config.run.directory))
-    folder, name = run / FOLDER, name or run.name
+    folder, name = run / FOLDER, run.name if name is None else name
     scripts = {
         "prepare": prepare_script(config.launch, run, f"{name}-prepare", ["prepare", recipe, *overrides]),
         "train": train_script(config.launch, size, run, name, ["train", recipe, *overrides]),
