@@ -91,15 +91,37 @@ def row_of(call):
     [
         ('{"city": "Oslo", "n": [1]}', {"city": "Oslo", "n": [1]}),
         ({"city": "Oslo"}, {"city": "Oslo"}),
+        (json.dumps('{"city": "Oslo"}'), {"city": "Oslo"}),
+        ("", {}),
         ("Oslo", "Oslo"),
-        ("[1]", "[1]"),
-        ('{"city":', '{"city":'),
+        ("print(1)", "print(1)"),
     ],
 )
 def test_arguments_that_are_an_object_as_text_become_that_object(arguments, wanted):
     call = {"type": "function", "function": {"name": "pull", "arguments": arguments}}
     found = json.loads(conversation_of(row_of(call), "here"))[1]["tool_calls"]
     assert found == [{"type": "function", "function": {"name": "pull", "arguments": wanted}}]
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        ({"function": {"name": "pull", "arguments": "[1]"}}, "a call with the arguments '[1]'"),
+        ({"function": {"name": "pull", "arguments": '{"city":'}}, "a call with the arguments '{\"city\":'"),
+        ({"name": "pull", "arguments": "7"}, "a call with the arguments '7'"),
+        ({"name": "pull", "parameters": {"city": "Oslo"}}, "a call with the key `parameters`"),
+        ({"function": {"name": "pull", "thought": "Hm."}}, "a call with the key `thought`"),
+        ({"function": {"name": "pull"}, "comment": "Hm."}, "a call with the key `comment`"),
+        ({"type": "custom", "custom": {"name": "pull", "input": "Oslo"}}, "a call with the key `custom`"),
+        ({"function": {"arguments": {}}}, "a call without a name"),
+        ({"function": "pull"}, "a call without a name"),
+    ],
+)
+def test_a_call_that_a_template_would_write_a_part_of_is_refused(call, given):
+    with pytest.raises(BadRow) as caught:
+        conversation_of(row_of(call), "here")
+    assert caught.value.given == f"here, message 1 of `messages`, has {given}"
+    assert caught.value.kind == ("wrong arguments" if "the arguments" in given else "wrong call")
 
 
 def test_calls_may_be_one_text_of_json():
@@ -109,8 +131,9 @@ def test_calls_may_be_one_text_of_json():
         row = {"messages": [MESSAGES[1], {"role": "assistant", **content, "tool_calls": json.dumps([call])}]}
         found = json.loads(conversation_of(row, "here"))[1]
         assert found["tool_calls"] == [call] and found["content"] == content.get("content", "")
-    row = {"messages": [MESSAGES[1], {**MESSAGES[2], "tool_calls": "[]"}]}
-    assert json.loads(conversation_of(row, "here"))[1]["tool_calls"] == []
+    for none in ("[]", [], "", {}):
+        row = {"messages": [MESSAGES[1], {**MESSAGES[2], "tool_calls": none}]}
+        assert json.loads(conversation_of(row, "here")) == MESSAGES[1:3], "Llama 3.1 counts an empty list as calls"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ A row holds `messages`, each with a role and a content, or `prompt` and `complet
 calls tools may have no content; a null counts as missing. Arguments of a call that are JSON in a text, as OpenAI writes them,
 become the object that they hold, since templates write them as JSON themselves. An answer of `weight: 0` is context and no
 target. Rows that could not be learned as they are meant are bad: images, tools without a name, answers without
-words, keys of a message that nothing reads.
+words, keys of a message or of a call that nothing reads.
 """
 
 import json
@@ -14,7 +14,15 @@ from functools import lru_cache
 from typing import Any, Final
 
 from windlass.data.sources.bad_rows import BadRow
-from windlass.data.sources.row_shapes import BESIDE, TEXTS_BESIDE, check_beside, check_keys
+from windlass.data.sources.row_shapes import (
+    ARGUMENTS,
+    BESIDE,
+    TEXTS_BESIDE,
+    calls_of,
+    check_beside,
+    check_keys,
+    without_nulls,
+)
 
 ASSISTANT: Final = "assistant"
 CHAT_COLUMNS: Final = ("messages", "prompt", "completion", "tools", *BESIDE)
@@ -23,7 +31,6 @@ PROMPT_KEYS: Final = ("prompt", "completion")
 Specials = tuple[str, ...]
 """The special tokens of a tokenizer."""
 SPECIALS_RULE: Final = "in a conversation the special tokens are the template's: words look the same as they do"
-ARGUMENTS: Final = "arguments"  # of a call
 RULE: Final = "a row of chat holds `messages`, a list of {role, content}, or `prompt` and `completion`"
 
 
@@ -119,9 +126,12 @@ def as_messages(value: Any, where: str, key: str, role: str, rule: str) -> list[
     for number, message in enumerate(messages):
         at = f"{where}, message {number} of `{key}`,"
         check_keys(message, at)
-        if message.get("tool_calls"):
-            message.setdefault("content", "")
-            message["tool_calls"] = _calls_of(message["tool_calls"], at)
+        if "tool_calls" in message:
+            message["tool_calls"] = calls_of(message["tool_calls"], at)
+            if message["tool_calls"]:
+                message.setdefault("content", "")
+            else:  # a template may take an empty list for calls
+                del message["tool_calls"]
         if not all(_is_text(message.get(key)) for key in TEXT_KEYS):
             given = f"{at} holds {json.dumps(message, ensure_ascii=False)[:80]}"
             kind = next(kind_of_value(value[number].get(key)) for key in TEXT_KEYS if not _is_text(message.get(key)))
@@ -157,29 +167,6 @@ def _take_weight(message: dict[str, Any], where: str) -> None:
         message["weight"] = 0
 
 
-def _calls_of(value: Any, where: str) -> list[dict[str, Any]]:
-    """The calls of a message, each with its arguments as an object; `value` is their list, or JSON of it. Raises BadRow."""
-    try:
-        calls = without_nulls(json.loads(value), ARGUMENTS) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        calls = value
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        given = f"{where} has under `tool_calls` {json.dumps(value, ensure_ascii=False)[:80]}"
-        raise BadRow("wrong type", given, "calls are a list of objects, or JSON of one", "mend the row")
-    return list(map(_with_object, calls))
-
-
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """A call, with or without `function` around it, whose arguments are an object where they are a text of one in JSON."""
-    if isinstance(call.get("function"), dict):
-        return {**call, "function": _with_object(call["function"])}
-    try:
-        arguments = json.loads(call[ARGUMENTS]) if isinstance(call.get(ARGUMENTS), str) else None
-    except (ValueError, RecursionError):
-        return call
-    return {**call, ARGUMENTS: arguments} if isinstance(arguments, dict) else call
-
-
 def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose content is a list of parts, all of them texts, with one text. Another part stays, to be refused."""
     parts = message.get("content")
@@ -188,15 +175,6 @@ def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:
     texts = [part["text"] for part in parts if isinstance(part, dict) and part.keys() == {"type", "text"}]
     is_text = len(texts) == len(parts) and all(map(_is_text, texts))
     return {**message, "content": "".join(texts)} if is_text else message
-
-
-def without_nulls(value: Any, kept: str = "") -> Any:
-    """Without keys whose value is null, as a table has where another row has the key; what is under the key `kept` stays."""
-    if isinstance(value, dict):
-        return {
-            key: held if key == kept else without_nulls(held, kept) for key, held in value.items() if held is not None
-        }
-    return [without_nulls(held, kept) for held in value] if isinstance(value, list) else value
 
 
 def said_by(message: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ of the first or the last. What the mapping does not name is left out; without a 
 is refused.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -30,6 +31,9 @@ MESSAGE_KEYS: Final = (
 )
 TEXTS_BESIDE: Final = ("name", "reasoning_content", "thinking")
 """Keys of a message whose values are texts, beside its role and content."""
+ARGUMENTS: Final = "arguments"
+CALL_KEYS: Final = ("id", "type", "index", "function", "name", ARGUMENTS)
+"""Keys of a call. The first three are numbers and marks, which a template may write in its own way."""
 BESIDE: Final = ("system", "weight", "reasoning_content", "thinking", "functions", "chat_template_kwargs")
 """Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
 
@@ -137,3 +141,54 @@ def _needed(row: Mapping[str, Any], key: str, where: str) -> Any:
     if row[key] is None:
         raise BadRow("null", f"{where} has nothing under `{key}`", rule, "mend the row")
     return row[key]
+
+
+def calls_of(value: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of a message, each with its arguments as an object; `value` is their list, or JSON of it. Raises BadRow."""
+    try:
+        calls = without_nulls(json.loads(value), ARGUMENTS) if isinstance(value, str) and value else value or []
+    except (ValueError, RecursionError):
+        calls = value
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        given = f"{where} has under `tool_calls` {json.dumps(value, ensure_ascii=False)[:80]}"
+        raise BadRow("wrong type", given, "calls are a list of objects, or JSON of one", "mend the row")
+    return [_call(call, where) for call in calls]
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """A call, with or without `function` around it. Raises BadRow for one that a template would write only a part of."""
+    inner = call.get("function", call)
+    inner = inner if isinstance(inner, dict) else {}
+    unknown = next((key for key in (*call, *inner) if key not in CALL_KEYS), None)
+    if unknown is not None or not isinstance(inner.get("name"), str):
+        given = f"{where} has a call " + ("without a name" if unknown is None else f"with the key `{unknown}`")
+        rule = 'a call is {"name", "arguments"}, perhaps under "function", with "id" and "type" beside it'
+        raise BadRow("wrong call", given, rule, "mend the row: a template writes name and arguments alone")
+    held = {**inner, ARGUMENTS: _arguments(inner[ARGUMENTS], where)} if ARGUMENTS in inner else inner
+    return held if inner is call else {**call, "function": held}
+
+
+def _arguments(value: Any, where: str) -> Any:
+    """An object where `value` is JSON of one, however often it was encoded. A text that is no JSON stays. Raises BadRow for a text
+    of anything else, or of a part of it: a template would encode it once more."""
+    text = value
+    while isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError):
+            if value.lstrip()[:1] not in ("{", "[", '"'):
+                return text
+            break
+    if isinstance(text, str) and not isinstance(value, dict):
+        given = f"{where} has a call with the arguments {text[:80]!r}"
+        raise BadRow("wrong arguments", given, "arguments are an object, or JSON of one", "mend the row")
+    return value
+
+
+def without_nulls(value: Any, kept: str = "") -> Any:
+    """Without keys whose value is null, as a table has where another row has the key; what is under the key `kept` stays."""
+    if isinstance(value, dict):
+        return {
+            key: held if key == kept else without_nulls(held, kept) for key, held in value.items() if held is not None
+        }
+    return [without_nulls(held, kept) for held in value] if isinstance(value, list) else value

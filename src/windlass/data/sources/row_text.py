@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from windlass.data.sources.bad_rows import FETCHED, BadRow, fetched_text
-from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of, without_nulls
+from windlass.data.sources.chat_rows import CHAT_COLUMNS, Specials, check_specials, conversation_of
 from windlass.data.sources.config import CONVERSATION, PAIR
 from windlass.data.sources.preference_rows import PAIR_COLUMNS, pair_of
-from windlass.data.sources.row_shapes import as_chat_row, columns_of
+from windlass.data.sources.row_shapes import as_chat_row, columns_of, without_nulls
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.errors import nearest
 
