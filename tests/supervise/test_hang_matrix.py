@@ -38,7 +38,8 @@ def test_fifty_hangs_are_named_and_a_run_that_goes_on_is_not(tmp_path):
     kinds = [kind for kind in hung_rank.KINDS for _ in range(HANGS // len(hung_rank.KINDS))]
     draw.shuffle(kinds)
     plan = [
-        (4 + 2 * at, draw.choice(["data", "step", "record"]), draw.randrange(2), kind) for at, kind in enumerate(kinds)
+        (4 + 2 * at, draw.choice(["data", "step", "update", "record"]), draw.randrange(2), kind)
+        for at, kind in enumerate(kinds)
     ]
     config = tiny.recipe(
         tmp_path, run={"steps": 2 * HANGS + 8}, evaluate={"every_steps": None}, checkpoint={"every_steps": None}

@@ -35,6 +35,19 @@ def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
     assert not read_beats(run) and not folder_of(run).exists(), "a run that ended well leaves nothing"
 
 
+def test_a_rank_measures_the_longest_of_each_of_its_phases(run, monkeypatch):
+    with Heartbeat(folder_of(run), 0) as rank:
+        now_s = time.monotonic()
+        for phase, took_s in (("data", 0.25), ("step", 2.0), ("data", 0.125), ("step", 3.0), ("update", 9.0)):
+            monkeypatch.setattr(heartbeat.time, "monotonic", lambda now_s=now_s: now_s)
+            rank.beat(phase)
+            now_s += took_s
+        (found,) = read_beats(run)
+    longest_s = dict(zip(heartbeat.PHASES, found.longest_s, strict=True))
+    assert longest_s.pop("start") < 60
+    assert {phase: round(s, 6) for phase, s in longest_s.items() if s} == {"data": 0.25, "step": 3.0}, "ended ones"
+
+
 def test_what_a_rank_that_failed_was_doing_stays_for_the_launcher(run):
     for is_watched in (False, True):
         assert not read_beats(run), "of one without a launcher nothing stays"

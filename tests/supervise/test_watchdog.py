@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from windlass.supervise import watchdog
-from windlass.supervise.heartbeat import LastBeat
+from windlass.supervise.heartbeat import PHASES, LastBeat
 from windlass.supervise.places import Collective, Place
 from windlass.supervise.watchdog import UNSEEN_S, Deadlines, Watchdog, to_blame
 
@@ -79,6 +79,124 @@ def test_no_alarm_in_5000_steps_of_a_loaded_host_and_one_at_the_stall():
                 assert not deadlines.late([last], looked_s), step
                 looked_s += 1.0
     assert not deadlines.late([last], now_s + least_s * 0.9) and deadlines.late([last], now_s + 46)
+
+
+def test_a_phase_that_is_too_short_to_be_seen_is_known_by_what_ranks_measure():
+    """A look per second sees the end of no phase of milliseconds: without their word it would have an hour."""
+    deadlines = Deadlines(least_s=180)
+    longest_s = dict.fromkeys(PHASES, 0.0) | {"record": 0.004, "update": 0.02, "step": 0.07, "checkpoint": 900.0}
+    deadlines.learn([beat()._replace(longest_s=tuple(longest_s.values()))])
+    assert [deadlines.of(phase) for phase in ("record", "update", "step")] == [180] * 3
+    assert [deadlines.of(phase, is_one_host=True) for phase in ("record", "update", "step")] == [180, 60, 70]
+    assert deadlines.of("checkpoint") == UNSEEN_S, "so long a one is seen, if it is one and the rank was not stopped"
+    assert deadlines.of("evaluate") == UNSEEN_S
+    quick = Deadlines(least_s=5)
+    quick.learn([beat()._replace(longest_s=tuple(longest_s.values()))])
+    assert quick.of("update", is_one_host=True) == 5, "never over what the recipe says"
+    slow = Deadlines(least_s=180)
+    slow.learn([beat()._replace(longest_s=tuple((longest_s | {"update": 0.9}).values()))])
+    assert slow.of("update", is_one_host=True) == 180
+
+
+def test_while_the_rank_that_others_wait_for_is_in_time_none_is_late():
+    deadlines = Deadlines(least_s=5, data_s=600)
+    deadlines.learn([beat(0, 1, "step", 0.0), beat(1, 1, "data", 0.0)])
+    deadlines.learn([beat(0, 1, "record", 0.5), beat(1, 1, "step", 0.5)])
+    waits, reads = beat(0, 2, "step", 10.0), beat(1, 2, "data", 10.0)
+    assert deadlines.late([waits], 100) == [waits]
+    assert deadlines.late([waits, reads], 100) == [] and deadlines.late([waits, reads], 611) == [reads]
+    starts = beat(1, 0, "start", 10.0)
+    assert deadlines.late([waits, starts], 100) == [waits], "one without a deadline hides no other"
+
+
+class RankOfATest:
+    """A rank's page, by the test's clock: as Heartbeat writes it."""
+
+    def __init__(self, rank):
+        self.last = beat(rank, 0, "start")
+        self.longest_s = dict.fromkeys(PHASES, 0.0)
+
+    def begin(self, phase, step, now_s):
+        before = self.last
+        self.longest_s[before.phase] = max(self.longest_s[before.phase], now_s - before.time_s)
+        self.last = LastBeat(before.pid, before.rank, step, 0, now_s, phase, tuple(self.longest_s.values()))
+
+
+def test_no_alarm_in_5000_loaded_steps_of_milliseconds_with_pauses_and_one_at_the_stall(tmp_path, monkeypatch):
+    """Two ranks whose phases take 1 to 9 times their milliseconds, on a host that stands for up to 40 s once in 200 steps. The
+    watchdog itself looks, once a second. Then rank 1 hangs, and rank 0 waits for it."""
+    draw, now_s, looked_s, pauses = random.Random(7), 0.0, 0.0, 0
+    ranks, clock = [RankOfATest(0), RankOfATest(1)], [0.0]
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: [rank.last for rank in ranks])
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
+    monkeypatch.setattr(
+        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+    )
+    looks = Watchdog(tmp_path, deadlines := Deadlines(180.0, 780.0), lambda *_: None, lambda: clock[0])
+
+    def go_on(seconds):
+        nonlocal now_s, looked_s
+        now_s += seconds
+        while looked_s + 1 < now_s:
+            looked_s += 1.0
+            clock[0] = looked_s
+            found = looks.look()
+            if found is not None:
+                return found
+        return None
+
+    for step in range(5000):
+        for phase, seconds in {"data": 0.001, "step": 0.01, "update": 0.002, "record": 0.001}.items():
+            for rank in draw.sample(ranks, 2):
+                rank.begin(phase, step + (phase == "record"), now_s)
+                assert go_on(seconds * draw.uniform(0.5, 4.5)) is None, (step, phase)
+            if draw.random() < 1 / 800:
+                pauses += 1
+                assert go_on(draw.uniform(5, 40)) is None, (step, phase)
+    assert pauses == 24
+    assert all(deadlines.of(phase, True) <= 10 * 41 for phase in ("step", "update", "record")), "none has an hour"
+    ranks[0].begin("update", 5000, now_s)
+    ranks[1].begin("step", 5000, begun_s := now_s)
+    found = go_on(500)
+    assert (found.ranks, found.phase) == ([1], "step")
+    assert 0 < looked_s - begun_s - deadlines.of("step", True) <= 1
+
+
+def test_a_hang_in_an_update_of_milliseconds_is_seen_after_a_minute_and_on_several_hosts_after_the_recipes(
+    tmp_path, monkeypatch
+):
+    ranks, clock = [RankOfATest(0), RankOfATest(1)], [0.0]
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: [rank.last for rank in ranks])
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
+    monkeypatch.setattr(
+        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+    )
+
+    class Others:
+        def is_asked(self):
+            return False
+
+        def exchange(self, own):
+            return list(own)
+
+    def seconds_until_named(others):
+        looks = Watchdog(tmp_path, Deadlines(180.0), lambda *_: None, lambda: clock[0], others)
+        for step in range(3):
+            for number, phase in enumerate(("data", "step", "update", "record")):
+                for rank in ranks:
+                    rank.begin(phase, step + (phase == "record"), clock[0] + number / 1000)
+            looks.look()
+            clock[0] += 1
+        ranks[0].begin("record", 4, clock[0])
+        ranks[1].begin("update", 3, begun_s := clock[0])
+        while (found := looks.look()) is None:
+            clock[0] += 1
+        assert (found.ranks, found.phase, found.number) == ([1], "update", 4)
+        return clock[0] - begun_s
+
+    assert seconds_until_named(None) == 61
+    ranks[:] = RankOfATest(0), RankOfATest(1)
+    assert seconds_until_named(Others()) == 181
 
 
 ALL_REDUCE = ("0", 5, "gloo:all_reduce", False)

@@ -203,11 +203,13 @@ def test_a_rank_says_where_it_is_before_it_does_it(base, monkeypatch):
     train(config)
     assert [one for one in seen if one[0] != "start"] == [
         ("evaluate", 0, 0),
-        *(("data", 0, 8), ("step", 0, 8), ("record", 1, 8)),
-        *(("data", 1, 16), ("step", 1, 16), ("record", 2, 16), ("evaluate", 2, 16), ("checkpoint", 2, 16)),
+        *(("data", 0, 8), ("step", 0, 8), ("update", 0, 8), ("record", 1, 8)),
+        *(("data", 1, 16), ("step", 1, 16), ("update", 1, 16), ("record", 2, 16), ("evaluate", 2, 16)),
+        ("checkpoint", 2, 16),
         *(
             ("data", 2, 24),
             ("step", 2, 24),
+            ("update", 2, 24),
             ("record", 3, 24),
             ("evaluate", 3, 24),
             ("checkpoint", 3, 24),

@@ -255,7 +255,8 @@ class LaunchConfig(Settings):
 
     stall_s: float = Field(default=180.0, ge=0)
     """A rank that has begun nothing new for this many seconds, and for ten times the longest that its phase has taken, is named
-    and stopped with all others. Waiting for data ends by data.timeout_s first. 0: never."""
+    and stopped with all others; on one host, forward, backward and update of milliseconds have a minute. Waiting for data ends by
+    data.timeout_s first. 0: never."""
 
     slurm: SlurmConfig = SlurmConfig()
     """What jobs of `windlass launch slurm` have at this site."""

@@ -19,15 +19,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self, get_args
 
-Phase = Literal["start", "record", "evaluate", "checkpoint", "data", "step", "end"]
-"""In their order between two updates, at one number of completed steps. start: until the first step. step: forward, backward,
-the optimizer."""
+Phase = Literal["start", "record", "evaluate", "checkpoint", "data", "step", "update", "end"]
+"""In their order between two updates, at one number of completed steps. start: until the first step. step: forward and
+backward. update: clipping and the optimizer."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 STACK_SIGNAL: Final = signal.SIGUSR2
 """On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""
 POLL_S: Final = 0.5
 """How often a rank looks whether its last collective is asked for."""
-_BEAT: Final = struct.Struct("<qqqqdq")  # pid, rank, step, place, time, index of the phase
+# pid, rank, step, place, time, index of the phase, the longest time of each phase
+_BEAT: Final = struct.Struct(f"<qqqqdq{len(PHASES)}d")
 _REQUESTS: Final = struct.Struct("<q")  # how often the last collective was asked for; behind the beat
 # how often a profile was asked for, of how many steps; how many of these were answered; behind both
 _PROFILES: Final = struct.Struct("<qqq")
@@ -47,6 +48,8 @@ class LastBeat(NamedTuple):
     time_s: float
     """When, on this host's monotonic clock."""
     phase: Phase
+    longest_s: tuple[float, ...] = ()
+    """How long each of PHASES has taken at most in this process, 0 where it has not ended yet."""
 
     @property
     def is_alive(self) -> bool:
@@ -79,8 +82,8 @@ def _parse(page: bytes) -> LastBeat:
     """Raises struct.error or IndexError for what is no page."""
     if len(page) != _PAGE_BYTES:
         raise struct.error
-    pid, rank, step, place, time_s, phase = _BEAT.unpack_from(page)
-    return LastBeat(pid, rank, step, place, time_s, PHASES[phase])
+    pid, rank, step, place, time_s, phase, *longest_s = _BEAT.unpack_from(page)
+    return LastBeat(pid, rank, step, place, time_s, PHASES[phase], tuple(longest_s))
 
 
 def forget_beats(run_directory: Path) -> None:
@@ -136,7 +139,8 @@ class Heartbeat:
     ):
         self._rank, self._last_collective, self._done = rank, last_collective, threading.Event()
         self._is_watched = is_watched
-        self._step = self._place = 0
+        self._step = self._place = self._phase = 0
+        self._begun_s, self._longest_s = time.monotonic(), [0.0] * len(PHASES)
         self._files: tuple[Path, ...] = ()
         self._page: mmap.mmap | bytearray = bytearray(_PAGE_BYTES)
         if folder is not None:
@@ -166,8 +170,12 @@ class Heartbeat:
         """Begins `phase`. `step` and `place` stay what they were where none is given."""
         self._step = self._step if step is None else step
         self._place = self._place if place is None else place
-        facts = os.getpid(), self._rank, self._step, self._place, time.monotonic(), PHASES.index(phase)
-        _BEAT.pack_into(self._page, 0, *facts)
+        now_s = time.monotonic()
+        if now_s - self._begun_s > self._longest_s[self._phase]:
+            self._longest_s[self._phase] = now_s - self._begun_s
+        self._begun_s, self._phase = now_s, PHASES.index(phase)
+        facts = os.getpid(), self._rank, self._step, self._place, now_s, self._phase
+        _BEAT.pack_into(self._page, 0, *facts, *self._longest_s)
 
     def profile_asked(self) -> int:
         """How many steps somebody wants a profile of; 0 where nobody does. Read between two steps."""

@@ -109,7 +109,8 @@ class Place:
     def from_json(cls, fields: list[Any]) -> "Place":
         """What `to_json` gave, after JSON."""
         beat, age_s, frames, collectives, *rest = fields
-        return cls(LastBeat(*beat), age_s, tuple(frames), tuple(Collective(*one) for one in collectives), *rest)
+        known = LastBeat(*beat)._replace(longest_s=tuple(beat[-1]))
+        return cls(known, age_s, tuple(frames), tuple(Collective(*one) for one in collectives), *rest)
 
 
 def find_places(

@@ -1,9 +1,13 @@
 """Which ranks stall. A rank stalls where it has begun nothing new for ten times the longest that this run has needed for the same
-phase; before a phase was seen to end, UNSEEN_S. What ends by a deadline of its own is left to that: the start, whose rendezvous
-has one, and waiting for data (`waits`).
+phase, and for a least time; before a phase was seen to end, UNSEEN_S. What ends by a deadline of its own is left to that: the
+start, whose rendezvous has one, and waiting for data.
+
+Ranks measure their phases, and a watchdog that looks once a second believes them what is shorter than that. Forward, backward and
+update wait for nothing but other ranks, so where they take milliseconds they need not be waited for as long as a disk.
 
 All ranks of a layout wait for one that stalls, so all are late: the one to blame is behind the others, by step and phase, or
-else by the number of its last collective, or else it is at work where the others wait for its word.
+else by the number of its last collective, or else it is at work where the others wait for its word. While it is in time none of
+them is late.
 """
 
 import math
@@ -22,6 +26,9 @@ UNSEEN_S: Final = 3600.0
 """For a phase that has not been seen to end: a first step that compiles, a first validation."""
 TIMES: Final = 10.0
 """A phase may take this multiple of the longest seen."""
+SHORT: Final[tuple[Phase, ...]] = ("step", "update")
+SHORT_S, SHORT_TIMES = 60.0, 1000.0
+"""What these may take, the larger of the two (of the longest seen), where that is under the least of the other phases."""
 POLL_S: Final = 1.0
 WAITING: Final = re.compile(r"windlass/ranks/(tree|host_page)\.py:")
 """A frame of a rank that waits for what another one says."""
@@ -52,14 +59,26 @@ class Deadlines:
                 took_s = beat.time_s - max(before.time_s, self._since_s)
                 self._longest_s[before.phase] = max(self._longest_s.get(before.phase, 0.0), took_s)
             self._last[beat.rank] = beat
+            # what a rank measures is longer where it was stopped: only what is too short to be seen is taken from it
+            for phase, took_s in zip(PHASES, beat.longest_s):
+                if 0 < took_s <= POLL_S:
+                    self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), took_s)
 
-    def of(self, phase: Phase) -> float:
-        longest_s = self._longest_s.get(phase)
-        return max(self._least_s[phase], UNSEEN_S if longest_s is None else TIMES * longest_s)
+    def of(self, phase: Phase, is_one_host: bool = False) -> float:
+        """`is_one_host`: of a rank that waits for no rank that this watchdog cannot see."""
+        longest_s, least_s = self._longest_s.get(phase), self._least_s[phase]
+        if longest_s is None:
+            return max(least_s, UNSEEN_S)
+        if is_one_host and phase in SHORT:
+            least_s = min(least_s, max(SHORT_S, SHORT_TIMES * longest_s))
+        return max(least_s, TIMES * longest_s)
 
-    def late(self, beats: Sequence[LastBeat], now_s: float) -> list[LastBeat]:
-        """Ranks beyond their deadlines."""
-        return [beat for beat in beats if now_s - max(beat.time_s, self._since_s) > self.of(beat.phase)]
+    def late(self, beats: Sequence[LastBeat], now_s: float, is_one_host: bool = False) -> list[LastBeat]:
+        """Of the ranks that the others wait for, those beyond their deadlines."""
+        timed = [beat for beat in beats if self.of(beat.phase) < math.inf]
+        least = min((beat.progress for beat in timed), default=None)
+        behind = (beat for beat in timed if beat.progress == least)
+        return [beat for beat in behind if now_s - max(beat.time_s, self._since_s) > self.of(beat.phase, is_one_host)]
 
 
 def to_blame(places: Sequence[Place]) -> list[int]:
@@ -129,7 +148,7 @@ class Watchdog:
         self._looked_s = now_s
         self._deadlines.learn(beats)
         is_asked = bool(beats) and self._others is not None and self._others.is_asked()
-        if not is_asked and not self._deadlines.late(beats, now_s):
+        if not is_asked and not self._deadlines.late(beats, now_s, self._others is None):
             return None
         places = find_places(self._run_directory, beats, self._clock)
         if places and self._others is not None:

@@ -103,6 +103,7 @@ def loop(run: Run, stop: Stop) -> Result:
         batches = run.next_batches(step)  # this rank's micro-batches of global batch `step`
         batches, count = run.objective.weigh(batches, run.program)  # and how many targets count, over all ranks
         loss = run.program.run(batches, count)  # forward + backward, whatever the layout
+        run.heartbeat.beat("update")
         norm = gradient_norm(run.program.records(), run.program.mesh.parts)
         run.optimizer.step(norm)  # clips; skipped on all ranks alike where the norm is not finite
         run.program.adapt(norm)  # what the next backward learns from it
