@@ -157,7 +157,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands.launch": ("slurm", "kubernetes", "flyte", "sky"),
     "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
-    "data": ("config", "held_out", "files", "packing"),
+    "data": ("config", "held_out", "files", "packing", "verified_file"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background"),
     "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),

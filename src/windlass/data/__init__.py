@@ -11,10 +11,11 @@ shards     token ids on disk or at a URL, verified as they are read
 stream     shards -> batches, in an order that is a function of (seed, samples consumed)
 lint       what is in prepared data, and what is wrong with it
 
-config    the recipe's `data` section
-held_out  an amount of the documents for validation, in a recipe
-files     durable files, and the packages that read URLs
-packing   token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
+config         the recipe's `data` section
+held_out       an amount of the documents for validation, in a recipe
+files          durable files, and the packages that read URLs
+packing        token ids -> samples of T+1 ids, nothing lost; masks targets across the borders of documents
+verified_file  a file that is read in any order, and is the one that was hashed
 
 Inside:
 

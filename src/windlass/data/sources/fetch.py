@@ -15,14 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-import xxhash
-
 from windlass.data.files import write_durably
 from windlass.data.sources.bad_rows import FETCHED, BadRow, BadRows, Row, attempted, fetched_line, fetched_text
 from windlass.data.sources.config import SourceConfig
 from windlass.data.sources.growing import Patience, growing_rows
 from windlass.data.sources.hub import hub_rows
-from windlass.data.sources.source_files import SourceFile, all_rows
+from windlass.data.sources.source_files import SourceFile, all_rows, hash_file
 from windlass.data.sources.urls import url_rows
 from windlass.errors import UserError
 from windlass.units import MIB, format_bytes, format_duration
@@ -153,17 +151,7 @@ class _Chunks:
 
     def files(self) -> list[SourceFile]:
         """The chunks that are written."""
-        return [
-            SourceFile(
-                path,
-                path.name,
-                path.stat().st_size,
-                xxhash.xxh3_128_hexdigest(path.read_bytes()),
-                FETCHED,
-                max_row_bytes=ANY_SIZE,
-            )
-            for path in self._paths
-        ]
+        return [hash_file(path, path.name, FETCHED)._replace(max_row_bytes=ANY_SIZE) for path in self._paths]
 
 
 def fetched_bytes(files: list[SourceFile]) -> int:

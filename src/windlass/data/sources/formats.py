@@ -17,7 +17,7 @@ most likely no part of the corpus: they are refused there, unless the recipe nam
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 from windlass.data.sources import compression
 from windlass.data.sources.bad_rows import Row, attempted
@@ -25,12 +25,14 @@ from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Kind
 from windlass.data.sources.row_text import Form, decode
 from windlass.data.sources.shape_config import RowsConfig
-from windlass.data.sources.table_rows import table_rows
+from windlass.data.sources.table_rows import row_groups, table_rows
 from windlass.data.sources.text_rows import check_size, csv_rows, json_lines, json_rows
+from windlass.data.verified_file import BLOCK_BYTES, line_ends_before
 from windlass.errors import UserError
 from windlass.units import MIB
 
 FEW: Final = 3  # files that a message names
+CHUNK_BLOCKS: Final = 4  # of lines that are read at once; fewer bytes than a worker is worth (tokenize/pool)
 ENDS: Final[dict[str, Kind]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -45,6 +47,17 @@ ENDS: Final[dict[str, Kind]] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
+
+
+class FileSpan(NamedTuple):
+    """A part of a file: the lines that begin in its bytes begin..end, or row groups begin..end of Parquet; `before`: lines or
+    rows before it. Only of JSON lines that are not compressed, its `begin` at the begin of a block, and of Parquet."""
+
+    begin: int
+    end: int
+    before: int
+
+
 LEFTOVERS: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
 """Endings that copies and downloads leave behind a file's own."""
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
@@ -56,6 +69,10 @@ def kind_of(name: str) -> Kind:
     stem = compression.without_compression(name)
     kind = next((kind for end, kind in ENDS.items() if stem.endswith(end)), None)
     return "text" if kind is None or (kind in TABLES and stem != name) else kind
+
+
+def is_table(path: Path | str, kind: Kind | None) -> bool:
+    return (kind or kind_of(str(path))) in TABLES
 
 
 def _name_in(where: str) -> str:
@@ -100,18 +117,19 @@ def read_rows(
     max_row_bytes: int = MAX_ROW_MIB * MIB,
     specials: Specials = (),
     shape: RowsConfig | None = None,
+    span: FileSpan | None = None,
 ) -> Iterator[Row]:
     """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
-    of the tokenizer, which no message may hold; `shape`: where a conversation is. Raises UserError for a file that cannot be
-    read, or a row larger than `max_row_bytes`."""
+    of the tokenizer, which no message may hold; `shape`: where a conversation is; `span`: the part to read. Raises UserError
+    for a file that cannot be read, or a row larger than `max_row_bytes`."""
     kind, form = kind or kind_of(where), Form(text_key, specials, shape)
     if kind in ("parquet", "arrow"):
-        yield from table_rows(stream, where, kind, form)
+        yield from table_rows(stream, where, kind, form, span)
         return
     try:
-        data = unpacked(stream, where)
+        data = unpacked(stream, where) if span is None else stream
         if kind == "jsonl":
-            yield from json_lines(data, where, form, max_row_bytes)
+            yield from json_lines(data, where, form, max_row_bytes, span)
         elif kind == "json":
             yield from json_rows(data, where, form, max_row_bytes)
         elif kind in ("csv", "tsv"):
@@ -122,6 +140,23 @@ def read_rows(
             yield attempted(decode, whole, where, 0)
     except compression.broken() as error:
         raise damaged(where, error) from None
+
+
+def spans_of(path: str, kind: Kind | None, num_bytes: int, blocks: bytes) -> list[FileSpan]:
+    """The parts of a file that can be read each by itself, together the file; none where only the whole can be."""
+    name, kind = _name_in(path), kind or kind_of(path)
+    if num_bytes <= CHUNK_BLOCKS * BLOCK_BYTES:
+        return []
+    if kind == "jsonl" and compression.without_compression(name) == name:
+        before = line_ends_before(blocks).tolist()
+        ends = [*range(CHUNK_BLOCKS, len(before), CHUNK_BLOCKS), len(before)]
+        return [
+            FileSpan(first * BLOCK_BYTES, min(end * BLOCK_BYTES, num_bytes), before[first])
+            for first, end in zip([0, *ends], ends)
+        ]
+    if kind == "parquet":
+        return [FileSpan(*span) for span in row_groups(path, CHUNK_BLOCKS * BLOCK_BYTES)]
+    return []
 
 
 def damaged(where: str, error: Exception) -> UserError:

@@ -32,24 +32,27 @@ class KnownHashes:
 
     def is_known(self, path: Path) -> bool:
         """Whether the file is as it was when it was hashed."""
-        return self._digest(path) is not None
+        return self._known(path) is not None
 
-    def _digest(self, path: Path) -> str | None:
+    def _known(self, path: Path) -> tuple[str, bytes] | None:
+        """(xxh3-128, blocks) of a file that is as it was."""
         entry = self._found.get(str(path.absolute()))
-        return str(entry[-1]) if isinstance(entry, list) and entry[:-1] == _mark(path) else None
+        if not isinstance(entry, list) or len(entry) != 5 or entry[:3] != _mark(path):
+            return None
+        return str(entry[3]), bytes.fromhex(entry[4])
 
     def file(self, path: Path, name: str, text_key: str) -> SourceFile:
         """The file, hashed where it is not known."""
         try:
-            mark, digest = _mark(path), self._digest(path)
+            mark, known = _mark(path), self._known(path)
         except OSError:
-            mark, digest = [], None  # hash_file says what is wrong
-        if digest is None:
+            mark, known = [], None  # hash_file says what is wrong
+        if known is None:
             file = hash_file(path, name, text_key)
         else:
-            file = SourceFile(path, name, mark[0], digest, text_key)
+            file = SourceFile(path, name, mark[0], known[0], text_key, blocks=known[1])
         if mark and mark[1] < time.time_ns() - SETTLED_NS:
-            self._kept[str(path.absolute())] = [*mark, file.xxh3]
+            self._kept[str(path.absolute())] = [*mark, file.xxh3, file.blocks.hex()]
         return file
 
     def save(self) -> None:

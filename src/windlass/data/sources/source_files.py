@@ -1,28 +1,27 @@
 """The files of a source: what is known of each, and the documents in those on this host.
 
-scan lists files; fetch copies those that are not on this host. `documents` reads local files and compares each hash, so a file
-that changes in between is an error, not a mixture.
+scan lists files; fetch copies those that are not on this host. `documents` reads local files and compares each block with its
+hash (verified_file), so a file that changes in between is an error, not a mixture.
 """
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import xxhash
 
 from windlass.data.sources import compression, formats
 from windlass.data.sources.bad_rows import BadRows, Row, raised
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
 from windlass.data.sources.shape_config import RowsConfig
+from windlass.data.verified_file import BLOCK, BLOCK_BYTES, OtherBytes, VerifiedFile, hash_blocks
 from windlass.errors import UserError
 from windlass.units import MIB
 
 BINARY_PROBE_BYTES = 8000
-READ_BYTES = 1 << 20
+READ_BYTES = 256 << 10
 
 
 class SourceFile(NamedTuple):
@@ -41,6 +40,12 @@ class SourceFile(NamedTuple):
     """Special tokens of the tokenizer, which a message may not hold."""
     shape: RowsConfig | None = None
     """Where a conversation is in a row, if not under the usual names."""
+    blocks: bytes = b""
+    """Hashes of a file on this host, block by block (verified_file)."""
+    first_block: int = 0
+    """Which of the file's `blocks` begins with."""
+    span: formats.FileSpan | None = None
+    """The part of the file that is meant; None: all of it."""
 
 
 Document = str | bytes
@@ -136,7 +141,7 @@ def as_asked(file: SourceFile, config: SourceConfig) -> SourceFile:
 def is_binary(path: Path, kind: Kind | None = None) -> bool:
     """A compressed file is judged by its content. Raises UserError where it is damaged, or in a compression not read."""
     formats.check_compression(str(path))
-    if (kind or formats.kind_of(path.name)) in formats.TABLES:
+    if formats.is_table(path, kind):
         return False
     with _open(path) as file:
         try:
@@ -153,50 +158,55 @@ def _open(path: Path) -> Any:
 
 
 def hash_file(path: Path, name: str, text_key: str) -> SourceFile:
-    digest, num_bytes = xxhash.xxh3_128(), 0
     with _open(path) as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
-            num_bytes += len(chunk)
-    return SourceFile(path, name, num_bytes, digest.hexdigest(), text_key)
-
-
-class _Hashed(io.RawIOBase):
-    """A file that hashes the bytes that are read, first to last."""
-
-    def __init__(self, file: Any):
-        self._file, self.digest = file, xxhash.xxh3_128()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._file.readinto(buffer)
-        self.digest.update(memoryview(buffer)[:count])
-        return count
+        digest, num_bytes, blocks = hash_blocks(file)
+    return SourceFile(path, name, num_bytes, digest, text_key, blocks=blocks)
 
 
 def all_rows(files: list[SourceFile]) -> Iterator[Row]:
     """Every row, empty and bad ones too. Raises UserError for a file that cannot be read, or changed."""
     for file in files:
-        path = Path(file.path)
-        known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape
-        if (file.kind or formats.kind_of(path.name)) in formats.TABLES:  # not read front to back
-            check_unchanged(file, hash_file(path, "", "").xxh3)
-            with _open(path) as stream:
-                yield from formats.read_rows(stream, str(path), *known)
-            continue
-        with _open(path) as stream:
-            hashed = _Hashed(stream)
-            buffered = io.BufferedReader(hashed, READ_BYTES)
-            yield from formats.read_rows(buffered, str(path), *known)
-            while buffered.read(READ_BYTES):  # bytes after the last compressed one
-                pass
-            check_unchanged(file, hashed.digest.hexdigest())
+        known = file.text_key, file.kind, file.max_row_bytes, file.specials, file.shape, file.span
+        with _open(Path(file.path)) as stream:
+            try:
+                verified = VerifiedFile(stream, file.num_bytes, file.blocks, file.first_block)
+                yield from formats.read_rows(io.BufferedReader(verified, READ_BYTES), str(file.path), *known)
+            except OtherBytes:
+                raise _changed(file) from None
+
+
+def chunks_of(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:
+    """The files in chunks that can be read each by itself, in order: spans of large ones, and small ones together."""
+    held, num_bytes = list[SourceFile](), 0
+    for file in files:
+        spans = formats.spans_of(str(file.path), file.kind, file.num_bytes, file.blocks)
+        for part in [_spanned(file, span) for span in spans] or [file]:
+            if held and (spans or num_bytes + file.num_bytes > formats.CHUNK_BLOCKS * BLOCK_BYTES):
+                yield held
+                held, num_bytes = [], 0
+            held.append(part)
+            num_bytes += file.num_bytes
+    if held:
+        yield held
+
+
+def _spanned(file: SourceFile, span: formats.FileSpan) -> SourceFile:
+    """The part of the file, with the blocks that reading it may touch."""
+    if formats.is_table(file.path, file.kind):
+        return file._replace(span=span)
+    first = max(0, span.begin - 1) // BLOCK_BYTES
+    behind = (span.end + file.max_row_bytes) // BLOCK_BYTES + 2
+    return file._replace(
+        span=span, first_block=first, blocks=file.blocks[first * BLOCK.itemsize : behind * BLOCK.itemsize]
+    )
 
 
 def check_unchanged(file: SourceFile, found: str) -> None:
     """Raises UserError where the file's hash or mark differs from that of the scan."""
     if found != file.xxh3:
-        rule = "a source stays as it is while it is read"
-        raise UserError(f"{file.path} changed while it was being prepared", rule, "prepare again when it is complete")
+        raise _changed(file)
+
+
+def _changed(file: SourceFile) -> UserError:
+    rule = "a source stays as it is while it is read"
+    return UserError(f"{file.path} changed while it was being prepared", rule, "prepare again when it is complete")

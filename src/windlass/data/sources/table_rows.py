@@ -17,14 +17,19 @@ ROWS_AT_ONCE: Final = 256
 FILE_MAGIC: Final = b"ARROW1"  # https://arrow.apache.org/docs/format/Columnar.html; a stream has none
 
 
-def table_rows(stream: IO[bytes], where: str, kind: Table, form: Form) -> Iterator[Row]:
-    """Every row. Raises UserError for a file that cannot be read, or lacks the column."""
+def table_rows(
+    stream: IO[bytes], where: str, kind: Table, form: Form, span: tuple[int, int, int] | None = None
+) -> Iterator[Row]:
+    """Every row, or those of a `span` of row groups: the first, the one behind the last, rows before. Raises
+    UserError for a file that cannot be read, or lacks the column."""
     import pyarrow
 
     rule = f"the column `{form.text_key}` of {'a' if kind == 'parquet' else 'an'} {NAMES[kind]} file holds one text per row"
-    number = 0
+    number = 0 if span is None else span[2]
     try:
-        for batch in _parquet(stream, where, form, rule) if kind == "parquet" else _arrow(stream, where, form, rule):
+        for batch in (
+            _parquet(stream, where, form, rule, span) if kind == "parquet" else _arrow(stream, where, form, rule)
+        ):
             for row in _each(batch):
                 number += 1
                 yield attempted(_text_of_row, row, f"{where}, row {number},", form, rule)
@@ -35,12 +40,32 @@ def table_rows(stream: IO[bytes], where: str, kind: Table, form: Form) -> Iterat
         raise UserError(f"{where} cannot be read as {NAMES[kind]}: {said}", rule, "bring the file again") from None
 
 
-def _parquet(stream: IO[bytes], where: str, form: Form, rule: str) -> Iterator[Any]:
+def _parquet(stream: IO[bytes], where: str, form: Form, rule: str, span: tuple[int, int, int] | None) -> Iterator[Any]:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(stream)
     columns = _columns(file.schema_arrow, where, form, rule)
-    yield from file.iter_batches(ROWS_AT_ONCE, columns=columns)
+    groups = None if span is None else range(*span[:2])
+    yield from file.iter_batches(ROWS_AT_ONCE, groups, columns)
+
+
+def row_groups(path: str, num_bytes: int) -> list[tuple[int, int, int]]:
+    """Spans of the row groups of a Parquet file, of about `num_bytes` each; none of one that cannot be read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        known = pyarrow.parquet.read_metadata(path)
+    except (pyarrow.ArrowException, OSError):  # said when its rows are read
+        return []
+    found, begin, before, rows, held = list[tuple[int, int, int]](), 0, 0, 0, 0
+    for number in range(known.num_row_groups):
+        group = known.row_group(number)
+        rows, held = rows + group.num_rows, held + group.total_byte_size
+        if held >= num_bytes or number == known.num_row_groups - 1:
+            found.append((begin, number + 1, before))
+            begin, before, held = number + 1, rows, 0
+    return found
 
 
 def _arrow(stream: IO[bytes], where: str, form: Form, rule: str) -> Iterator[Any]:

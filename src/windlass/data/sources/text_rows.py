@@ -35,19 +35,48 @@ def _lines_of(stream: IO[bytes], max_row_bytes: int) -> Iterator[bytes]:
     return iter(lambda: stream.readline(max_row_bytes + 1), b"")
 
 
-def json_lines(stream: IO[bytes], where: str, form: Form, max_row_bytes: int) -> Iterator[Row]:
-    return _rows_of_lines(_lines_of(stream, max_row_bytes), where, form, max_row_bytes)
+def json_lines(
+    stream: IO[bytes], where: str, form: Form, max_row_bytes: int, span: tuple[int, int, int] | None = None
+) -> Iterator[Row]:
+    """`span`: begin, end and number of lines before, of which the lines that begin there are read (formats.FileSpan)."""
+    number, offset, end = 1, 0, None
+    if span is not None:
+        offset, end, number = _first_line(stream, *span)
+    return _rows_of_lines(_lines_of(stream, max_row_bytes), where, form, max_row_bytes, number, offset, end)
 
 
-def _rows_of_lines(lines: Iterable[bytes], where: str, form: Form, max_row_bytes: int) -> Iterator[Row]:
-    offset = 0
-    for number, line in enumerate(lines, 1):
+def _first_line(stream: IO[bytes], begin: int, end: int, before: int) -> tuple[int, int, int]:
+    """(where the first line begins that begins at `begin` or later, `end`, its number); the stream is there."""
+    at = stream.seek(max(0, begin - 1))
+    while at < begin or (begin and at < end):
+        part = stream.readline(AT_ONCE)
+        at += len(part)
+        if part.endswith(b"\n") or not part:
+            break
+    return at, end, before + 1 + (at > begin)
+
+
+def _rows_of_lines(
+    lines: Iterable[bytes],
+    where: str,
+    form: Form,
+    max_row_bytes: int,
+    first: int = 1,
+    offset: int = 0,
+    end: int | None = None,
+) -> Iterator[Row]:
+    if end is not None and offset >= end:
+        return
+    for number, line in enumerate(lines, first):
         check_size(len(line), f"{where}:{number}", max_row_bytes)
+        end_of_line = offset + len(line)
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-        row = attempted(_text_of_line, line, f"{where}:{number}", form, offset)
+        row = attempted(_text_of_line, line, f"{where}:{number}", form, end_of_line - len(line))
         if row is not None:
             yield row
-        offset += len(line)
+        offset = end_of_line
+        if end is not None and offset >= end:
+            return
 
 
 def _text_of_line(data: bytes, where: str, form: Form, offset: int) -> str | None:
