@@ -20,6 +20,7 @@ from windlass.errors import (
     WindlassError,
     exit_code_of,
     nearest,
+    nearest_entry,
 )
 
 # kind: (exit code, whether the same command may succeed when started again)
@@ -102,3 +103,10 @@ def test_nearest_names_the_closest_choice_or_nothing():
     assert nearest("lerning_rate", ["learning_rate", "warmup_steps"]) == "did you mean `learning_rate`? "
     assert nearest("zzz", ["learning_rate", "warmup_steps"]) == ""
     assert nearest("x", []) == ""
+
+
+def test_what_is_beside_a_path_that_is_not_there_is_proposed(tmp_path):
+    (tmp_path / "Qwen3-tiny").mkdir()
+    assert nearest_entry(tmp_path / "Qwen3-tyny") == f"did you mean `{tmp_path}/Qwen3-tiny`? "
+    assert nearest_entry(tmp_path / "other") == nearest_entry(tmp_path / "none" / "Qwen3-tiny") == ""
+    assert nearest_entry(tmp_path / "Qwen3-tyny", []) == ""

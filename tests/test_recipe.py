@@ -234,3 +234,30 @@ def test_a_tab_in_a_recipe_is_answered_with_spaces():
     with pytest.raises(UserError, match="is not YAML") as caught:
         parse_yaml("run:\n\tsteps: 3\n", "a.yaml")
     assert caught.value.change == "replace the tabs of that line by spaces" and "line 2" in caught.value.given
+
+
+def not_found(path):
+    with pytest.raises(UserError) as caught:
+        recipe_text(path)
+    return caught.value
+
+
+def test_a_directory_is_answered_with_the_recipe_that_may_be_meant(tmp_path):
+    assert not_found(tmp_path).change == "give the recipe's file"
+    (tmp_path / "mine.yaml").write_text("run: {}")
+    error = not_found(tmp_path)
+    assert (error.given, error.change) == (f"{tmp_path} is a directory", f"give one of {tmp_path}/mine.yaml")
+    (tmp_path / "resolved.yaml").write_text("run: {}")
+    assert not_found(tmp_path).change == f"to go on with the run in it: windlass train {tmp_path}/resolved.yaml"
+    (tmp_path / "resolved.yaml").write_text("data: {directory: s3://***@host/x}")
+    assert "give the recipe that it began with" in not_found(tmp_path).change
+
+
+def test_a_typo_in_a_path_is_answered_with_the_recipe_beside_it(tmp_path):
+    (tmp_path / "mine.yaml").write_text("run: {}")
+    (tmp_path / "mine.yam").write_text("no recipe")
+    assert not_found(tmp_path / "mine.yml").change.startswith(
+        f"did you mean `{tmp_path}/mine.yaml`? shipped recipes: demo"
+    )
+    assert not_found(tmp_path / "demoo.yaml").change.startswith("shipped recipes: "), "that is elsewhere"
+    assert not_found("demoo").change.startswith("did you mean `demo`? ")

@@ -81,6 +81,23 @@ def test_one_process_stops_at_once(number):
         assert not stop.after(1) and not stop.is_signalled
         os.kill(os.getpid(), number)
         assert stop.after(2) and stop.is_signalled
+        assert stop.signal() == number.name
+
+
+def name_of_signal(path):
+    """Rank 1 is sent SIGUSR1 -> what each rank says stopped the run."""
+    with catch_signals() as caught:
+        stop, step = Stop(runtime_over(path), caught), 1
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        while not stop.after(step):
+            dist.all_reduce(torch.ones(()))
+            step += 1
+        return stop.signal()
+
+
+def test_every_rank_names_the_signal_that_one_received(ranks, tmp_path):
+    assert ranks.run(2, name_of_signal, str(tmp_path / "store")) == ["SIGUSR1", "SIGUSR1"]
 
 
 def test_a_signal_before_the_first_step_stops_after_it():

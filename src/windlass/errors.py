@@ -28,10 +28,14 @@
 `code` and `retry` are attributes of each class. `windlass.cli.main` alone turns an error into an exit code.
 """
 
+import os
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 from windlass.safe_text import shown
+
+if TYPE_CHECKING:  # `import windlass` loads little
+    from pathlib import Path
 
 EXIT_BUG: Final = 1
 EXIT_USER_ERROR: Final = 2
@@ -169,3 +173,13 @@ def nearest(word: str, choices: list[str]) -> str:
 
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`? " if close else ""
+
+
+def nearest_entry(path: "Path", choices: Iterable[str] | None = None) -> str:
+    """The same for a path that is not there, among `choices` or all that is beside it."""
+    import difflib
+
+    if choices is None:
+        choices = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+    close = difflib.get_close_matches(path.name, list(choices), n=1, cutoff=0.6)
+    return f"did you mean `{path.parent / close[0]}`? " if close else ""

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import yaml
 
-from windlass.errors import UserError, nearest
-from windlass.safe_text import is_raw, keep_secret, redacted
+from windlass.errors import UserError, nearest, nearest_entry
+from windlass.safe_text import HIDDEN, is_raw, keep_secret, redacted
 from windlass.units import format_bytes
 
 UNDER_WAY: Final = -1
@@ -240,8 +240,24 @@ def recipe_text(path: str | Path) -> tuple[str, str]:
     shipped = shipped_recipes()
     if str(path) in shipped:
         return shipped[str(path)].read_text("utf-8"), str(path)
-    raise UserError(
-        f"no recipe at {file}",
-        "a recipe is a YAML file, or the name of one that ships with windlass",
-        nearest(file.stem, list(shipped)) + f"shipped recipes: {', '.join(shipped)}",
-    )
+    rule = "a recipe is a YAML file, or the name of one that ships with windlass"
+    if file.is_dir():
+        raise UserError(f"{file} is a directory", rule, _instead_of(file))
+    near = nearest(file.stem, list(shipped)) if str(path) == file.name else ""
+    beside = [other.name for other in _recipes_in(file.parent) if nearest(file.stem, [other.stem])]
+    guess = nearest_entry(file, beside) or near
+    raise UserError(f"no recipe at {file}", rule, f"{guess}shipped recipes: {', '.join(shipped)}")
+
+
+def _recipes_in(folder: Path) -> list[Path]:
+    return sorted(path for end in ("yaml", "yml") for path in folder.glob(f"*.{end}"))
+
+
+def _instead_of(directory: Path) -> str:
+    """Which recipe a directory may stand for: of a run the settings that it goes on with."""
+    settings, held = directory / "resolved.yaml", ", ".join(map(str, _recipes_in(directory)))
+    if settings.is_file() and HIDDEN in settings.read_text("utf-8", errors="replace"):
+        return "to go on with the run in it, give the recipe that it began with: its own copy hides secrets of URLs"
+    if settings.is_file():
+        return f"to go on with the run in it: windlass train {settings}"
+    return f"give one of {held}" if held else "give the recipe's file"

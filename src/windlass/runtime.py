@@ -273,6 +273,11 @@ class Stop:
         """Whether this very rank received a signal."""
         return self._signals.received is not None
 
+    def signal(self) -> str | None:
+        """What stopped the run, as SIGTERM, whichever rank received it."""
+        store, own = self._runtime.store, self._signals.received
+        return own.name if own is not None else store.get("stopped by").decode() if store is not None else None
+
     def after(self, step: int) -> bool:
         """True on every rank alike, when this was the last step (`step`: completed steps)."""
         store = self._runtime.store
@@ -283,14 +288,15 @@ class Stop:
             if self._event is not None:
                 self._event.synchronize()
             self._event = torch.cuda.current_stream().record_event()
-        if self._announce(last := step + 1 + self._ahead):
+        if name := self._announce(last := step + 1 + self._ahead):
+            store.set("stopped by", name)
             store.compare_set("stop", "", str(last))
         return step >= self._page.after(step, lambda: int(store.get("stop")) if store.check(["stop"]) else NEVER)
 
-    def _announce(self, last: int) -> bool:
-        """Prints, once, that a signal ends the run after step `last` -> whether it did."""
+    def _announce(self, last: int) -> str | None:
+        """Prints, once, that a signal ends the run after step `last` -> its name, where it did."""
         if self._announced or self._signals.received is None:
-            return False
+            return None
         self._announced = True
         print(f"{self._signals.received.name}: the run stops after step {last} and saves", flush=True)
-        return True
+        return self._signals.received.name

@@ -234,7 +234,7 @@ def test_a_tokenizers_code_is_fetched_where_it_is_trusted_only(hub):
     room.fetch_tokenizer("org/bare", bare, with_code=True)
 
 
-def test_without_a_network_the_cache_answers_and_says_so(hub, monkeypatch):
+def test_without_a_network_the_cache_answers_and_says_so(hub, monkeypatch, tmp_path):
     from huggingface_hub import close_session
 
     commit = hub.add(NAME, WHOLE)
@@ -246,6 +246,9 @@ def test_without_a_network_the_cache_answers_and_says_so(hub, monkeypatch):
     error = refused(room.resolve, "org/other", None)
     assert "org/other (main) is not in the cache" in error.given and "HF_HUB_OFFLINE is set" in error.given
     assert error.change.startswith("run `windlass prepare RECIPE` where there is a network")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "others").mkdir(parents=True)
+    assert refused(room.resolve, "org/other", None).change.startswith("did you mean `org/others`? run ")
     assert "tokenizer.json of org/model" in refused(room.fetch_tokenizer, NAME, commit).given
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     hub.down = True

@@ -240,6 +240,8 @@ def test_a_config_json_without_its_family_is_named():
 
 def test_directories_that_are_none_or_damaged_are_named(tmp_path):
     assert "this is neither a directory nor a name of the hub" in refusal({"from": str(tmp_path / "none")})
+    (tmp_path / "near").mkdir()
+    assert f"did you mean `{tmp_path}/near`? " in refusal({"from": str(tmp_path / "nearr")})
     assert "neither a directory here nor in the cache of the hub" in refusal({"from": "org/never-fetched"})
     assert "has no config.json" in refusal({"from": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": ')

@@ -176,8 +176,10 @@ def test_the_ledger_adds_up_to_the_time_that_passed(tmp_path, clock):
                 clock.now_s += 4.0
             with recorder.pause("checkpoint"):
                 clock.now_s += 2.0
-    recorder.end(8, "stopped")
-    ledger = read_events(tmp_path / "e")[-1]["ledger"]
+    recorder.end(8, "stopped", signal="SIGINT")
+    end = read_events(tmp_path / "e")[-1]
+    ledger = end["ledger"]
+    assert (end["reason"], end["signal"]) == ("stopped", "SIGINT")
     assert sum(ledger.values()) == pytest.approx(clock.now_s - start_s)
     assert ledger["data_wait"] == pytest.approx(1.0) and ledger["checkpoint"] == pytest.approx(4.0)
 

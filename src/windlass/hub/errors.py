@@ -9,7 +9,7 @@ import errno
 from pathlib import Path
 from typing import Final
 
-from windlass.errors import Unavailable, UserError
+from windlass.errors import Unavailable, UserError, nearest_entry
 
 MAIN: Final = "main"  # the hub's name of the default branch
 SHOWN: Final = 12  # digits of a commit in a sentence
@@ -62,7 +62,8 @@ def refused(
             return UserError(
                 f"the hub has no repository {name}{hidden} ({error.response.status_code})",
                 "a hub name is `org/name`, as in the address of its page",
-                f"look at {page}" + ("" if has_token else "; for a private one set HF_TOKEN, or run `hf auth login`"),
+                f"{nearest_entry(Path(name))}look at {page}"
+                + ("" if has_token else "; for a private one set HF_TOKEN, or run `hf auth login`"),
             )
         case errors.RevisionNotFoundError():
             return UserError(
@@ -147,6 +148,7 @@ def unreachable(
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    near = nearest_entry(Path(name))  # a directory may be meant
     what = f"{file} of {name} ({(revision or MAIN)[:SHOWN]})"
     if file is None:
         what = f"{name} ({revision or MAIN})"
@@ -154,13 +156,13 @@ def unreachable(
         return UserError(
             f"{what} is not in the cache {cache_directory(cache)}, and HF_HUB_OFFLINE is set",
             "offline, only what was fetched before can be read",
-            "run `windlass prepare RECIPE` where there is a network and with the same cache (`hub.cache` of the recipe, or "
-            "HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
+            f"{near}run `windlass prepare RECIPE` where there is a network and with the same cache (`hub.cache` of the recipe, "
+            "or HF_HUB_CACHE): it fetches weights and tokenizer; or unset HF_HUB_OFFLINE",
         )
     return Unavailable(
         f"{what} is not in the cache {cache_directory(cache)}, and {constants.ENDPOINT} does not give it ({reason(error)})",
         "a hub name is fetched from the hub, or from the mirror that HF_ENDPOINT names",
-        "try again where that address can be reached: whole files stay in the cache; or give a local directory"
+        f"{near}try again where that address can be reached: whole files stay in the cache; or give a local directory"
         + ("" if file is None else "; or set HF_HUB_OFFLINE=1 where `windlass prepare` has brought all that there is"),
     )
 

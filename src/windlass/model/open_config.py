@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest_entry
 from windlass.hub.client import locate
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig, architecture_from_hf
@@ -50,7 +50,7 @@ def read_hf_config(directory: str | Path) -> dict[str, Any]:
         raise UserError(
             f"model.from: {directory}",
             "this is neither a directory nor a name of the hub, which has the form org/name",
-            "give a Hugging Face directory, or a name such as Qwen/Qwen3-4B",
+            f"{nearest_entry(path)}give a Hugging Face directory, or a name such as Qwen/Qwen3-4B",
         )
     file = path / "config.json"
     if not file.is_file():

@@ -93,7 +93,8 @@ class Console:
         """The table at the end. `baselines`: name -> {"bits_per_byte": ...} and, where it has one, {"loss": ...} in
         nats."""
         self._erase()
-        self._terminal.print(Text(f"{line['reason']} at step {step} of {self._total_steps}", style="bold"))
+        by = f" by {line['signal']}" if "signal" in line else ""
+        self._terminal.print(Text(f"{line['reason']}{by} at step {step} of {self._total_steps}", style="bold"))
         if validations or baselines:
             self._terminal.print(_quality_table(validations, baselines))
         rates = f"{_rate(line['tokens_per_s'])}, {_rate(line['tokens_per_s_per_gpu'])} per {self._device}"

@@ -241,8 +241,15 @@ class Recorder:
         filled, self._log.disk_filled = self._log.disk_filled, False
         return filled
 
-    def end(self, step: int, reason: str, baselines: Mapping[str, Mapping[str, float]] | None = None) -> None:
-        """The last line and the final table. `reason`: "finished", "stopped", ...; `baselines`: see Console.summary."""
+    def end(
+        self,
+        step: int,
+        reason: str,
+        baselines: Mapping[str, Mapping[str, float]] | None = None,
+        signal: str | None = None,
+    ) -> None:
+        """The last line and the final table. `reason`: "finished", "stopped", ..., by `signal` where one asked for it;
+        `baselines`: see Console.summary."""
         if self._log is None and self._console is None:
             return
         if self._step > self._window_step:
@@ -251,6 +258,7 @@ class Recorder:
         tokens_per_s = ledger.steady_steps * self._tokens_per_step / ledger.steady_s if ledger.steady_s else None
         line = {
             "reason": reason,
+            **({} if signal is None else {"signal": signal}),
             "tokens": step * self._tokens_per_step,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": tokens_per_s / self._num_devices if tokens_per_s is not None else None,

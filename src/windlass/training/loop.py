@@ -116,5 +116,5 @@ def loop(run: Run, stop: Stop) -> Result:
         if stopping:
             break
     stopped = step < run.total_steps
-    run.close(step, "stopped" if stopped else "finished")
+    run.close(step, "stopped" if stopped else "finished", stop.signal() if stopped else None)
     return Result(config.run.directory, step, stopped, stop.is_signalled)

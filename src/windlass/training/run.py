@@ -280,12 +280,13 @@ class Run:
         except UserError as error:
             say(error.given)
 
-    def close(self, step: int, reason: Literal["stopped", "finished"]) -> None:
-        """After the last step: the last checkpoint committed, the summary printed, the report written."""
+    def close(self, step: int, reason: Literal["stopped", "finished"], signal: str | None = None) -> None:
+        """After the last step: the last checkpoint committed, the summary printed, the report written. `signal`: what stopped
+        the run, as SIGTERM."""
         self.heartbeat.beat("end", step)
         if self.profiler is not None:
             self.profiler.finish(step)
-        self.recorder.end(step, reason, self.baselines())
+        self.recorder.end(step, reason, self.baselines(), signal)
         if self.runtime.rank == 0:
             self._write_report()
         if self.mirror is not None:

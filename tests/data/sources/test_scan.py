@@ -85,7 +85,10 @@ def test_no_match_names_the_nearest_folder_and_name(tmp_path):
     (tmp_path / "corpus" / "text.txt").write_text("x")
     error = refused(path=f"{tmp_path}/corpus/test.txt")
     assert "matches no file" in error.given
-    assert "did you mean `text.txt`?" in error.change and f"{tmp_path}/corpus; it holds 1 entries" in error.change
+    assert (
+        f"did you mean `{tmp_path}/corpus/text.txt`?" in error.change
+        and f"{tmp_path}/corpus; it holds 1 entries" in error.change
+    )
     error = refused(path=f"{tmp_path}/corpus/no/such/**/*.md")
     assert f"nearest existing folder is {tmp_path}/corpus;" in error.change
     (tmp_path / "empty").mkdir()

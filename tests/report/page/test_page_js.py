@@ -13,7 +13,7 @@ import pytest
 
 from windlass.report.events import EventLog
 from windlass.report.page.serve import Live, open_server
-from windlass.report.page.write import page_text
+from windlass.report.page.write import open_run, page_text, render
 
 CHARTS = ["loss", "source_losses", "learning_rate", "gradient_norm", "throughput", "mfu", "memory", "data_wait"]
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"\s+content="[^"]*">')
@@ -103,8 +103,8 @@ def test_axe_finds_no_fault(browse, run, scheme, width):
 def probe(browse, run):
     """probe(script, width=1200) -> what the script puts into `found`, inside the page, `width` pixels wide."""
 
-    def probe(script, width=1200):
-        inner = POLICY.sub("", page_text(run)).replace("</body>", PROBE % script + "</body>")
+    def probe(script, width=1200, text=None):
+        inner = POLICY.sub("", text or page_text(run)).replace("</body>", PROBE % script + "</body>")
         outer = f'<p id="found"></p><iframe style="border:0;width:{width}px;height:900px" srcdoc="{html.escape(inner)}"></iframe>'
         dom, _ = browse(f"<!doctype html><meta charset=utf-8>{outer}", "--window-size=1300,1000")
         return json.loads(html.unescape(re.search(r'<p id="found">(.*?)</p>', dom, re.S)[1]))
@@ -184,6 +184,35 @@ def test_exports_hold_every_point(probe):
     assert [int(line[2]) for line in training] == list(range(1, 201))
     assert training[0][3] == "2048" and float(training[0][5]) == 7.98 and training[6][5] == ""
     assert found["size"] == [2000, 1000] and found["rows"] == 21
+
+
+def test_of_several_runs_each_key_shows_its_line_and_the_parts_of_memory_have_colours_of_their_own(probe, tmp_path):
+    for name in ("one", "two"):
+        log = EventLog(tmp_path / name / "events.jsonl")
+        log.write("start", 0, {})
+        for step in (1, 2, 3):
+            parts = dict.fromkeys(("gradients", "parameters", "process", "states"), step << 30)
+            log.write("step", step, {"loss": 3.0, "memory_bytes": 1 << 30, "memory_parts": parts})
+        log.write("validation", 3, {"name": "validation", "loss": 3.5})
+        (tmp_path / name / "resolved.yaml").write_text(f"parallel: {{a_key_of_usual_length: {name}}}\n")
+    text = render([open_run(tmp_path / name) for name in ("one", "two")])
+    found = probe("""
+      const holes = (canvas) => { const d = canvas.getContext("2d").getImageData(0, 10, canvas.width, 1).data;
+        let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] === 0; return n; };
+      for (const chart of data.charts)
+        found[chart.key] = parts(chart).curves.map((one) => [one.name, one.colour, one.dash.length]);
+      found.holes = [...document.querySelectorAll("#charts .chart:first-child .keys canvas")].map(holes);
+      found.lines = [...document.querySelectorAll("#part-runs th[scope=row]")].map((one) => one.getClientRects().length
+        && Math.round(one.clientHeight / parseFloat(getComputedStyle(one).lineHeight)));
+    """, 1200, text)  # fmt: skip
+    assert found["loss"] == [
+        ["one: training", "--c0", 0], ["one: validation", "--c0", 2], ["two: training", "--c1", 0], ["two: validation", "--c1", 2]
+    ]  # fmt: skip
+    assert [number > 0 for number in found["holes"]] == [False, True, False, True], "a key is dashed as its curve is"
+    assert [(colour, dash) for _, colour, dash in found["memory_parts"]] == [
+        (f"--c{line}", dash) for dash in (0, 2) for line in range(4)
+    ]
+    assert found["lines"] == [1, 1, 1], "no name of a run or a setting is broken"
 
 
 def test_a_served_page_follows_a_run_without_being_loaded_again(browse, tmp_path):

@@ -21,6 +21,8 @@ def history(tmp_path):
 def test_the_state_is_the_end_or_that_there_is_none(history):
     running = history(line("start", 0), line("step", 7, loss=1.0))
     assert status(running) == ("no end yet", "step 7, last line 1970-01-01 00:16:47 UTC: still running, or killed")
+    stopped = history(line("end", 9, reason="stopped", signal="SIGINT"))
+    assert status(stopped) == ("stopped", "by Ctrl-C (SIGINT) at step 9, 1970-01-01 00:16:49 UTC")
     assert status(history(line("end", 9, reason="stopped"))) == ("stopped", "at step 9, 1970-01-01 00:16:49 UTC")
 
 
@@ -66,9 +68,19 @@ def test_settings_that_differ_are_named_with_each_runs_value():
 
 def test_the_rows_of_runs_say_where_each_is(history):
     run = history(line("start", 0), line("step", 7, loss=1.25, tokens=70, tokens_per_s=5.0))
-    rows = [("mine", "no end yet", "7", "70", "1.2500", "5")]
-    assert run_rows([("mine", run)]) == rows
-    assert run_rows([("mine", history())]) == [("mine", "no end yet", "0", "n/a", "n/a", "n/a")]
+    titles = ("run", "state", "step", "tokens", "training loss", "tok/s, median")
+    assert run_rows([("mine", run)]) == [titles, ("mine", "no end yet", "7", "70", "1.2500", "5")]
+    assert run_rows([("mine", history())])[1] == ("mine", "no end yet", "0", "n/a", "n/a", "n/a")
+
+
+def test_the_rows_of_runs_have_the_latest_loss_of_each_validation_set(history):
+    sets = [
+        line("validation", step, name=name, loss=loss)
+        for step, name, loss in ((0, "validation", 8.0), (5, "validation", 3.5), (5, "code", None))
+    ]
+    titles, mine, other = run_rows([("mine", history(*sets)), ("other", history())])
+    assert titles[4:7] == ("training loss", "validation loss", "code loss")
+    assert mine[4:7] == ("n/a", "3.5000", "not finite") and other[4:7] == ("n/a", "n/a", "n/a")
 
 
 def test_facts_are_tables_and_a_nested_table_is_one_of_its_own():
@@ -85,6 +97,21 @@ def test_facts_are_tables_and_a_nested_table_is_one_of_its_own():
     ]  # fmt: skip
 
 
+def test_what_changed_since_the_checkpoint_is_said_once():
+    opening = line("resume", 3, drift=["drift: run.steps 4", "accepted drift: optim.beta1"], run_from=None, fast=True)
+    assert facts(opening) == [
+        ("run", False, [
+            ("run_from", "null"), ("fast", "true"),
+            ("since the checkpoint", "drift: run.steps 4; accepted drift: optim.beta1"),
+        ])
+    ]  # fmt: skip
+
+
+def test_values_are_written_as_in_a_recipe():
+    one, other = "a: null\nb: [{path: x, weight: 1.0}]\nc: true\n", "a: 1\nb: []\nc: false\n"
+    assert differing([one, other]) == [("a", ["null", "1"]), ("b", ["path x, weight 1", ""]), ("c", ["true", "false"])]
+
+
 def test_long_words_are_cut():
     assert words("x" * 2000) == "x" * 1000 + " ..." and words(0.1234567) == "0.123457"
 
@@ -96,7 +123,8 @@ def test_long_words_are_cut():
         (line("profile", 5, steps=[1, 5], directory="run/profile/5"), "of steps 1 to 5, in run/profile/5"),
         (line("incident", 5, what="it failed", error="why", places=[1, 2], restart=None), "it failed, why"),
         (line("end", 5, reason="finished", tokens=2000), "finished, 2 k tokens"),
-        (line("resume", 5, samples=40, drift=["a", "b"], data={"x": 1}), "samples 40, drift a b"),
+        (line("end", 5, reason="stopped", signal="SIGTERM", tokens=2000), "stopped by SIGTERM, 2 k tokens"),
+        (line("resume", 5, samples=40, drift=["drift: a", "b"], data={"x": 1}), "samples 40; drift: a; b"),
     ],
 )
 def test_what_happened_is_said_in_words(note, said):

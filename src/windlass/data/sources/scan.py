@@ -22,7 +22,7 @@ from windlass.data.sources.hub import scan_hub
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.source_files import SourceFile, as_asked, files_below, is_binary, refuse_unlisted
 from windlass.data.sources.urls import scan_url
-from windlass.errors import AbsentSource, UserError, nearest
+from windlass.errors import AbsentSource, UserError, nearest_entry
 
 SAVED = ("state.json", "dataset_dict.json")  # in a directory that the library `datasets` saved
 STDLIB_SKIPPED = frozenset(
@@ -170,5 +170,4 @@ def _hint(path: Path) -> str:
     folder = _nearest_folder(path)
     names = sorted(os.listdir(folder))
     holds = f"{len(names)} entries: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else "nothing"
-    guess = nearest(path.name, names) if folder == path.parent else ""
-    return f"{guess}the nearest existing folder is {folder.absolute()}; it holds {holds}"
+    return f"{nearest_entry(path)}the nearest existing folder is {folder.absolute()}; it holds {holds}"

@@ -7,6 +7,7 @@ const state = { axis: "step", smooth: 2, marks: true, hidden: new Set(), logs: n
 const AXES = { step: "steps", tokens: "tokens", time: "time" };
 const STRONG_MARKS = { "resumed": "--c7", "not finite": "--c4", "incident": "--c4", "end": "--c7" };
 const WEAK_MARKS = { "checkpoint": "--c2", "validation": "--c1" };
+const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]]; // several runs: of a chart with few lines a colour is a run, else a line
 const drawn = new Map(); // key of a chart -> its elements and what was drawn last
 
 // ---- numbers and words
@@ -78,13 +79,13 @@ function smoothed(values, gaps) { // centred running mean over a share of all po
 }
 
 function curvesOf(chart) {
-  const found = [], several = data.runs.length > 1;
+  const found = [], several = data.runs.length > 1, byLine = !several || chart.lines.length > 3;
   data.runs.forEach((run, runIndex) => chart.lines.forEach((line, lineIndex) => {
     const source = line.series ? run.series[line.series] : run.points[line.points];
     if (!source) return;
     const name = !several ? line.name : chart.lines.length > 1 ? run.name + ": " + line.name : run.name;
     const curve = { key: chart.key + "/" + run.name + "/" + (line.points ? "p" : "s") + line.name, name, run, isPoints: !line.series,
-      colour: "--c" + (several ? runIndex : lineIndex) % 8, dash: several ? [[], [6, 3], [2, 3], [9, 3, 2, 3]][lineIndex % 4] : [],
+      colour: "--c" + (byLine ? lineIndex : runIndex) % 8, dash: several ? DASHES[(byLine ? runIndex : lineIndex) % DASHES.length] : [],
       step: line.series ? run.grid.step : source.step, y: source.y.slice(), low: source.low, high: source.high, source,
       gaps: new Set(source.gaps || []) };
     curve.x = line.series ? run.grid[state.axis] : curve.step.map((step) => placeOf(run, step));
@@ -312,7 +313,7 @@ function update(chart) {
   held.canvas.setAttribute("aria-label", described(chart));
   const curves = parts(chart).curves, isFocused = held.keys.contains(document.activeElement) && document.activeElement.dataset.key;
   held.keys.replaceChildren(...(curves.length < 2 ? [] : curves.map((curve) => {
-    const key = element("i", { className: "key " + curve.colour.slice(2) });
+    const key = data.runs.length > 1 ? stroke(curve) : element("i", { className: "key " + curve.colour.slice(2) });
     const made = element("button", { type: "button", onclick: () => {
       if (!state.hidden.delete(curve.key)) state.hidden.add(curve.key);
       update(chart);
@@ -322,6 +323,18 @@ function update(chart) {
   })));
   for (const made of held.keys.children) if (made.dataset.key === isFocused) made.focus();
   fillTable(chart);
+}
+
+function paintStroke(context, curve, x, y) { // 26 pixels of the curve's line
+  context.strokeStyle = colour(curve.colour); context.lineWidth = 2; context.setLineDash(curve.dash);
+  context.beginPath(); context.moveTo(x, y); context.lineTo(x + 26, y); context.stroke(); context.setLineDash([]);
+}
+
+function stroke(curve) { // the key of a curve among those of several runs
+  const canvas = element("canvas", { width: 52, height: 20, aria: { hidden: "true" } }), context = canvas.getContext("2d");
+  context.setTransform(2, 0, 0, 2, 0, 0);
+  paintStroke(context, curve, 0, 5);
+  return canvas;
 }
 
 function nearest(curve, x) { // index of the point beside a place
@@ -416,9 +429,9 @@ function picture(chart) {
   context.font = "12px sans-serif";
   let x = 14;
   for (const curve of curves) if (!curve.isHidden && x < 900) {
-    context.fillStyle = colour(curve.colour); context.fillRect(x, 29, 10, 10);
-    context.fillStyle = colour("--ink"); context.fillText(curve.name, x + 15, 38);
-    x += context.measureText(curve.name).width + 32;
+    paintStroke(context, curve, x, 34);
+    context.fillStyle = colour("--ink"); context.fillText(curve.name, x + 31, 38);
+    x += context.measureText(curve.name).width + 48;
   }
   return canvas;
 }

@@ -19,6 +19,7 @@ CAUSES: Final = {"training": 0, "data_wait": 1, "evaluate": 2, "warm_up": 3, "re
 OTHER: Final = 7
 MAX_SET_TILES: Final = 4  # further validation sets are in the chart
 BULKY: Final = ("packages",)  # tables that open on request
+UNTOLD: Final = ("kind", "time", "step", "ledger", "non_finite", "drift")  # of a note; drift is sentences
 USEFUL: Final = ("training",)  # causes that goodput counts
 Tile = tuple[str, str, str]  # what, figure, remark
 
@@ -27,7 +28,8 @@ def status(history: History) -> tuple[str, str]:
     """(a word for the badge, a sentence)"""
     step = int(history.buckets.last_step) if len(history.buckets) else history.opening.get("step", 0)
     if history.end is not None:
-        return str(history.end["reason"]), f"at step {history.end['step']:,}, {clock(history.end['time'])}"
+        by = f"by {_signal(history.end)} " if "signal" in history.end else ""
+        return str(history.end["reason"]), f"{by}at step {history.end['step']:,}, {clock(history.end['time'])}"
     return "no end yet", f"step {step:,}, last line {clock(history.last_time)}: still running, or killed"
 
 
@@ -95,17 +97,21 @@ def ledger_rows(ledger: Mapping[str, float]) -> list[tuple[str, int, str, float]
 
 
 def run_rows(runs: Sequence[tuple[str, History]]) -> list[tuple[str, ...]]:
-    """Of each run: name, state, step, tokens, training loss, median tok/s."""
-    rows: list[tuple[str, ...]] = []
+    """A row of titles, then of each run: name, state, step, tokens, training loss, latest loss of each validation set, median
+    tok/s."""
+    sets = list(dict.fromkeys(name for _, history in runs for name in history.validations))[:MAX_SET_TILES]
+    losses = (f"{name} loss" for name in ("training", *sets))
+    rows = [("run", "state", "step", "tokens", *losses, "tok/s, median")]
     for name, history in runs:
         last, speed = history.last_line, median(history, "tokens_per_s")
+        latest = [history.validations[one][-1] if one in history.validations else {} for one in sets]
         rows.append(
             (
                 name,
                 status(history)[0],
                 f"{last.get('step', 0):,}",
                 format_count(last["tokens"]) if last.get("tokens") else "n/a",
-                number(last.get("loss"), ".4f") if last else "n/a",
+                *(number(one.get("loss"), ".4f") if one else "n/a" for one in (last, *latest)),
                 format_count(speed) if speed is not None else "n/a",
             )
         )
@@ -141,6 +147,8 @@ def facts(opening: Event) -> list[tuple[str, bool, list[tuple[str, str]]]]:
     own."""
     tables: list[tuple[str, bool, list[tuple[str, str]]]] = []
     loose = {key: value for key, value in opening.items() if key not in ("kind", "time", "step")}
+    if "drift" in loose:
+        loose["since the checkpoint"] = "; ".join(loose.pop("drift"))
     waiting = [(str(key), value) for key, value in loose.items() if isinstance(value, Mapping)]
     rest = [(key, value) for key, value in loose.items() if not isinstance(value, Mapping)]
     if rest:
@@ -185,23 +193,32 @@ def profile_table(run_directory: Path) -> dict[str, Any] | None:
 
 def remark(note: Event) -> str:
     if note["kind"] == "end":
-        return f"{note['reason']}, {format_count(note['tokens'])} tokens" if "tokens" in note else str(note["reason"])
+        by = f" by {_signal(note)}" if "signal" in note else ""
+        return f"{note['reason']}{by}" + (f", {format_count(note['tokens'])} tokens" if "tokens" in note else "")
     if note["kind"] == "checkpoint" and {"bytes", "stall_s"} <= note.keys():
         return f"{format_bytes(note['bytes'])}, {format_duration(note['stall_s'])} of waiting"
     if note["kind"] == "profile" and {"steps", "directory"} <= note.keys():
         return f"of steps {note['steps'][0]:,} to {note['steps'][-1]:,}, in {note['directory']}"
     if note["kind"] == "incident" and "what" in note:  # its numbers are for programs
         return ", ".join(words(value) for key, value in note.items() if key != "kind" and isinstance(value, str))
-    plain = [(key, value) for key, value in note.items() if key not in ("kind", "time", "step", "ledger", "non_finite")]
-    return ", ".join(f"{key} {words(value)}" for key, value in plain if not isinstance(value, Mapping))
+    plain = [(key, value) for key, value in note.items() if key not in UNTOLD and not isinstance(value, Mapping)]
+    figures = ", ".join(f"{key} {words(value)}" for key, value in plain)
+    return "; ".join(filter(None, [figures, *note.get("drift", [])]))
+
+
+def _signal(end: Event) -> str:
+    return "Ctrl-C (SIGINT)" if end["signal"] == "SIGINT" else str(end["signal"])
 
 
 def words(value: Any) -> str:
+    """A value as YAML writes it; a list without its brackets."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {words(item)}" for key, item in value.items())
-    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = " ".join(map(words, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= 1000 else text[:1000] + " ..."
 
 
