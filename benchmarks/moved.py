@@ -80,6 +80,7 @@ def size_of(tensor: torch.Tensor) -> int:
 
 def compiled_bytes(call: Callable[[], Any]) -> int:
     """What the kernels move that `call` compiles, as Inductor counts them: each buffer a kernel takes or gives, once."""
+    from torch._functorch import config as graphs
     from torch._inductor import config, metrics
     from torch._inductor.compile_fx import inductor_metrics_log as log  # it counts where this would be printed
 
@@ -89,10 +90,8 @@ def compiled_bytes(call: Callable[[], Any]) -> int:
     log.setLevel("INFO")
     log.propagate = False
     try:
-        with (
-            config.patch(force_disable_caches=True),
-            warnings.catch_warnings(),
-        ):  # a graph from the cache is not counted
+        # a graph from a cache is not counted; what the compiler knows of this CPU, and what g++ built, may come from one
+        with config.patch(fx_graph_cache=False), graphs.patch(enable_autograd_cache=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's own, on caches and on torch.jit
             call()
     finally:

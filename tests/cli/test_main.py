@@ -48,8 +48,9 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("cli")
     tree = tiny.recipe(base).model_dump(mode="json", by_alias=True, exclude_none=True)
     (base / "tiny.yaml").write_text(yaml.safe_dump(tree))
-    done = windlass(base, "prepare", "tiny.yaml")
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        cli.app(["prepare", "tiny.yaml"], standalone_mode=False)
     return base
 
 
@@ -290,8 +291,8 @@ def one(base):
 
 @pytest.fixture(scope="module")
 def two(base):
-    """A finished run of two."""
-    return base / "two", windlass(base, "train", "tiny.yaml", "run.directory=two", "--nproc", "2")
+    """A finished run of two, which prints its events."""
+    return base / "two", windlass(base, "train", "tiny.yaml", "run.directory=two", "--nproc", "2", "--json")
 
 
 def test_one_process_trains_with_an_empty_environment(one):
@@ -305,9 +306,10 @@ def test_one_process_trains_with_an_empty_environment(one):
     assert "global batch" in (directory / "logs" / "rank-0.log").read_text()
 
 
-def test_two_processes_train_the_same(one, two):
+def test_two_processes_train_the_same_and_print_the_events_and_nothing_else(one, two):
     directory, done = two
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and [json.loads(line) for line in done.stdout.splitlines()] == tiny.lines(directory)
+    assert "finished at step 10 of 10" in done.stderr and "Traceback" not in done.stderr
     assert_finished(directory)
     expected, got = tiny.losses(one[0]), tiny.losses(directory)
     assert all(abs(got[step][0] - loss) <= 1e-5 for step, (loss, _) in expected.items())
@@ -324,8 +326,9 @@ def test_what_was_given_back_as_resolved_trains_again(base, one, monkeypatch):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """call(*arguments): what a command prints that ends with `code`."""
+def call(base, monkeypatch, capsys):
+    """call(*arguments): what a command prints, in this process, that ends with `code`."""
+    monkeypatch.chdir(base)
 
     def call(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["windlass", *map(str, arguments)])
@@ -411,7 +414,7 @@ def long_run(name, *arguments):
     return ("train", "tiny.yaml", f"run.directory={name}", *length, *arguments)
 
 
-def stop_and_finish(base, name, number, *arguments):
+def stop_and_finish(base, call, name, number, *arguments):
     """Signals a run in its second step or later; then the same command again finishes it."""
     directory = base / name
     process = start(base, *long_run(name, *arguments))
@@ -425,24 +428,23 @@ def stop_and_finish(base, name, number, *arguments):
     at, status = events[-1]["step"], read_status(directory)
     assert (status.state, status.step, status.exit_code) == ("stopped", at, EXIT_STOPPED)
     assert 2 <= at < LONG_STEPS and max(committed_steps(directory / "checkpoints")) == at
-    again = windlass(base, *long_run(name, *arguments))
-    assert again.returncode == 0, again.stderr
+    call(*long_run(name, *arguments))
     assert any(line["kind"] == "resume" and line["step"] == at for line in read_events(directory / "events.jsonl"))
     assert_finished(directory, LONG_STEPS)
 
 
-def test_ctrl_c_to_one_process_saves_and_the_same_command_goes_on(base):
-    stop_and_finish(base, "interrupted", signal.SIGINT)
+def test_ctrl_c_to_one_process_saves_and_the_same_command_goes_on(base, call):
+    stop_and_finish(base, call, "interrupted", signal.SIGINT)
 
 
 @pytest.mark.long
-def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(base):
-    stop_and_finish(base, "terminated", signal.SIGTERM, "--nproc", "2")
+def test_sigterm_to_the_launcher_saves_and_the_same_command_goes_on(base, call):
+    stop_and_finish(base, call, "terminated", signal.SIGTERM, "--nproc", "2")
 
 
 @pytest.mark.long
-def test_ctrl_c_to_the_launcher_saves_and_the_same_command_goes_on(base):
-    stop_and_finish(base, "interrupted-2", signal.SIGINT, "--nproc", "2")
+def test_ctrl_c_to_the_launcher_saves_and_the_same_command_goes_on(base, call):
+    stop_and_finish(base, call, "interrupted-2", signal.SIGINT, "--nproc", "2")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """`train --quiet` and `--json`: stdout is silent, or the lines of events.jsonl, on one process and on two."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 from tests import tiny
+from windlass.cli import main as cli
 from windlass.cli.run_lines import printing
 from windlass.config import to_yaml
 from windlass.errors import EXIT_USER_ERROR, UserError
@@ -18,27 +17,33 @@ def base(tmp_path_factory):
     return tmp_path_factory.mktemp("lines")
 
 
-def windlass(base, name, *options):
-    """A new run of the tiny recipe -> what the command did, and its run directory."""
-    config = tiny.recipe(base, name)
-    (base / f"{name}.yaml").write_text(to_yaml(config))
-    command = [sys.executable, "-m", "windlass", "train", str(base / f"{name}.yaml"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return done, config.run.directory
+@pytest.fixture
+def windlass(base, monkeypatch, capfd):
+    """windlass(name, *options): a new run of the tiny recipe -> exit code, stdout, stderr, and its run directory."""
+
+    def windlass(name, *options):
+        config = tiny.recipe(base, name)
+        (base / f"{name}.yaml").write_text(to_yaml(config))
+        monkeypatch.setattr(sys, "argv", ["windlass", "train", str(base / f"{name}.yaml"), *options])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capfd.readouterr(), config.run.directory
+
+    return windlass
+
+
+def test_json_is_the_events_and_nothing_else(windlass):
+    """On two ranks: tests/cli/test_main.py."""
+    code, out, err, directory = windlass("json", "--json", "--nproc=1")
+    assert code == 0, err
+    assert [json.loads(line) for line in out.splitlines()] == tiny.lines(directory)
+    assert "finished at step 10 of 10" in err
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_json_is_the_events_and_nothing_else(base, ranks):
-    done, directory = windlass(base, f"json {ranks}", "--json", f"--nproc={ranks}")
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(line) for line in done.stdout.splitlines()] == tiny.lines(directory)
-    assert "finished at step 10 of 10" in done.stderr
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_quiet_prints_nothing_of_a_run_without_incidents(base, ranks):
-    done, directory = windlass(base, f"quiet {ranks}", "--quiet", f"--nproc={ranks}")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_quiet_prints_nothing_of_a_run_without_incidents(windlass, ranks):
+    *printed, directory = windlass(f"quiet {ranks}", "--quiet", f"--nproc={ranks}")
+    assert printed == [0, "", ""]
     assert "finished at step 10 of 10" in "".join(file.read_text() for file in (directory / "logs").iterdir())
 
 
@@ -52,15 +57,15 @@ def test_quiet_prints_incidents(capsys):
     assert (printed.out, printed.err) == ("after\n", "step 4: incident: a norm of 500\n")
 
 
-def test_a_refusal_is_printed_all_the_same(base):
-    done, _ = windlass(base, "refused", "--quiet", "run.tokens_per_step=100")
-    assert done.returncode == EXIT_USER_ERROR and "run.tokens_per_step=100" in done.stderr
+def test_a_refusal_is_printed_all_the_same(windlass):
+    code, _, err, _ = windlass("refused", "--quiet", "run.tokens_per_step=100")
+    assert code == EXIT_USER_ERROR and "run.tokens_per_step=100" in err
 
 
 @pytest.mark.parametrize("option", ["--quiet", "--json"])
-def test_a_rehearsal_takes_neither(base, option):
-    done, directory = windlass(base, f"smoke {option}", "--smoke", option)
-    assert done.returncode == EXIT_USER_ERROR and f"--smoke with {option}" in done.stderr and not directory.exists()
+def test_a_rehearsal_takes_neither(windlass, option):
+    code, _, err, directory = windlass(f"smoke {option}", "--smoke", option)
+    assert code == EXIT_USER_ERROR and f"--smoke with {option}" in err and not directory.exists()
 
 
 def test_both_at_once_are_refused():
