@@ -197,15 +197,13 @@ def start_runtime() -> Runtime:
     device = _device(local_rank())
     own, world = rank(), num_ranks()
     if world > 1:
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = meet(own, world, *place, shares_store(), attempt())
-    else:
-        store = dist.HashStore()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    if world > 1:
         allow_many_files()
         # gloo connects all pairs of every group otherwise: 5 N + 5 sockets per rank
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+        store = meet(own, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), shares_store(), attempt())
+    else:
+        store = dist.HashStore()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=own, world_size=world, timeout=GROUP_TIMEOUT)
     control, saving = _gloo(), _gloo()
     for group in (control, saving) if world > 1 else ():

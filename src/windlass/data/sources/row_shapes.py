@@ -169,7 +169,7 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _arguments(value: Any, where: str) -> Any:
-    """An object where `value` is JSON of one, however often it was encoded. A text that is no JSON stays. Raises BadRow for a text
+    """An object where `value` is JSON of one, however often it was encoded. A text that is no JSON stays. Raises BadRow for one
     of anything else, or of a part of it: a template would encode it once more."""
     text = value
     while isinstance(value, str):
