@@ -198,6 +198,26 @@ def test_a_variable_that_is_not_set_is_named_with_its_place():
     assert with_environment({"a": "${EMPTY}"}, environ={"EMPTY": ""}) == {"a": ""}
 
 
+@pytest.mark.parametrize(
+    ("key", "where"),
+    [
+        ({"slurm": {"environment": {"API_KEY": "${KEY}"}}}, "launch.slurm.environment.API_KEY"),
+        ({"slurm": {"setup": ["module load cuda", "export API_KEY=${KEY}"]}}, "launch.slurm.setup[1]"),
+        ({"kubernetes": {"environment": {"API_KEY": "x${KEY}"}}}, "launch.kubernetes.environment.API_KEY"),
+        ({"sky": {"environment": {"API_KEY": "${KEY}"}}}, "launch.sky.environment.API_KEY"),
+    ],
+)
+def test_scripts_and_manifests_hold_no_value_of_the_environment(key, where):
+    with pytest.raises(UserError) as caught:
+        with_environment({"launch": key}, environ={"KEY": "s3cr3t"})
+    assert caught.value.given == f"{where} names the environment variable KEY"
+    assert "would be in the script" in caught.value.rule and "s3cr3t" not in str(caught.value)
+    assert "$KEY." in caught.value.change and "launch.sky.secrets" in caught.value.change
+    held = {"launch": {"slurm": {"setup": ["export API_KEY=$KEY"], "container": "${KEY}"}}}
+    assert with_environment(held, environ={"KEY": "image"})["launch"]["slurm"]["container"] == "image"
+
+
+
 @pytest.mark.parametrize("letter", [" ", "\t", "\n", "'", '"', "<", ">", "`"])
 def test_a_url_whose_end_messages_could_not_tell_is_refused_without_it(letter):
     with pytest.raises(UserError) as caught:

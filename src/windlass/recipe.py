@@ -26,6 +26,8 @@ MAX_BYTES: Final = 1 << 20
 MAX_DIGITS: Final = 100  # characters of a number
 MAX_QUOTED: Final = 300  # characters of an override in a message
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+SCRIPTED: Final = re.compile(r"launch\.\w+\.(environment|setup)\b")
+"""What scripts and manifests hold as it is, beside resolved.yaml, checkpoints and the report."""
 UNQUOTED: Final = re.compile(r"[\s'\"<>`]")
 """Where safe_text takes a URL to end."""
 
@@ -181,6 +183,13 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
     if not isinstance(value, str):
         return value
     _check_text(value, where)
+    if SCRIPTED.match(where) and (named := VARIABLE.search(value)):
+        raise UserError(
+            f"{where} names the environment variable {named[1]}",
+            "its value, which may be a secret, would be in the script that is submitted and in the files of the run",
+            f"let the host expand it where shell lines are meant: ${named[1]}. SLURM's jobs inherit the environment of the shell that "
+            "submits; launch.kubernetes.secrets and launch.sky.secrets give a variable without its value",
+        )
 
     def variable(found: re.Match[str]) -> str:
         if found[1] in environ:

@@ -59,7 +59,7 @@ class SlurmConfig(Settings):
     """Shell lines before the ranks start, on the job's first node: `module load cuda/13`."""
 
     environment: dict[str, str | int] = {}
-    """Variables of the ranks, such as NCCL's. Secrets belong into the shell that submits, whose environment jobs inherit."""
+    """Variables of the ranks, such as NCCL's, without ${NAME}. Secrets belong into the shell that submits: jobs inherit them."""
 
     options: list[str] = []
     """Further options of every job, a line each: `--exclusive`."""

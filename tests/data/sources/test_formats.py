@@ -83,6 +83,13 @@ def test_rows_in_another_compression_are_refused_by_name_and_not_left_out(tmp_pa
     assert ".gz, .zst, .xz, .bz2" in error.rule and error.change == "unpack it, or compress it as one of these"
 
 
+@pytest.mark.parametrize("name", ["b.jsonl_xz", "b.ndjson-xz", "b.jsonl (1)", "b.jsonlines#gz"])
+def test_bytes_behind_json_lines_are_refused_without_a_dot_too(tmp_path, name):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (tmp_path / name).write_bytes(pack(LINES, ".xz") + b"\0")
+    assert refused(path=str(tmp_path)).given == f"{tmp_path}/{name} is a binary file (it holds NUL bytes)"
+
+
 @pytest.mark.parametrize("end", [".zz", ".tbz2", ".bz", ".gz.1", ".gz.part", ".deflate", ".gz.bak"])
 def test_bytes_behind_a_name_of_rows_are_refused_whatever_it_ends_in(tmp_path, end):
     (tmp_path / "a.jsonl").write_bytes(LINES)
@@ -94,7 +101,18 @@ def test_bytes_behind_a_name_of_rows_are_refused_whatever_it_ends_in(tmp_path, e
     assert len(read(path=str(tmp_path))) == len([text for text in TEXTS if text]), "no rows: left out as binary"
 
 
-@pytest.mark.parametrize("left", [".1", ".bak", ".part", "~", ".old~"])
+@pytest.mark.parametrize("left", ["-20260101", ".2026-01-01", " (1)", "_copy", ".aa", ".v2", ".txt", " ", ".", ".gz.1"])
+def test_json_lines_end_as_such_or_are_refused(tmp_path, left):
+    """As logrotate, split, browsers and Windows name what they leave: 81 of 175 documents came of it, one of them all rows."""
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    for name, data in ((f"b.jsonl{left}", LINES), (f"b.ndjson{left}.gz", pack(LINES, ".gz"))):
+        (tmp_path / name).write_bytes(data)
+        error = refused(path=str(tmp_path))
+        assert error.given == f"{tmp_path}/{name} ends in {left}, and would be read as one text"
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("left", [".1", ".bak", ".part", "~", ".old~", "-20260101", " (2)", " copy", " - copy"])
 def test_rows_as_text_behind_a_name_that_goes_on_are_not_read_as_one_text(tmp_path, left):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     for name, data in ((f"b.jsonl{left}", LINES), (f"b.csv{left}.gz", pack(LINES, ".gz"))):
@@ -109,9 +127,10 @@ def test_rows_as_text_behind_a_name_that_goes_on_are_not_read_as_one_text(tmp_pa
     )
     assert len(read(path=str(tmp_path / "*.jsonl"))) == len([text for text in TEXTS if text])
     (tmp_path / "notes").mkdir()
-    for name in (f"notes{left}", "a.json.tmpl", "release-1.2", "a.csv.md"):
+    for name in (f"notes{left}", "a.json.tmpl", "release-1.2", "a.csv.md", "a.json5", "old.jsonl.d/a"):
+        (tmp_path / "notes" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "notes" / name).write_text("a text")
-    assert read(path=str(tmp_path / "notes")) == ["a text"] * 4
+    assert read(path=str(tmp_path / "notes")) == ["a text"] * 6
 
 
 @pytest.mark.parametrize("name", ["a.jsonlines", "a.jl", "a.jsonlines.gz"])

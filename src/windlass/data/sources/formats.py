@@ -14,6 +14,7 @@ An empty document is a row too, "", and counts as one. A blank line is no row. `
 most likely no part of the corpus: they are refused there, unless the recipe names them.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -60,6 +61,11 @@ class FileSpan(NamedTuple):
 
 LEFTOVERS: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
 """Endings that copies and downloads leave behind a file's own."""
+BEHIND_LINES: Final = re.compile(r"\.(?:jsonl|ndjson|jsonlines)([^a-z0-9].*)$")
+"""Whatever follows: names of JSON lines are used for nothing else. `.json.md` and `.csv.j2` are texts."""
+BEHIND_ROWS: Final = re.compile(
+    rf"\.(?:{'|'.join(end[1:] for end in ENDS)})(?![a-z0-9])((?:[ ._()~\d-]|copy|\.(?:{'|'.join(LEFTOVERS)})(?![a-z]))+)$"
+)
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
 
@@ -86,24 +92,22 @@ def may_be_no_corpus(name: str) -> bool:
 
 
 def names_rows(name: str) -> bool:
-    """Whether the name says that the file holds rows, whatever follows, as in `.jsonl.zz` or `.csv.gz.part`: bytes that are no
-    text mean that it is damaged, or packed as nothing here is."""
+    """Whether the name says that the file holds rows, whatever follows, as in `.jsonl.zz`, `.csv.gz.part` or `.jsonl_xz`: bytes
+    that are no text mean that it is damaged, or packed as nothing here is."""
     parts = _name_in(name).split(".")
-    return any(kind_of(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
+    is_rows = any(kind_of(".".join(parts[:end])) != "text" for end in range(2, len(parts) + 1))
+    return is_rows or BEHIND_LINES.search(_name_in(name)) is not None
 
 
 def check_ending(where: str) -> None:
-    """Raises UserError for what a copy or a rotation of a file of rows leaves, as `.jsonl.1` or `.csv.bak.gz`: rows, not one
-    text."""
-    name = _name_in(where)
-    stem = compression.without_compression(name).rstrip("~")
-    before, _, end = stem.rpartition(".")
-    if end.isdigit() or end in LEFTOVERS:
-        stem = before
-    left = compression.without_compression(name).removeprefix(stem)
-    if left and kind_of(stem) != "text":
+    """Raises UserError for what a copy, a rotation or a split of a file of rows leaves, as `.jsonl.1`, `.jsonl-20260101.gz` or
+    `.csv.bak`: rows, not one text."""
+    name = _name_in(where).rpartition("/")[2]
+    stem = compression.without_compression(name)
+    left = BEHIND_LINES.search(stem) or BEHIND_ROWS.search(stem)
+    if left and kind_of(stem) == "text":
         raise UserError(
-            f"{where} ends in {left}, and would be read as one text",
+            f"{where} ends in {left[1]}, and would be read as one text",
             "a file of rows ends as its format does, as in .jsonl, or in a compression behind that",
             "rename it, set `file_format` of the source, or leave the file out by a glob",
         )
