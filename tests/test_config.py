@@ -344,7 +344,7 @@ def test_what_trains_the_same_may_change(sections):
         ({"run": {"seed": 1}}, "run.seed: 0 in the checkpoint, 1 now"),
         ({"run": {"tokens_per_step": 128}}, "run.tokens_per_step: 64 in the checkpoint, 128 now"),
         ({"optim": {"beta1": 0.8}}, "optim.beta1: 0.9 in the checkpoint, 0.8 now"),
-        ({"precision": {"policy": "bf16"}}, "precision.policy: fp32 in the checkpoint, bf16 now"),
+        ({"precision": {"policy": "bf16"}}, "precision.policy: auto in the checkpoint, bf16 now"),
         ({"model": {"rope_theta": 5e5}}, "model.rope_theta: None in the checkpoint, 500000.0 now"),
         ({"data": {"sequence_length": 32}}, "data.sequence_length: 16 in the checkpoint, 32 now"),
         ({"data": {"tokenizer": {"train": 400}}}, "data.tokenizer.train: 300 in the checkpoint, 400 now"),

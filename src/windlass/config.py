@@ -219,7 +219,7 @@ class RunConfig(Settings):
     def layout_violations(self, architecture: Architecture | None, world: int | None = None) -> Iterator[UserError]:
         """What the layout cannot have, for the model and on `world` ranks where they are known. Wrong settings are not known."""
         beside = Beside(
-            policy=getattr(self.precision, "assumed", None),
+            policy=getattr(self.precision, "known_policy", None),
             optimizer=getattr(self.optim, "kind", None),
             sequence_length=getattr(self.data, "sequence_length", None),
             tokens_per_step=getattr(self.run, "tokens_per_step", None),

@@ -321,7 +321,7 @@ def test_what_was_given_back_as_resolved_trains_again(base, one, monkeypatch):
     from windlass.config import load_recipe
 
     resolved = load_recipe(one[0] / "resolved.yaml")
-    chosen = ("run.directory=one", "parallel.recompute=none", "parallel.compile=false")
+    chosen = ("run.directory=one", "parallel.recompute=none", "parallel.compile=false", "precision.policy=fp32")
     assert resolved.model_dump() == load_recipe(base / "tiny.yaml", *chosen).model_dump()
 
 

@@ -221,7 +221,10 @@ def test_unequal_blocks_fit_too_and_are_near_the_cheapest(budget):
 
 def plan(gib, rows=ROWS, model=MODELS["qwen3"]):
     config = ParallelConfig(recompute="selective", activation_gib=gib)
-    architecture, precision = ModelConfig.model_validate(model).architecture(), precision_of(PrecisionConfig())
+    architecture, precision = (
+        ModelConfig.model_validate(model).architecture(),
+        precision_of(PrecisionConfig(policy="fp32")),
+    )
     return plan_recompute(architecture, config, precision, "cpu", rows, LENGTH)
 
 
@@ -240,7 +243,7 @@ def test_a_budget_is_kept_and_used_and_said(ranks):
 def test_without_a_budget_all_blocks_do_what_the_recipe_says():
     architecture, precision = (
         ModelConfig.model_validate(MODELS["llama"]).architecture(),
-        precision_of(PrecisionConfig()),
+        precision_of(PrecisionConfig(policy="fp32")),
     )
     chosen = plan_recompute(architecture, ParallelConfig(recompute="full"), precision, "cpu", ROWS, LENGTH)
     assert chosen.kinds == ("full",) * 5 and str(chosen) == "recompute full"

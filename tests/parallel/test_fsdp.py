@@ -208,7 +208,7 @@ def offloaded(offload):
     from windlass.precision.config import PrecisionConfig
     from windlass.precision.policy import precision_of
 
-    config, precision = ParallelConfig(offload=offload), precision_of(PrecisionConfig())
+    config, precision = ParallelConfig(offload=offload), precision_of(PrecisionConfig(policy="fp32"))
     policies = []
 
     fully_shard = fsdp.fully_shard

@@ -169,7 +169,7 @@ def test_masters_are_counted_where_they_are(policy, world, zero):
 
 
 def test_layouts_that_are_not_counted_are_said_so():
-    precision = PrecisionConfig()
+    precision = PrecisionConfig(policy="fp32")
     for given in ({"pp": 2}, {"tp": 2}, {"context": 2}, {"expert": 2}, {"offload": True}):
         config = ParallelConfig(**given)
         assert not RankMemory(None, config, precision, config.layout(4)).is_counted

@@ -18,7 +18,7 @@ def refused(beside=None, **settings):
     ("settings", "dtypes"),
     [
         ({"policy": "fp64"}, ("fp64", "fp64", "fp64", "fp64")),
-        ({}, ("fp32", "fp32", "fp32", "fp32")),
+        ({"policy": "fp32"}, ("fp32", "fp32", "fp32", "fp32")),
         ({"policy": "bf16"}, ("fp32", "bf16", "fp32", "fp32")),
         ({"policy": "fp16"}, ("fp32", "fp16", "fp32", "fp32")),
         ({"policy": "bf16-pure"}, ("bf16", "bf16", "fp32", "bf16")),

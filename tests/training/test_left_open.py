@@ -1,12 +1,15 @@
 """What a recipe leaves open: warm-up by the length, precision by the devices; a run that goes on keeps both."""
 
 import pytest
+import torch
 import yaml
 
 from tests import tiny
 from windlass.errors import UserError
 from windlass.hardware import Accelerator
 from windlass.optim.config import OptimConfig
+from windlass.runtime import Runtime, start_runtime
+from windlass.training.assemble import assemble
 from windlass.training.left_open import choose_policy, keep_choices
 from windlass.training.loop import train
 
@@ -33,7 +36,7 @@ def base(tmp_path_factory):
     ],
 )
 def test_auto_takes_what_all_devices_have(base, devices, policy):
-    chosen, sentences = choose_policy(tiny.recipe(base, precision={"policy": "auto"}), devices)
+    chosen, sentences = choose_policy(tiny.recipe(base), devices)  # auto is the default
     assert chosen.precision.policy == policy
     assert sentences == [f"precision.policy=auto: {policy} on {', '.join(sorted({one.name for one in devices}))}"]
 
@@ -67,7 +70,7 @@ def test_there_is_no_warning_elsewhere(base, policy, device):
 
 @pytest.mark.parametrize(("device", "faster"), [(H100, "bf16"), (T4, "fp16")])
 def test_fp32_on_a_gpu_with_matrix_units_names_what_is_faster(base, device, faster):
-    same, (sentence,) = choose_policy(config := tiny.recipe(base), [device])
+    same, (sentence,) = choose_policy(config := tiny.recipe(base, precision={"policy": "fp32"}), [device])
     assert same is config and sentence.startswith(
         "precision.policy=fp32 multiplies in fp32, without the matrix units of "
     )
@@ -79,6 +82,29 @@ def test_settings_that_do_not_go_with_the_choice_are_refused_by_name(base):
     assert choose_policy(config, [A100])[0].precision.policy == "bf16"
     with pytest.raises(UserError, match=r"precision\.parameters=bf16 with precision\.policy=fp16"):
         choose_policy(config, [T4])
+
+
+def test_a_layout_is_refused_for_a_policy_once_the_devices_have_chosen_it(base):
+    config = tiny.recipe(base, model={"num_hidden_layers": 4}, parallel={"pp": 2, "schedule": "zbv", "zero": 1})
+    assert choose_policy(config, [CPU])[0].precision.policy == "fp32"
+    with pytest.raises(UserError, match=r"schedule=zbv with parallel\.zero=1 and precision\.policy=bf16") as caught:
+        choose_policy(config, [H100])
+    assert "or precision.policy=fp32" in caught.value.change
+
+
+def test_a_run_on_devices_with_bf16_trains_in_it_unless_the_recipe_says_otherwise(base, monkeypatch, capsys):
+    """On this CPU, which is called an H100."""
+    monkeypatch.setattr(Runtime, "accelerators", lambda _: [H100])
+    for precision, policy, weight in (({}, "bf16", torch.bfloat16), ({"policy": "fp32"}, "fp32", None)):
+        name = f"h100-{policy}"
+        config = tiny.recipe(base, name, run={"steps": 2}, precision=precision)
+        with start_runtime() as runtime, assemble(config, runtime, False) as run:
+            copies = {None if one.copy is None else one.copy.dtype for one in run.program.records()}
+            assert run.config.precision.policy == policy and copies == {weight}
+        resolved = yaml.safe_load((config.run.directory / "resolved.yaml").read_text())
+        assert resolved["precision"]["policy"] == policy
+        said = "precision.policy=auto: bf16 on NVIDIA H100 80GB HBM3" in capsys.readouterr().out
+        assert said == (policy == "bf16")
 
 
 def test_a_resumed_run_keeps_the_policy_that_it_began_with(base):

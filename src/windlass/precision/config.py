@@ -17,17 +17,17 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "bf16": ("fp32", "bf16", "fp32", "fp32"),
     "fp16": ("fp32", "fp16", "fp32", "fp32"),
     "bf16-pure": ("bf16", "bf16", "fp32", "bf16"),
-    "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is checked before the devices are known
+    "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is counted before the devices are known
 }
 FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is 2^-9 to 2^-8
 
 
 class PrecisionConfig(Settings):
-    policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure"] = "fp32"
-    """fp32: all in 32 bits. bf16: fp32 master weights, moments and reductions, matrix products in bf16. fp16: the same with
-    products in fp16 and a dynamic loss scale, for devices without bf16. bf16-pure: weights, gradients and moments in bf16, half
-    the memory. fp64: for proofs on CPU. auto: when the run begins, bf16 where every device has it (NVIDIA since Ampere), fp16 on
-    older devices with tensor cores, else fp32; a resumed run keeps what it began with."""
+    policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure"] = "auto"
+    """auto: when the run begins, bf16 where every device has it (NVIDIA since Ampere), fp16 on older devices with tensor cores,
+    else fp32; printed, kept in resolved.yaml, and a resumed run keeps what it began with. fp32: all in 32 bits. bf16: fp32 master
+    weights, moments and reductions, matrix products in bf16. fp16: the same with products in fp16 and a dynamic loss scale, for
+    devices without bf16. bf16-pure: weights, gradients and moments in bf16, half the memory. fp64: for proofs on CPU."""
     states: Literal["fp32", "bf16"] | None = None
     """Both moments of AdamW. Left out: as the policy says. bf16 beside fp32 weights saves 4 bytes per parameter."""
     rounding: Literal["nearest", "stochastic"] | None = None
@@ -47,9 +47,9 @@ class PrecisionConfig(Settings):
     fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
 
     @property
-    def assumed(self) -> str:
-        """The policy, or what `auto` counts as until the devices are known."""
-        return "bf16" if self.policy == "auto" else self.policy
+    def known_policy(self) -> str | None:
+        """None: the devices decide."""
+        return None if self.policy == "auto" else self.policy
 
     @property
     def stored(self) -> Dtype:

@@ -4,10 +4,10 @@
                        weights  products  over                weights  moments
                                           ranks
     fp64               fp64     fp64      fp64     fp64       8        16          proofs on CPU
-    fp32               fp32     fp32      fp32     fp32       4        8           the default
-    bf16               fp32     bf16      fp32     fp32       4        8           every GPU since Ampere
+    fp32               fp32     fp32      fp32     fp32       4        8           the default on a CPU
+    bf16               fp32     bf16      fp32     fp32       4        8           the default on GPUs since Ampere
     bf16, states bf16  fp32     bf16      fp32     bf16       4        4           models that fit no other way
-    fp16               fp32     fp16      fp32     fp32       4        8           GPUs before Ampere; loss scale (loss_scale.py)
+    fp16               fp32     fp16      fp32     fp32       4        8           the default before Ampere; loss_scale.py
     bf16-pure          bf16     bf16      fp32     bf16       2        4           the least memory
 
 Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made

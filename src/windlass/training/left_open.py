@@ -36,6 +36,7 @@ def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[Ru
     go with the policy that is chosen."""
     chosen, sentences = _with_policy(config, fastest_policy(devices)), []
     if chosen is not config:
+        chosen.check_layout(chosen.model.shape(chosen.data.tokenizer.train))  # some rules ask for the policy
         names = ", ".join(sorted({device.name for device in devices}))
         sentences.append(f"precision.policy=auto: {chosen.precision.policy} on {names}")
     if chosen.precision.computed == "fp32" and (faster := fastest_policy(devices)) != "fp32":
@@ -63,9 +64,7 @@ def _warning(policy: str, slow: Sequence[Accelerator], better: str) -> str:
 def _with_policy(config: RunConfig, policy: str) -> RunConfig:
     if config.precision.policy != "auto":
         return config
-    chosen = config.changed(precision=config.precision.changed(policy=policy))
-    chosen.check_layout(chosen.model.shape(chosen.data.tokenizer.train))
-    return chosen
+    return config.changed(precision=config.precision.changed(policy=policy))
 
 
 def _dotted(device: Accelerator) -> str:

@@ -67,7 +67,7 @@ def split_errors(num_ranks: int, schedule: Schedule, zero: int, policy: str) -> 
             f"parallel.schedule={schedule} with parallel.zero={zero} and precision.policy={policy}",
             f"a backward that is cut in two adds up the gradients of FSDP's gathered weights over the micro-batches in {policy}: "
             "digits are lost with every one",
-            "use parallel.zero=0, or parallel.schedule=interleaved-1f1b",
+            "use parallel.zero=0, parallel.schedule=interleaved-1f1b, or precision.policy=fp32",
         )
 
 
