@@ -27,6 +27,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "max_bad_shards": True,
         "timeout_s": True,
         "order": True,
+        "workers": True,
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)
