@@ -185,6 +185,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "chat_template",
         "template_files",
         "encode_rows",
+        "cores",
         "fitting",
         "preferences",
         "flags",

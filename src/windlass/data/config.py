@@ -74,6 +74,9 @@ class DataConfig(Settings):
     them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""
     compression: Literal["none", "zstd"] = "none"
     """What shards are compressed with. A shard is unpacked into memory while it is read. May change on resume."""
+    workers: int | None = Field(default=None, ge=1, le=1024)
+    """Processes that `prepare` encodes with, at most; each takes about 150 MB. Default: the cores that this process may use, by
+    its affinity and its cgroup, and at most 32. Fewer are started for little text. May change on resume."""
     rehash: bool = Field(default=False, exclude=True)
     """Whether every local file of the sources is hashed, also those whose size, time of change and inode are as they were; what
     `--rehash` of `prepare` and `train` sets."""

@@ -42,7 +42,8 @@ def test_both_sides_of_a_share_lose_their_duplicates(tmp_path):
 def test_an_empty_set_is_refused_by_name(tmp_path):
     one, none = source(tmp_path, "one", ["a"]), source(tmp_path, "none", [""])
     with pytest.raises(UserError, match="the source of extra holds no text"):
-        check_not_empty(measure(select([one], one, {"extra": none}, False)[0]), None)
+        selections, _ = select([one], one, {"extra": none}, False)
+        check_not_empty({name: [measure(found.documents())] for name, found in selections.items()}, None)
 
 
 def test_a_preparation_tells_what_it_dropped_and_stops_at_its_limits(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.data.conftest import data_config, write_corpus
 from windlass.data.prepare.prepare import prepare
+from windlass.data.tokenize import pool
 from windlass.data.tokenize import resume as room
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, kept, limited, open_parts
 
@@ -106,17 +107,13 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == -9, done.stderr
     assert len(list((tmp_path / ".data.work").rglob("*.part"))) == event
-    encoded, original = [], room.encode_in_parts
+    encoded, original = [], pool.batches
 
-    def spied(texts, encode, eos_id, directory, *more):
-        def counted(rest):
-            for text in rest:
-                encoded.append(text)
-                yield text
+    def spied(texts, *more):
+        encoded.extend(texts)
+        return original(texts, *more)
 
-        return original(texts, lambda rest: encode(counted(rest)), eos_id, directory, *more)
-
-    monkeypatch.setattr("windlass.data.prepare.write_set.encode_in_parts", spied)
+    monkeypatch.setattr(pool, "batches", spied)
     lines = []
     resumed = prepare(data_config(tmp_path), {}, log=lines.append)
     assert "tokenizer: trained before the preparation was interrupted" in lines

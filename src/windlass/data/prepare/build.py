@@ -22,7 +22,7 @@ from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import read_index
 from windlass.data.shards.small_files import hashes_of
@@ -30,7 +30,7 @@ from windlass.data.sources.config import HELD
 from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
-from windlass.data.tokenize.pool import pieces
+from windlass.data.tokenize.pool import TaskRunner, pieces
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
 from windlass.units import MIB, format_bytes, format_duration
@@ -66,16 +66,17 @@ def _log_corpus(plan: PreparePlan) -> None:
 
 def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
     """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill. Raises UserError."""
-    selections, amounts = choose(plan, work)
-    check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
-    _log_corpus(plan)
-    known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
-    infos = {
-        name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.log)
+    with TaskRunner(num_workers(plan.config)) as runner:
+        selections, amounts, chunked = choose(plan, work, runner)
+        check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
+        _log_corpus(plan)
+        known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+        infos = {}
         for name in sorted(
             selections, key=lambda name: total_of(amounts[name]).bytes
-        )  # small first: mistakes show early
-    }
+        ):  # small first: mistakes show early
+            of_set = selections[name], amounts[name], plan.config, known, work, plan.log
+            infos[name] = write_set(temporary / name, *of_set, chunked=chunked)
     return _prepared(plan, temporary, selections, infos, known)
 
 
@@ -83,8 +84,8 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
     """The same in `directory` itself, whose training set others may read while it is written. A begun preparation of the same
     plan is continued, anything else replaced; then `begun` is called. Raises UserError."""
     beat = journal.Beat()
-    with journal.beating(directory):
-        selections, amounts = choose(plan, work, beat.tick)
+    with journal.beating(directory), TaskRunner(num_workers(plan.config)) as runner:
+        selections, amounts, _ = choose(plan, work, runner, beat.tick)
         _log_corpus(plan)
         goes_on = _goes_on(plan, directory)
     if not goes_on:

@@ -28,6 +28,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
         "timeout_s": True,
         "order": True,
         "stages": True,
+        "workers": True,
         "tokenizer": {"revision", "commit", "trust_remote_code"},
     }
     settings = config.model_dump(mode="json", by_alias=True, exclude=unread)

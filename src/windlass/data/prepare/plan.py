@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.held_out import HeldOutConfig
+from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.fingerprint import (
     corpus_hash,
     fingerprint,
@@ -29,9 +30,10 @@ from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import Amount, Selection, check_not_empty, measure, select
+from windlass.data.sources.select import Amount, Selection, check_not_empty, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.data.tokens.documents import IdVocabulary, stored_documents
 from windlass.data.tokens.token_files import scan_tokens, vocabulary_of
@@ -154,10 +156,10 @@ def _pin(source: SourceConfig) -> str:
 
 
 def choose(
-    plan: PreparePlan, work: Path, tick: Callable[[], None] = lambda: None
-) -> tuple[dict[str, Selection], dict[str, list[Amount]]]:
-    """The documents of every set, and how many. Sources that are not local are fetched, or, for a growing set, read as they
-    arrive; `tick` is called while waiting. Raises UserError."""
+    plan: PreparePlan, work: Path, runner: TaskRunner, tick: Callable[[], None] = lambda: None
+) -> tuple[dict[str, Selection], dict[str, list[Amount]], ChunkedSets]:
+    """The documents of every set, and how many; and what workers read of them, in processes of `runner`. Sources that are not
+    local are fetched, or, for a growing set, read as they arrive; `tick` is called while waiting. Raises UserError."""
     config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
@@ -186,10 +188,11 @@ def choose(
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
         )
         log(f"{held_out}; those behind are trained on, but for copies of what is held out")
-    amounts = measure(selections, ["train"] if streamed else [])
+    chunked = ChunkedSets(selections, runner)
+    amounts = chunked.measure(["train"] if streamed else [])
     judge([plan.bad_rows[name] for name in named], log)
     check_not_empty(amounts, share)
-    return selections, amounts
+    return selections, amounts, chunked
 
 
 def _opened(

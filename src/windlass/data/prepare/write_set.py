@@ -4,7 +4,6 @@ The sources of a set are one stream, so that only the last sample is short. Only
 shards of their own, since then a shard must not hold two sources.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,8 @@ import numpy as np
 
 from windlass.data import packing
 from windlass.data.config import DataConfig
+from windlass.data.prepare.chunk_tasks import TextSettings
+from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import CountedSet
 from windlass.data.prepare.manifest import SetInfo
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
@@ -22,6 +23,7 @@ from windlass.data.sources.bad_rows import BadRow, BadRows
 from windlass.data.sources.config import BadRowsConfig
 from windlass.data.sources.select import Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
+from windlass.data.tokenize.cores import usable_cores
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.flags import labelled
 from windlass.data.tokenize.pool import encode
@@ -31,6 +33,7 @@ from windlass.data.tokens.parts import pack_samples, parts_of
 from windlass.errors import UserError
 
 PACK: Final = {"concatenate": packing.pack, "best-fit": packing.pack_best_fit}
+MOST_WORKERS: Final = 32  # unless the recipe says more: 150 MB each
 BYTES_PER_ID = 8  # by which a shard's samples are counted (shards/mds)
 
 
@@ -63,8 +66,10 @@ def write_set(
     parts: Path,
     log: Callable[[str], None],
     growing: Growing | None = None,
+    chunked: ChunkedSets | None = None,
 ) -> SetInfo:
-    """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill."""
+    """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill;
+    `chunked`: the sources that workers read themselves."""
     eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = bool(config.mixture) and directory.name == "train"
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
@@ -73,15 +78,17 @@ def write_set(
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
-        kept, source = parts / directory.name / f"{number:03}", selection.sources[number]
-        found = _parts_of_source(selection, number, amounts[number], tokenizer, T, kept, growing, at_once)
+        settings = _SourceSettings(source := selection.sources[number], tokenizer, config)
+        if chunked is not None and chunked.is_chunked(directory.name, number):
+            found = chunked.parts(directory.name, number, settings.of_set, parts, eos_id)
+        else:
+            kept = parts / directory.name / f"{number:03}"
+            found = _parts_of_source(selection, number, amounts[number], settings, kept, growing, at_once)
         return counted.through(_accepted(found, source, log), source, number)
 
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
-    size = (directory, width * (T + 1), config.shard_bytes)
-    compression = None if config.compression == "none" else config.compression
-    stored: Any = {"has_ends": is_chat, "vocab_size": len(tokenizer.bytes_V), "compression": compression}
-    writer = Writer(*size, **stored) if growing is None else JournaledWriter(*size, *growing, eos_id, T + 1, **stored)
+    stored: Any = {"has_ends": is_chat, "vocab_size": len(tokenizer.bytes_V), "compression": config.compression}
+    writer = _writer((directory, width * (T + 1), config.shard_bytes), growing, (eos_id, T + 1), stored)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
     for numbers in _streams(selection.sources, is_mixed):
@@ -102,19 +109,23 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
 
 
+def _writer(size: tuple[Path, int, int], growing: Growing | None, ends: tuple[int, int], stored: Any) -> Writer:
+    stored["compression"] = None if stored["compression"] == "none" else stored["compression"]
+    return Writer(*size, **stored) if growing is None else JournaledWriter(*size, *growing, *ends, **stored)
+
+
 def _parts_of_source(
     selection: Selection,
     number: int,
     amount: Amount,
-    tokenizer: SetTokenizer,
-    sequence_length: int,
+    settings: "_SourceSettings",
     kept: Path,
     growing: Growing | None,
     at_once: int | None,
 ) -> Iterator[FinishedPart]:
     """The ids of one source, encoded where they are not there already. kept: a directory that keeps them across a kill;
     at_once: about how many ids of a part."""
-    source, name = selection.sources[number], kept.parent.name
+    source, name, tokenizer = selection.sources[number], kept.parent.name, settings.tokenizer
 
     def alive(items: Any) -> Any:
         return items if growing is None else growing.beat.through(items)
@@ -124,7 +135,7 @@ def _parts_of_source(
         return parts_of(documents, tokenizer.eos_id, tokenizer.bytes_V, at_once, source.is_samples)
 
     def ids_of(texts: Any) -> Iterator[Any]:
-        found: Iterator[Any] = alive(_encode(texts, source, amount, tokenizer, at_once, name, sequence_length))
+        found: Iterator[Any] = alive(_encode(texts, settings, amount, at_once, name))
         return found
 
     return encode_in_parts(documents, ids_of, tokenizer.eos_id, kept, at_once)
@@ -150,28 +161,41 @@ def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: 
 
 
 def _encode(
-    texts: Iterable[str],
-    source: Source,
-    amount: Amount,
-    tokenizer: SetTokenizer,
-    at_once: int | None,
-    name: str,
-    sequence_length: int,
+    texts: Iterable[str], settings: "_SourceSettings", amount: Amount, at_once: int | None, name: str
 ) -> Iterator[Any]:
     """at_once: about how many characters to encode at once."""
-    num_cores = os.cpu_count() or 1
-    if source.format == "text":
-        return encode(texts, amount.bytes, tokenizer.directory, num_cores, tokenizer.is_fast, at_once)
-    cut_above = sequence_length if source.format == "chat" and source.too_long == "cut-prompt" else None
-    is_pairs = source.format == "preference"
-    settings = RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
-    return encode_rows(texts, settings, amount.bytes, num_cores)
+    found, num_cores = settings.of_set(name), num_workers(settings.config)
+    if isinstance(found, TextSettings):
+        return encode(texts, amount.bytes, found.tokenizer_directory, num_cores, found.is_fast, at_once)
+    return encode_rows(texts, found, amount.bytes, num_cores)
+
+
+class _SourceSettings(NamedTuple):
+    """What encodes a source."""
+
+    source: Source
+    tokenizer: SetTokenizer
+    config: DataConfig
+
+    def of_set(self, name: str) -> TextSettings | RowSettings:
+        source, tokenizer = self.source, self.tokenizer
+        if source.format == "text":
+            return TextSettings(tokenizer.directory, tokenizer.is_fast)
+        is_cut = source.format == "chat" and source.too_long == "cut-prompt"
+        cut_above, is_pairs = self.config.sequence_length if is_cut else None, source.format == "preference"
+        return RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
+
+
+def num_workers(config: DataConfig) -> int:
+    """Processes that encode, at most."""
+    return config.workers or min(usable_cores(), MOST_WORKERS)
 
 
 def _accepted(parts: Iterable[FinishedPart], source: Source, log: Callable[[str], None]) -> Iterator[FinishedPart]:
     """The parts; what the chat template refuses counts among the source's bad rows. Raises TooManyBadRows, at the end where
     the source is all here."""
-    bad_rows = source.bad_rows or BadRows("", "a source", BadRowsConfig())
+    of_source = source.bad_rows
+    bad_rows = of_source if isinstance(of_source, BadRows) else BadRows("", "a source", BadRowsConfig())
     for part in parts:
         bad_rows.leave_out([BadRow(*texts) for texts in part.refused], log)
         if source.num_tokens is not None:  # the rest may never be read

@@ -102,6 +102,23 @@ class Report:
             file.write(json.dumps(entry) + "\n")
 
 
+class FoundRows:
+    """Bad rows of a part of a source, for BadRows of the whole."""
+
+    def __init__(self) -> None:
+        self.num_rows, self.bad = 0, list[tuple[int, BadRow]]()
+        """`bad`: with the number of each, from 1."""
+
+    def without(self, rows: Iterable[Row]) -> Iterator[str]:
+        """The texts among `rows`."""
+        for number, row in enumerate(rows, 1):
+            self.num_rows = number
+            if isinstance(row, BadRow):
+                self.bad.append((number, row))
+            else:
+                yield row
+
+
 class BadRows:
     """Those of one source. Every pass over its rows begins at the first; each row is counted once."""
 
@@ -132,6 +149,16 @@ class BadRows:
             elif is_new and not self._add(row):
                 del rows  # which closes its file, though the error's traceback lives on
                 raise refusal([self])
+
+    def count(self, before: int, num_rows: int, bad: Iterable[tuple[int, BadRow]]) -> None:
+        """`num_rows` rows behind the first `before`, and the bad ones among them with their numbers, from 1. Raises as `without`
+        does."""
+        for number, row in bad:
+            is_new = before + number > self.num_rows
+            self.num_rows = max(before + number, self.num_rows)
+            if is_new and not self._add(row):
+                raise refusal([self])
+        self.num_rows = max(before + num_rows, self.num_rows)
 
     def leave_out(self, rows: Iterable[BadRow], log: Callable[[str], None]) -> None:
         """Adds rows that turn out to be bad when they are encoded, and names them. Raises TooManyBadRows where it is `_add` that

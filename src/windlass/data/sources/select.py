@@ -4,7 +4,7 @@ The hash of a document's text alone decides its set. So a growing corpus moves n
 never in two sets.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -78,12 +78,17 @@ class Selection(NamedTuple):
         dropped = None if self.dropped is None else self.dropped[number]
         for at, document in enumerate(self.sources[number].documents()):
             digest = xxhash.xxh64_intdigest(bytes_of(document))
-            is_chosen = self.low <= digest < self.high and digest not in self.held_out
-            if is_chosen and not (dropped is not None and dropped[at]):
-                if self.cut is not None and digest == self.cut.digest:
-                    document = self.cut.parts(document)[self.low == 0]
-                if document:
-                    yield document
+            if not (dropped is not None and dropped[at]):
+                part = self.part_of(document, digest)
+                if part:
+                    yield part
+
+    def part_of(self, document: Document, digest: int) -> Document | None:
+        """What the set holds of a document that is not dropped; `digest`: xxh64 of its text."""
+        if not self.low <= digest < self.high or digest in self.held_out:
+            return None
+        is_cut = self.cut is not None and digest == self.cut.digest
+        return self.cut.parts(document)[self.low == 0] if self.cut is not None and is_cut else document
 
     def documents(self) -> Iterator[Document]:
         return chain.from_iterable(map(self.documents_of, range(len(self.sources))))
@@ -143,19 +148,11 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
     return np.split(came_before_N, np.cumsum(counts)[:-1])
 
 
-def measure(selections: Mapping[str, Selection], unknown: Sequence[str] = ()) -> dict[str, list[Amount]]:
-    """Documents and bytes of every set, per source. `unknown`: sets that are not read before they are written."""
-    amounts: dict[str, list[Amount]] = {}
-    for name, selection in selections.items():
-        amounts[name] = [UNKNOWN] * len(selection.sources) if name in unknown else []
-        if name in unknown:
-            continue
-        for number in range(len(selection.sources)):
-            num_documents = num_bytes = 0
-            for document in selection.documents_of(number):
-                num_documents, num_bytes = num_documents + 1, num_bytes + len(bytes_of(document))
-            amounts[name].append(Amount(num_documents, num_bytes))
-    return amounts
+def measure(documents: Iterable[Document]) -> Amount:
+    num_documents = num_bytes = 0
+    for document in documents:
+        num_documents, num_bytes = num_documents + 1, num_bytes + len(bytes_of(document))
+    return Amount(num_documents, num_bytes)
 
 
 def check_not_empty(amounts: Mapping[str, Sequence[Amount]], share: float | None) -> None:

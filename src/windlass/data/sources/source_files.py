@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.data.sources import compression, formats
-from windlass.data.sources.bad_rows import BadRows, Row, raised
+from windlass.data.sources.bad_rows import BadRows, FoundRows, Row, raised
 from windlass.data.sources.chat_rows import Specials
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
 from windlass.data.sources.shape_config import RowsConfig
@@ -74,8 +74,14 @@ class Source(NamedTuple):
     """Whether each document is a sample as it is stored."""
     first_documents: int | None = None
     """Limit on all documents above."""
-    bad_rows: BadRows | None = None
+    bad_rows: BadRows | FoundRows | None = None
     """Collects bad rows. Without it the first one is raised."""
+
+    @property
+    def is_in_files(self) -> bool:
+        """Whether each file gives its documents whatever the others hold: no limit counts across them."""
+        is_limited = self.rows != (0, None) or self.num_documents is not None or self.first_documents is not None
+        return self.stream is None and self.ids is None and not is_limited
 
     @property
     def may_be_cut(self) -> bool:

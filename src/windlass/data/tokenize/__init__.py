@@ -7,6 +7,7 @@ resume            finished parts of a tokenisation, so that a killed preparation
 chat_template     conversations -> ids through the tokenizer's template, and which ids are learned
 template_files    what a tokenizer's files say of its chat template
 encode_rows       conversations and pairs -> ids with flags, in the same kind of pool
+cores             how many cores this process may use
 fitting           what is longer than a sequence: refused, dropped, or its prompts cut
 preferences       preference pairs -> ids, one pair a sample
 flags             one number per token: its id, and whether it is a target, ends a turn, ends an answer of a pair

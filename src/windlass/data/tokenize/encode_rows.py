@@ -15,7 +15,7 @@ from windlass.data.sources.chat_rows import parsed
 from windlass.data.tokenize.chat_samples import samples, words
 from windlass.data.tokenize.chat_template import Template, without_weights
 from windlass.data.tokenize.flags import flagged
-from windlass.data.tokenize.pool import COMPARED_EVERY, MAX_WORKERS, Workers
+from windlass.data.tokenize.pool import COMPARED_EVERY, Workers
 from windlass.data.tokenize.preferences import PairEncoder
 from windlass.data.tokenize.resume import EncodedTexts
 from windlass.data.tokenize.tokenizer import open_tokenizer
@@ -103,13 +103,14 @@ def num_workers(num_bytes: int, num_cores: int) -> int:
     """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
-    return min(num_cores, MAX_WORKERS, -(-num_bytes // BYTES_PER_WORKER))
+    return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
 
 
-def batches(texts: Iterable[str]) -> Iterator[list[Numbered]]:
+def batches(texts: Iterable[str], first: int = 0) -> Iterator[list[Numbered]]:
+    """`first`: the number of the first text."""
     batch: list[Numbered] = []
     num_chars = 0
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts, first):
         batch.append((number, text))
         num_chars += len(text)
         if len(batch) == ROWS_AT_ONCE or num_chars >= CHARS_AT_ONCE:

@@ -36,11 +36,12 @@ BATCHES_AHEAD = 3  # per worker: one at work, one waiting, one on its way back
 IN_PROCESS_BYTES = 1 << 20  # below this, starting a worker (0.2 s) costs more than it gains (2.5 MB/s)
 BYTES_PER_WORKER = 4 << 20  # of text per worker, up to the number of cores
 COMPARED_EVERY = 8  # batches: the tokenizer also encodes the shortest piece of every eighth
-MAX_WORKERS = 32  # 150 MB each; about here the parent, which reads 100 MB/s, is the bottleneck
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
 Piece = tuple[str, bool]  # text, and whether the document ends with it
-Encode = Callable[[list[Any]], Any]
-"""A batch of documents, or of their pieces -> ids."""
+Encode = Callable[[Any], Any]
+"""A batch of documents, or of their pieces -> ids; or a task -> its result."""
+Task = Any
+"""Is called with a dictionary, in which it may keep what later tasks of the same process need too."""
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -152,7 +153,7 @@ class Workers:
         pickle.dump(item, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
         process.stdin.flush()
 
-    def _encode(self, batch: list[Any]) -> Any:
+    def _encode(self, batch: Any) -> Any:
         process = self._idle.get()
         assert process.stdout is not None
         try:
@@ -166,7 +167,7 @@ class Workers:
             raise ids
         return ids
 
-    def map(self, todo: Iterable[list[Any]]) -> Iterator[Any]:
+    def map(self, todo: Iterable[Any]) -> Iterator[Any]:
         """Results in the order of `todo`, which is read no further ahead than workers need."""
         pending: deque[Future[Any]] = deque()
         for batch in todo:
@@ -177,11 +178,44 @@ class Workers:
             yield pending.popleft().result()
 
 
+class TaskRunner:
+    """Runs tasks in order, in this process or in workers where there is enough for them to do. Use as a context."""
+
+    def __init__(self, num_cores: int):
+        self._num_cores, self._here = num_cores, _run_tasks()
+        self._workers: Workers | None = None
+        self._num_workers = 0
+
+    def __enter__(self) -> "TaskRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._workers is not None:
+            self._workers.__exit__()
+
+    def map(self, tasks: Iterable[Task], num_bytes: int) -> Iterator[Any]:
+        """Their results. Raises UserError. num_bytes: about how much is to be read; decides how many workers to start."""
+        count = num_workers(num_bytes, self._num_cores)
+        if count == 0:
+            yield from map(self._here, tasks)
+            return
+        if count > self._num_workers:
+            self.__exit__()
+            self._workers, self._num_workers = Workers(count, _run_tasks), count
+        assert self._workers is not None
+        yield from self._workers.map(tasks)
+
+
+def _run_tasks() -> Encode:
+    kept: dict[Any, Any] = {}
+    return lambda task: task(kept)
+
+
 def num_workers(num_bytes: int, num_cores: int) -> int:
     """How many workers to start; 0: encode in this process."""
     if num_bytes <= IN_PROCESS_BYTES:
         return 0
-    return min(num_cores, MAX_WORKERS, -(-num_bytes // BYTES_PER_WORKER))
+    return min(num_cores, -(-num_bytes // BYTES_PER_WORKER))
 
 
 def encode(

@@ -23,6 +23,7 @@ from windlass.data.files import write_durably
 
 PART_TOKENS: Final = 1 << 20
 FINGERPRINT: Final = "fingerprint"
+LAST: Final = ".last"  # in the name of a part behind which none comes
 REFUSED_AT_ONCE: Final = 100  # texts, behind which a part ends
 Encode = Callable[[Iterable[str]], Iterator["np.ndarray | EncodedTexts"]]
 
@@ -71,7 +72,7 @@ def kept(directory: Path) -> Iterator[FinishedPart]:
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):
         data = path.read_bytes()
-        if path.name != _name(at, data):
+        if path.name not in (_name(at, data), _name(at, data, is_last=True)):
             for damaged in paths[at:]:
                 damaged.unlink()
             return
@@ -81,8 +82,13 @@ def kept(directory: Path) -> Iterator[FinishedPart]:
         yield FinishedPart(ids, sizes, num_texts, refused)
 
 
-def _name(number: int, data: bytes) -> str:
-    return f"{number:06}-{xxhash.xxh3_64_hexdigest(data)}.part"
+def _name(number: int, data: bytes, is_last: bool = False) -> str:
+    return f"{number:06}-{xxhash.xxh3_64_hexdigest(data)}{LAST if is_last else ''}.part"
+
+
+def is_whole(directory: Path) -> bool:
+    """Whether the last part is there that a PartWriter called so."""
+    return any(directory.glob(f"*{LAST}.part"))
 
 
 def encode_in_parts(
@@ -98,25 +104,56 @@ def encode_in_parts(
         num_texts = len(part.sizes) if part.num_texts is None else part.num_texts
         number, num_documents = number + 1, num_documents + num_texts
         yield part
-    directory.mkdir(parents=True, exist_ok=True)
-    sizes: deque[int] = deque()
+    writer = PartWriter(directory, eos_id, number, part_tokens)
 
     def counted() -> Iterator[str]:
         for text in islice(texts, num_documents, None):
-            sizes.append(len(text.encode()))
+            writer.sizes.append(len(text.encode()))
             yield text
 
-    gathered = _Gathered(eos_id, sizes)
     for found in encode(counted()):
-        gathered.add(found)
-        if gathered.num_ids >= min(PART_TOKENS, part_tokens or PART_TOKENS) or gathered.is_refused:
-            taken = gathered.take()
-            if taken is not None:
-                yield _keep(directory, number, taken)
-                number += 1
-    rest = gathered.take()
+        full = writer.add(found)
+        if full is not None:
+            yield full
+    rest = writer.end()
     if rest is not None:
-        yield _keep(directory, number, rest)
+        yield rest
+
+
+class PartWriter:
+    """Gathers what is encoded, and keeps it as parts."""
+
+    def __init__(self, directory: Path, eos_id: int, number: int, part_tokens: int | None = None):
+        """`number`: of the next part; `part_tokens`: its size, if smaller than PART_TOKENS."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.sizes: deque[int] = deque()
+        """Of the texts that are given to be encoded."""
+        self._directory, self._number, self._tokens = directory, number, min(PART_TOKENS, part_tokens or PART_TOKENS)
+        self._gathered = _Gathered(eos_id, self.sizes)
+
+    def add(self, found: "np.ndarray | EncodedTexts") -> FinishedPart | None:
+        """The part that is full with it, if any."""
+        self._gathered.add(found)
+        is_full = self._gathered.num_ids >= self._tokens or self._gathered.is_refused
+        return self._keep(self._gathered.take()) if is_full else None
+
+    def end(self, is_last: bool = False) -> FinishedPart | None:
+        """The rest. `is_last`: it is marked so, and written though it is empty (`is_whole`)."""
+        rest = self._gathered.take()
+        nothing = FinishedPart(np.empty(0, np.int32), np.empty(0, np.int64), 0) if is_last else None
+        return self._keep(rest or nothing, is_last)
+
+    def _keep(self, part: FinishedPart | None, is_last: bool = False) -> FinishedPart | None:
+        if part is None:
+            return None
+        stream = io.BytesIO()
+        np.save(stream, part.ids)
+        np.save(stream, part.sizes)
+        stream.write(json.dumps([part.num_texts, part.refused]).encode())
+        data = stream.getvalue()
+        write_durably(self._directory / _name(self._number, data, is_last), data)
+        self._number += 1
+        return part
 
 
 class _Gathered:
@@ -156,16 +193,6 @@ class _Gathered:
         self._held, self.num_ids = [joined[end:]], len(joined) - end
         self._done, self._num_texts, self._refused = [], 0, []
         return part
-
-
-def _keep(directory: Path, number: int, part: FinishedPart) -> FinishedPart:
-    stream = io.BytesIO()
-    np.save(stream, part.ids)
-    np.save(stream, part.sizes)
-    stream.write(json.dumps([part.num_texts, part.refused]).encode())
-    data = stream.getvalue()
-    write_durably(directory / _name(number, data), data)
-    return part
 
 
 def limited(parts: Iterable[FinishedPart], eos_id: int, num_tokens: int | None) -> Iterator[FinishedPart]:

@@ -1,0 +1,132 @@
+"""What workers do with a chunk of a source: open its files, parse, hash, choose; count it (`CountChunk`), or encode it
+(`EncodeChunk`) into parts on disk. The parent sends names and reads parts: no row passes through it.
+
+The documents of all sets that are taken from one source are chosen in one reading. What a chunk gives depends on it alone, so
+whoever encodes it, and in whatever order, the parts are the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import xxhash
+
+from windlass.data.sources.bad_rows import BadRow, FoundRows
+from windlass.data.sources.select import Amount, Selection
+from windlass.data.sources.source_files import Document, Source, bytes_of
+from windlass.data.tokenize import encode_rows, pool
+from windlass.data.tokenize.resume import PartWriter, is_whole, kept
+
+CHARS_AT_ONCE: Final = 1 << 20  # of documents, before they are encoded
+Encoders = dict[Any, Any]
+"""Of a worker, by their settings."""
+
+
+class SourceChunk(NamedTuple):
+    """Files of a source, or a part of one, and the sets that take documents of it."""
+
+    source: Source
+    sets: Mapping[str, Selection]
+
+    def documents(self, found: FoundRows) -> Iterator[tuple[str, Document]]:
+        """(set, document) in order; `found` takes the bad rows. Raises UserError."""
+        for document in self.source._replace(bad_rows=found).documents():
+            digest = xxhash.xxh64_intdigest(bytes_of(document))
+            for name, selection in self.sets.items():
+                part = selection.part_of(document, digest)
+                if part:
+                    yield name, part
+
+
+class Counted(NamedTuple):
+    """A chunk in numbers."""
+
+    num_rows: int
+    bad: list[tuple[int, BadRow]]
+    """With the number of each, from 1."""
+    amounts: dict[str, Amount]
+    """By set."""
+
+
+class CountChunk(NamedTuple):
+    chunk: SourceChunk
+
+    def __call__(self, _encoders: Encoders) -> Counted:
+        found, amounts = FoundRows(), dict.fromkeys(self.chunk.sets, (0, 0))
+        for name, document in self.chunk.documents(found):
+            documents, num_bytes = amounts[name]
+            amounts[name] = documents + 1, num_bytes + len(bytes_of(document))
+        return Counted(found.num_rows, found.bad, {name: Amount(*pair) for name, pair in amounts.items()})
+
+
+class TextSettings(NamedTuple):
+    """What encodes texts."""
+
+    tokenizer_directory: Path
+    is_fast: bool
+
+
+class ChunkParts(NamedTuple):
+    """Where the parts of a chunk's documents in one set are kept, and how they are encoded."""
+
+    directory: Path
+    settings: TextSettings | encode_rows.RowSettings
+    first: int
+    """Number of the set's documents, of this source, in the chunks before; for messages."""
+
+
+class EncodeChunk(NamedTuple):
+    chunk: SourceChunk
+    parts: Mapping[str, ChunkParts]
+    """By set."""
+    eos_id: int
+
+    def __call__(self, encoders: Encoders) -> "EncodeChunk":
+        """Writes what is not there yet, and returns itself. Raises UserError."""
+        open_sets = {name: place for name, place in self.parts.items() if not is_whole(place.directory)}
+        if not open_sets:
+            return self
+        writers = {name: _SetOfChunk(place, encoders, self.eos_id) for name, place in open_sets.items()}
+        chunk = self.chunk._replace(sets={name: self.chunk.sets[name] for name in open_sets})
+        num_chars = 0
+        for name, document in chunk.documents(FoundRows()):
+            assert isinstance(document, str)
+            writers[name].texts.append(document)
+            num_chars += len(document)
+            if num_chars >= CHARS_AT_ONCE:
+                for writer in writers.values():
+                    writer.encode()
+                num_chars = 0
+        for writer in writers.values():
+            writer.encode()
+            writer.parts.end(is_last=True)
+        return self
+
+
+class _SetOfChunk:
+    def __init__(self, place: ChunkParts, encoders: Encoders, eos_id: int):
+        before = [part.num_texts or 0 for part in kept(place.directory)]
+        self.texts: list[str] = []
+        self.parts = PartWriter(place.directory, eos_id, len(before))
+        self._num_kept, self._number, self._is_rows = (
+            sum(before),
+            place.first,
+            not isinstance(place.settings, TextSettings),
+        )
+        if place.settings not in encoders:
+            encoders[place.settings] = (
+                pool.Encoder(*place.settings)
+                if isinstance(place.settings, TextSettings)
+                else encode_rows.RowEncoder(place.settings)
+            )
+        self._encoder = encoders[place.settings]
+
+    def encode(self) -> None:
+        """The texts that are held, but for those that are in parts already."""
+        num_kept = min(self._num_kept, len(self.texts))
+        texts, self.texts = self.texts[num_kept:], []
+        self._num_kept, self._number = self._num_kept - num_kept, self._number + num_kept
+        self.parts.sizes.extend(len(text.encode()) for text in texts)
+        for batch in encode_rows.batches(texts, self._number) if self._is_rows else pool.batches(texts):
+            self.parts.add(self._encoder(batch))
+        self._number += len(texts)
