@@ -254,7 +254,7 @@ def _recipes_in(folder: Path) -> list[Path]:
 
 
 def _instead_of(directory: Path) -> str:
-    """Which recipe a directory may stand for: of a run the settings that it goes on with."""
+    """Which recipe is meant by a directory: of a run the settings that it goes on with."""
     settings, held = directory / "resolved.yaml", ", ".join(map(str, _recipes_in(directory)))
     if settings.is_file() and HIDDEN in settings.read_text("utf-8", errors="replace"):
         return "to go on with the run in it, give the recipe that it began with: its own copy hides secrets of URLs"
