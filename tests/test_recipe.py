@@ -217,7 +217,6 @@ def test_scripts_and_manifests_hold_no_value_of_the_environment(key, where):
     assert with_environment(held, environ={"KEY": "image"})["launch"]["slurm"]["container"] == "image"
 
 
-
 @pytest.mark.parametrize("letter", [" ", "\t", "\n", "'", '"', "<", ">", "`"])
 def test_a_url_whose_end_messages_could_not_tell_is_refused_without_it(letter):
     with pytest.raises(UserError) as caught:

@@ -187,8 +187,8 @@ def with_environment(value: Any, where: str = "", environ: Mapping[str, str] = o
         raise UserError(
             f"{where} names the environment variable {named[1]}",
             "its value, which may be a secret, would be in the script that is submitted and in the files of the run",
-            f"let the host expand it where shell lines are meant: ${named[1]}. SLURM's jobs inherit the environment of the shell that "
-            "submits; launch.kubernetes.secrets and launch.sky.secrets give a variable without its value",
+            f"let the host expand it where shell lines are meant: ${named[1]}. SLURM's jobs inherit the environment of the shell "
+            "that submits; launch.kubernetes.secrets and launch.sky.secrets give a variable without its value",
         )
 
     def variable(found: re.Match[str]) -> str:
@@ -263,7 +263,7 @@ def _recipes_in(folder: Path) -> list[Path]:
 
 
 def _instead_of(directory: Path) -> str:
-    """Which recipe a directory may stand for: of a run the settings that it goes on with."""
+    """Which recipe is meant by a directory: of a run the settings that it goes on with."""
     settings, held = directory / "resolved.yaml", ", ".join(map(str, _recipes_in(directory)))
     if settings.is_file() and HIDDEN in settings.read_text("utf-8", errors="replace"):
         return "to go on with the run in it, give the recipe that it began with: its own copy hides secrets of URLs"

@@ -1,5 +1,6 @@
 """What is logged and written before step 1."""
 
+import re
 from functools import partial
 
 import torch
@@ -48,7 +49,10 @@ def test_what_a_parameter_keeps_is_listed_by_kind(ranks):
         "bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.01"
     )
     assert narrow.endswith("weights 4, copies for products 2, gradients 2, optimizer states 4.01")
-    assert "copies for products 2, gradients 4" in adapted and "weights 4," not in adapted, "the base is in it"
+    base, trained = adapted.split(" of frozen weights, and ")
+    assert re.fullmatch(r"[0-9.]+ KiB", base) and trained.partition(" on rank 0 = ")[2] == (
+        "14.1 bytes per trained parameter: weights 4, copies for products 2, gradients 4, optimizer states 4.08"
+    ), "what the adapter trains, alone"
     whole, half = (float(one.split(" ")[0]) for one in (plain, ranks.run(2, held, {}, None, 2)[0]))
     assert half < 0.6 * whole
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests import tiny
 from windlass.commands.data_consumed import consumed
+from windlass.commands.evaluate import evaluate
 from windlass.data.prepare.prepare import open_prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.mixture import Mixture
@@ -50,6 +51,15 @@ def test_a_mixture_gives_each_source_its_share_on_any_world(base, ranks):
         rows.append([[row for result in results for row in result["rows"][step]] for step in range(tiny.STEPS)])
     assert rows[0] == rows[1]
     assert_close(*found)
+    scored = [[one for one in tiny.lines(base / f"mixed-{world}") if one["kind"] == "validation"] for world in (1, 2)]
+    for one, two in zip(*scored, strict=True):
+        assert list(one["source_losses"]) == [f"{base}/corpus", f"{base}/more"]
+        assert one["source_losses"] == pytest.approx(two["source_losses"], abs=1e-5)
+        low, high = sorted(one["source_losses"].values())
+        assert low < one["loss"] < high, "the loss of all is their mean by targets"
+    score = evaluate(base / "mixed-1", sequences=6)[0]
+    assert score.source_losses == pytest.approx(scored[0][-1]["source_losses"], abs=1e-5)
+    assert "; ".join(f"{name} {loss:.4f}" for name, loss in score.source_losses.items()) in score.line
     prepared = open_prepared(config.data, {})
     first, second = prepared.sets["train"].source_shards
     assert first > 1 and second >= 1 and first + second == len(prepared.shards("train").shards)

@@ -1,9 +1,9 @@
 """Validation of a model, over any number of ranks: a checkpoint on the sets of its own recipe, any model on those of a recipe."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from windlass.config import RunConfig, check_recipe, load_recipe
 from windlass.data.prepare.prepare import Prepared, open_prepared, other_stream
@@ -21,7 +21,7 @@ from windlass.runtime import start_runtime
 from windlass.safe_text import say
 from windlass.training.base_model import kept_files, kept_scores
 from windlass.training.left_open import choose_policy
-from windlass.training.open_data import evaluation_sets
+from windlass.training.open_data import evaluation_sets, labels_of, score_set
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.restore import weight_tensors
 from windlass.units import bits_per_byte, perplexity
@@ -41,6 +41,8 @@ class Score:
     bits_per_byte: float | None = None
     accuracy: float | None = None
     margin: float | None = None
+    source_losses: Mapping[str, float] = field(default_factory=dict)
+    """Of each source of a set of several."""
 
     @property
     def line(self) -> str:
@@ -51,7 +53,8 @@ class Score:
         text += " nats per answer token" if self.unit == "answer tokens" else ""
         text += f", perplexity {'n/a' if self.perplexity is None else f'{self.perplexity:.4g}'}"
         text += "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
-        return f"{text}, {self.count:,} {self.unit}"
+        by_source = "".join(f"; {label} {loss:.4f}" for label, loss in self.source_losses.items())
+        return f"{text}, {self.count:,} {self.unit}{by_source}"
 
 
 def evaluate(
@@ -90,10 +93,8 @@ def evaluate(
         objective, scores = objective_of(config.objective), []
         reference = _reference(config, saved)
         for name, data in evaluation_sets(config, mesh, runtime.device, prepared, reference).items():
-            batches, count = objective.weigh(data.batches, program)
-            total = float(program.evaluate(batches))
-            figures = {key: value.item() for key, value in objective.figures().items()}
-            scores.append(score_of(name, saved.step, total, int(count), data, config, figures))
+            total, count, figures = score_set(data, labels_of(config, name), objective, program)
+            scores.append(score_of(name, saved.step, total, count, data, config, figures))
         return scores if runtime.rank == 0 else []
 
 
@@ -161,7 +162,7 @@ def score_of(
     count: int,
     data: EvaluationSet,
     config: RunConfig,
-    figures: Mapping[str, float],
+    figures: Mapping[str, Any],
 ) -> Score:
     """`total`: the loss of all `count` targets or pairs of a set. `figures`: of the objective, on the same."""
     if config.objective.unit == "pairs":
@@ -169,4 +170,5 @@ def score_of(
         return Score(name, step, total / count, count, "pairs", **kept)
     loss = total / data.num_targets
     unit: Literal["answer tokens", "targets"] = "answer tokens" if config.counts_answers(name) else "targets"
-    return Score(name, step, loss, data.num_targets, unit, perplexity(loss), bits_per_byte(total, data.num_bytes))
+    bits, losses = bits_per_byte(total, data.num_bytes), figures.get("source_losses", {})
+    return Score(name, step, loss, data.num_targets, unit, perplexity(loss), bits, source_losses=losses)

@@ -55,6 +55,7 @@ class Console:
             text += f", {_number(line['bits_per_byte'], '.3f')} bits per byte"
         if first["step"] != step:
             text += f" (at step {first['step']}: loss {_number(first['loss'], '.4f')})"
+        text += "".join(f"; {label} {loss:.4f}" for label, loss in line.get("source_losses", {}).items())
         self.say(text, style="cyan")
 
     def event(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:

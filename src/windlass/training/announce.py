@@ -114,17 +114,20 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
 
 def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -> str:
     """What this rank keeps of its parameters from the first step on, by kind; activations and what is gathered are not in it."""
-    trained = [record.tensor for record in records if record.tensor.requires_grad]
+    trained = [record for record in records if record.tensor.requires_grad]
     kinds = {
-        "weights": sum(local_bytes(record.tensor) for record in records),
-        "copies for products": sum(local_bytes(record.copy) for record in records if record.copy is not None),
-        "gradients": sum(map(gradient_bytes, trained)),
+        "weights": sum(local_bytes(record.tensor) for record in trained),
+        "copies for products": sum(local_bytes(record.copy) for record in trained if record.copy is not None),
+        "gradients": sum(gradient_bytes(record.tensor) for record in trained),
         "optimizer states": sum(map(local_bytes, states)),
     }
-    num_trained = max(1, sum(local_bytes(one) // one.element_size() for one in trained))
+    held = (one for record in records if not record.tensor.requires_grad for one in (record.tensor, record.copy))
+    frozen = sum(local_bytes(one) for one in held if one is not None)
+    num_trained = max(1, sum(local_bytes(one.tensor) // one.tensor.element_size() for one in trained))
     listed = ", ".join(f"{name} {size / num_trained:.3g}" for name, size in kinds.items() if size)
     total = sum(kinds.values())
-    return f"{format_bytes(total)} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}"
+    apart = f"{format_bytes(frozen)} of frozen weights, and {format_bytes(total)}" if frozen else format_bytes(total)
+    return f"{apart} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}"
 
 
 def _describe_vocabulary(run: Run) -> str:

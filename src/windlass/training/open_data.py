@@ -1,6 +1,7 @@
 """The batches of a run: the training stream and its validation sets, cut over the batch axes of the mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,9 @@ from windlass.data.stream.loader import BatchCut
 from windlass.data.stream.open_stream import open_stream
 from windlass.model.architecture import Architecture
 from windlass.objectives.kept_scores import ReferenceScores, with_scores
+from windlass.objectives.objective import Objective
 from windlass.parallel.mesh import Mesh
+from windlass.parallel.program import Program
 from windlass.runtime import Runtime
 from windlass.training.restore import Start
 
@@ -65,10 +68,35 @@ def evaluation_sets(
             device=device,
             name=name,
             sequences=config.data.sequences_per_sample,
+            source_shards=prepared.sets[name].source_shards,
             change=_adding(reference, name, prepared),
         )
         for name in config.data.evaluated(config.evaluate.sets)
     }
+
+
+def score_set(
+    data: EvaluationSet, labels: Sequence[str], objective: Objective, program: Program
+) -> tuple[float, int, dict[str, Any]]:
+    """The summed loss of a set, how many of the objective's unit it has, and further figures: `source_losses`, the mean of each
+    source by its label, where several are scored apart. Collective."""
+    if not data.of_sources:
+        batches, count = objective.weigh(data.batches, program)
+        total = float(program.evaluate(batches))
+        return total, int(count), {key: value.tolist() for key, value in objective.figures().items()}
+    totals, losses = [], {}
+    for source, its_batches in data.of_sources:
+        batches, count = objective.weigh(data.batches[its_batches], program)
+        totals.append((float(program.evaluate(batches)), int(count)))
+        if totals[-1][1]:
+            losses[labels[source]] = totals[-1][0] / totals[-1][1]
+    return sum(total for total, _ in totals), sum(count for _, count in totals), {"source_losses": losses}
+
+
+def labels_of(config: RunConfig, name: str) -> list[str]:
+    """What the sources of a validation set are called; a number behind a name that several have."""
+    labels = [source.label for source in config.data.sources_of(name, config.evaluate.sets)]
+    return [label if labels.count(label) == 1 else f"{label}, {number}" for number, label in enumerate(labels)]
 
 
 def _adding(reference: ReferenceScores | None, name: str, prepared: Prepared) -> ChangeBatch:

@@ -69,7 +69,7 @@ def _scored(
     reader, mesh = Reader(prepared.shards(name)), program.mesh
     rounds = batches_in_order(
         reader,
-        reader.num_samples,
+        np.arange(reader.num_samples),
         config.micro_batch // 2,
         mesh.batch_rank,
         mesh.layout.batch_ranks,

@@ -35,6 +35,7 @@ from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
+from windlass.training.open_data import labels_of, score_set
 from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
 
@@ -167,12 +168,11 @@ class Run:
         self.heartbeat.beat("evaluate", step)
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
-                batches, count = self.objective.weigh(data.batches, self.program)
-                total = float(self.program.evaluate(batches))
-                figures = {key: value.tolist() for key, value in self.objective.figures().items()}
-                self.recorder.validation(step, name, total, int(count), data.num_bytes, figures)
+                labels = labels_of(self.config, name)
+                total, count, figures = score_set(data, labels, self.objective, self.program)
+                self.recorder.validation(step, name, total, count, data.num_bytes, figures)
                 if index == 0:  # what is not finite is no loss to be best by
-                    loss = total / int(count)
+                    loss = total / count
                     self.metric, self.metric_step = loss if math.isfinite(loss) else None, step
 
     def save_if_due(self, step: int, is_last: bool = False) -> None:

@@ -12,6 +12,9 @@ from windlass.errors import UserError
 DPO = "saves/qwen3-4b/full/dpo"
 FILES = Path(__file__).parent / "foreign"
 TUNE = "/tmp/torchtune/llama3_2_1B/lora_single_device"
+ALPACA, SHAREGPT, TALKS = (
+    {"format": "chat", "rows": shape} for shape in ("alpaca", "sharegpt", {"messages": "conversations"})
+)
 # file -> the recipe, whole
 EXPECTED = {
     "axolotl-qlora": {
@@ -20,8 +23,8 @@ EXPECTED = {
         "data": {
             "packing": "best-fit",
             "sources": [
-                {"hub": "mhenrichsen/alpaca_2k_test", "format": "chat", "too_long": "drop"},
-                {"path": "chats/train.jsonl", "format": "chat", "too_long": "drop"},
+                {"hub": "mhenrichsen/alpaca_2k_test", "format": "chat", "rows": "alpaca", "too_long": "drop"},
+                {"path": "chats/train.jsonl", **TALKS, "too_long": "drop"},
             ],
             "tokenizer": {"from": "NousResearch/Llama-3.2-1B"},
             "directory": "last_run_prepared",
@@ -63,8 +66,8 @@ EXPECTED = {
         "model": {"from": "meta-llama/Meta-Llama-3-8B-Instruct"},
         "data": {
             "sources": [
-                {"path": "data/identity.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"},
-                {"path": "data/alpaca_en_demo.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"},
+                {"path": "data/identity.json", "file_format": "jsonl", **ALPACA, "too_long": "drop"},
+                {"path": "data/alpaca_en_demo.json", "file_format": "jsonl", **ALPACA, "too_long": "drop"},
             ],
             "tokenizer": {"from": "meta-llama/Meta-Llama-3-8B-Instruct"},
             "directory": "saves/llama3-8b/lora/sft-data",
@@ -101,7 +104,7 @@ EXPECTED = {
         "model": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
         "data": {
             "packing": "best-fit",
-            "sources": [{"path": "data/chats.json", "file_format": "jsonl", "format": "chat", "too_long": "drop"}],
+            "sources": [{"path": "data/chats.json", "file_format": "jsonl", **TALKS, "too_long": "drop"}],
             "tokenizer": {"from": "/tmp/Llama-3.2-1B-Instruct/"},
             "directory": f"{TUNE}-data",
             "sequence_length": 4096,
@@ -139,8 +142,6 @@ EXPECTED = {
 LEFT = {
     "axolotl-qlora": {
         "special_tokens": "a tokenizer that has them",
-        "rows of mhenrichsen/alpaca_2k_test (alpaca)": "convert them",
-        "chats/train.jsonl: turns in `conversations`": "rename their keys",
         "optimizer paged_adamw_8bit": "never 8 bits",
         "evals_per_epoch": "evaluate.every_steps",
         "saves_per_epoch": "checkpoint.every_steps",
@@ -148,8 +149,6 @@ LEFT = {
     "axolotl-full-dpo": {"rows of Intel/orca_dpo_pairs (chatml.intel)": "rows are pairs here"},
     "llama-factory-lora": {
         "template": "chat template of data.tokenizer.from",
-        "rows of identity (alpaca)": "convert them",
-        "rows of alpaca_en_demo (alpaca)": "convert them",
         "warmup_ratio": "follows from the data",
         "max_samples": "documents: N",
         "dataset: identity": "data/identity.json",
@@ -163,7 +162,6 @@ LEFT = {
     },
     "torchtune-lora": {
         "log_peak_memory_stats": "the report has the curves",
-        "data/chats.json: turns in `conversations`": "rename their keys",
         "clip_grad_norm": "optim.max_norm is 1.0",
     },
     "torchtune-full": {"optimizer PagedAdamW8bit": "never 8 bits", "clip_grad_norm": "optim.max_norm is 1.0"},
@@ -222,9 +220,66 @@ def test_a_described_dataset_is_where_and_what_it_is():
     hub = {"hf_hub_url": "org/m", "formatting": "sharegpt", "subset": "en", "split": "train"}
     found = of({**FACTORY, "dataset_dir": "sets"}, datasets={"mine": hub})
     assert found.tree["data"]["sources"][0] == {
-        "hub": "org/m", "subset": "en", "split": "train", "format": "chat", "too_long": "drop",
+        "hub": "org/m", "subset": "en", "split": "train", **SHAREGPT, "too_long": "drop",
     }  # fmt: skip
-    assert [given for given, _ in found.left] == ["mine: turns in `conversations`, of `from` and `value`"]
+    assert found.left == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "shape"),
+    [
+        ({"response": "answer"}, {"prompt": ["instruction", "input"], "completion": "answer"}),
+        (
+            {"prompt": "q", "query": "context", "system": "persona"},
+            {"prompt": ["q", "context"], "completion": "output", "system": "persona"},
+        ),
+        ({}, "alpaca"),
+    ],
+)
+def test_columns_of_alpaca_become_rows_of_the_source(columns, shape):
+    info = {"mine": {"file_name": "m.jsonl", "columns": {**columns, "history": "before"}, "num_samples": 50}}
+    found = of(FACTORY, datasets=info)
+    assert found.tree["data"]["sources"] == [
+        {"path": "data/m.jsonl", "format": "chat", "rows": shape, "too_long": "drop"}
+    ]
+    assert found.left == [
+        ("num_samples of mine: 50", "`documents: N` or `rows: first:end` of the source"),
+        ("history of mine: before", "no key of this version does what it does"),
+    ]
+
+
+def test_keys_of_a_dataset_that_were_not_taken_are_named():
+    names = {"role": "who", "content": "said"}
+    entry = {"path": "org/m", "type": "chat_template", "field_messages": "talk", "message_property_mappings": names}
+    more = {
+        "roles_to_train": ["assistant"],
+        "shards": 10,
+        "ds_type": "json",
+        "chat_template": "chatml",
+        "revision": "v1",
+    }
+    found = of({**AXOLOTL, "datasets": [{**entry, **more}], "max_steps": 5})
+    assert found.tree["data"]["sources"] == [
+        {"hub": "org/m", "revision": "v1", "format": "chat", "rows": {"messages": "talk", **names}, "too_long": "drop"}
+    ]
+    assert [given for given, _ in found.left] == [
+        "roles_to_train of org/m: ['assistant']", "shards of org/m: 10", "chat_template of org/m: chatml",
+    ]  # fmt: skip
+
+
+def test_arguments_of_torchtunes_optimizer_and_schedule_that_were_not_taken_are_named():
+    tune = yaml.safe_load((FILES / "torchtune-full.yaml").read_text())
+    tune |= {"optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-5, "fused": True, "betas": [0.9, 0.95]}}
+    tune |= {"lr_scheduler": {"_component_": "cosine", "num_warmup_steps": 5, "num_cycles": 0.5}}
+    left = [given for given, _ in of(tune).left]
+    assert {"optimizer.betas: [0.9, 0.95]", "lr_scheduler.num_cycles: 0.5"} <= set(left)
+    assert not any("fused" in given or "_component_" in given for given in left)
+
+
+def test_a_warm_up_in_steps_comes_before_a_share_of_them():
+    found = of({**FACTORY, "warmup_steps": 7, "warmup_ratio": 0.1})
+    assert found.tree["optim"]["warmup_steps"] == 7
+    assert "warmup_ratio: 0.1 (warmup_steps comes before it)" in found.silent
 
 
 @pytest.mark.parametrize(("columns", "number"), [({"prompt": "prompt"}, 0), ({}, 1)])

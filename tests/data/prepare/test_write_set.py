@@ -40,6 +40,19 @@ def test_no_shard_of_a_mixture_holds_two_sources(corpus, tmp_path):
         begin += len(wanted)
 
 
+def test_no_shard_of_validation_holds_two_sources(corpus, tmp_path):
+    write_corpus(tmp_path / "other", num_documents=20, seed=9)
+    sources = [{"path": str(tmp_path / name)} for name in ("corpus", "other")]
+    found = prepare(data_config(tmp_path, sources=sources, validation=0.3), {}, log=lambda line: None)
+    counts, held = found.sets["validation"].source_shards, Reader(found.directory / "validation")
+    assert len(counts) == 2 and min(counts) > 0 and sum(counts) == len(held.shards)
+    assert found.sets["train"].source_shards == [], "one stream, as they have no weights"
+    padded = [int((labels[1:] == -100).sum()) for _, labels in held]
+    first = sum(held.shard_samples[: counts[0]])
+    assert sum(padded[: first - 1]) == sum(padded[first:-1]) == 0, "each source ends by itself"
+    assert sum(padded) == found.sets["validation"].padding > padded[-1]
+
+
 @pytest.mark.long
 def test_torchs_own_sources_fill_samples_of_2048_to_99_8_percent(tmp_path):
     """Some 1,700 documents. With the standard library's 319 one sample more is 0.1 %, and there two are."""

@@ -6,7 +6,7 @@ import torch
 
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.evaluation_set import evaluation_set
+from windlass.data.stream.evaluation_set import dealt, evaluation_set
 from windlass.errors import UserError
 
 T = 33
@@ -108,3 +108,42 @@ def test_a_set_without_a_target_is_refused_by_name(tmp_path):
         evaluation_set(tmp_path / "set", name="chats", **settings)
     assert caught.value.given == "the first 2 samples of the set chats count no target"
     assert "evaluate.sequences" in caught.value.change
+
+
+def test_the_first_samples_hold_every_source_in_its_share():
+    order, sources = dealt([3, 3, 2, 1], [2, 1, 0, 1], 9)
+    assert sources.tolist()[:3] == [0, 1, 3], "one of each that has some comes first"
+    assert order.tolist() == [0, 6, 8, 1, 2, 3, 7, 4, 5] and sorted(order.tolist()) == list(range(9))
+    assert sources[:5].tolist().count(0) == 3 and sources.tolist().count(1) == 2
+    order, sources = dealt([4, 5], [], 7)
+    assert order.tolist() == list(range(7)) and not sources.any(), "one source stays in its order"
+
+
+@pytest.mark.parametrize("batch_ranks", [1, 2])
+def test_each_source_has_batches_of_its_own_and_pairs_are_kept_together(tmp_path, batch_ranks):
+    rows = np.arange(6 * 8, dtype=np.int32).reshape(6, 8)
+    writer = Writer(tmp_path / "set", 8, 4096)
+    for part in (rows[:4], rows[4:]):
+        writer.write(part, part)
+        writer.end_shard()
+    writer.close()
+
+    def found(rank, **more):
+        layout = {"num_sequences": 3, "micro_batch": 2, "batch_rank": rank, "batch_ranks": batch_ranks}
+        return evaluation_set(tmp_path / "set", token_bytes_V=None, **layout, **more)
+
+    of_rank = [found(rank, source_shards=[1, 1]) for rank in range(batch_ranks)]
+    scored = {
+        number: sorted(
+            int(ids[0]) // 8
+            for one in of_rank
+            for batch in one.batches[dict(one.of_sources)[number]]
+            for ids, targets in zip(batch["input_ids"], batch["targets"])
+            if (targets != -100).any()
+        )
+        for number, _ in of_rank[0].of_sources
+    }
+    assert scored == {0: [0, 1], 1: [4]}, "the first three by share"
+    assert {(one.num_samples, one.num_targets) for one in of_rank} == {(3, 21)}
+    assert all(len(one.batches) == sum(len(one.batches[held]) for _, held in one.of_sources) for one in of_rank)
+    assert found(0).of_sources == [] and found(0, source_shards=[2]).of_sources == []

@@ -221,3 +221,11 @@ def test_the_list_of_what_happened_keeps_the_first_and_the_latest(log):
 def test_spread_keeps_first_and_last():
     assert spread([1, 2, 3], 6) == [1, 2, 3]
     assert spread(list(range(11)), 3) == [0, 5, 10]
+
+
+def test_each_source_of_a_validation_set_has_a_curve(log):
+    losses = {"web": 3.0, "code": 2.0}
+    path = log(line("start", 0), line("validation", 5, name="validation", loss=2.5, source_losses=losses))
+    found = read_history(path).validations
+    assert list(found) == ["validation", "validation, web", "validation, code"]
+    assert [(one["step"], one["loss"]) for one in found["validation, code"]] == [(5, 2.0)]

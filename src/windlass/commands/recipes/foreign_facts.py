@@ -46,7 +46,8 @@ class Facts:
 @dataclass(frozen=True)
 class Rows:
     """A source. `kind`: of its rows, in the tool's words. `column`: of a text; `messages`: the key of a conversation's turns;
-    `role`, `content`: the keys of a turn."""
+    `role`, `content`: the keys of a turn; `names`: of alpaca's question (several), answer and system text, where they are not
+    its own; `left`: what else was said of it."""
 
     source: dict[str, Any]
     name: str
@@ -55,6 +56,8 @@ class Rows:
     messages: str = "messages"
     role: str = "role"
     content: str = "content"
+    names: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, Any] = field(default_factory=dict)
 
 
 class Keys:

@@ -114,11 +114,14 @@ def _entry(entry: Any) -> list[Rows]:
         names.text("role", "role") or "",
         names.text("content", "content") or "",
     )
-    hub = {ours: given.left[key] for ours, key in (("subset", "name"), ("split", "split")) if key in given.left}
-    sources = [source_of(one) for one in places]
+    named = (("subset", "name"), ("split", "split"), ("revision", "revision"))
+    hub = {ours: given.take(key) for ours, key in named if key in given.left}
+    sources, column = [source_of(one) for one in places], given.take("field")
+    given.take("ds_type")  # a file's ending says it
+    left = [given.left, *({} for _ in places[1:])]
     return [
-        Rows(source | hub if "hub" in source else source, place or one, kind, given.left.get("field"), *turns)
-        for one, source in zip(places, sources, strict=True)
+        Rows(source | hub if "hub" in source else source, place or one, kind, column, *turns, left=rest)
+        for one, source, rest in zip(places, sources, left, strict=True)
     ]
 
 
@@ -166,11 +169,11 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
     """A dataset as LLaMA-Factory's dataset_info.json describes it."""
     source = source_of(str(info.take("hf_hub_url") or f"{folder}/{info.take('file_name', f'{name}.json')}"))
     if "hub" in source:
-        source |= {key: str(info.left[key]) for key in ("subset", "split") if key in info.left}
+        source |= {key: str(info.take(key)) for key in ("subset", "split") if key in info.left}
     columns, tags = info.section("columns"), info.section("tags")
     prompt = columns.text("prompt", "instruction") or ""
     if is_text:
-        return Rows(source, name, "pretrain", prompt)
+        return Rows(source, name, "pretrain", prompt, left=info.left | columns.left)
     kind = str(info.take("formatting", "alpaca"))
     if info.take("ranking"):
         kind = "preference" if (kind, prompt) == ("alpaca", "prompt") else f"{kind} pairs"
@@ -179,7 +182,12 @@ def _described(name: str, info: Keys, folder: Any, is_text: bool) -> Rows:
         tags.text("role_tag", "from") or "",
         tags.text("content_tag", "value") or "",
     )
-    return Rows(source, name, kind, None, *turns)
+    names: dict[str, Any] = {}
+    if kind == "alpaca" and {"query", "response", "system"} & set(columns.left) | {"instruction"} - {prompt}:
+        question = [prompt, columns.take("query", "input")]
+        names = {"prompt": question, "completion": columns.take("response", "output")}
+        names |= {"system": columns.take("system")} if "system" in columns.left else {}
+    return Rows(source, name, kind, None, *turns, names, info.left | columns.left | tags.left)
 
 
 def _shared(keys: Keys, facts: Facts) -> None:

@@ -30,6 +30,14 @@ WHY: Final = dict.fromkeys(
     ("template", "chat_template"),
     "turns are marked by the chat template of data.tokenizer.from, as its authors wrote it",
 )
+OF_A_SET: Final = {
+    "roles": "`rows: {messages: ..., roles: {theirs: ours}}` of the source",
+    "roles_to_train": "the assistant's answers are learned; `weight: 0` of a message leaves one out",
+    "train_on_eos": "an answer is learned with its end",
+    "train_on_eot": "an answer is learned with its end",
+    **dict.fromkeys(("shards", "num_samples"), "`documents: N` or `rows: first:end` of the source"),
+}  # of a data set
+SPEAKERS: Final = {"human": "user", "gpt": "assistant", "system": "system"}  # ShareGPT's
 TEXTS, CHATS = ("completion", "pretrain"), ("chat", "sharegpt")
 CHAT: Final = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 PAIR: Final = '{"prompt": ..., "chosen": ..., "rejected": ...}'
@@ -111,6 +119,8 @@ def _length(found: Imported, facts: Facts) -> None:
     else:
         found.put(f"{facts.epochs:g} epochs", f"run.epochs={facts.epochs:g}")
     found.put(f"output {facts.output}", f"run.directory={_quoted(facts.output)}")
+    if facts.warmup_ratio and facts.warmup_steps:
+        found.silent.append(f"warmup_ratio: {facts.warmup_ratio:g} (warmup_steps comes before it)")
     if facts.warmup_ratio and not facts.warmup_steps:
         if facts.steps is None:
             reason = "the number of steps follows from the data; optim.warmup_steps=auto is 2 % of them"
@@ -141,18 +151,33 @@ def _source(found: Imported, rows: Rows, is_pairs: bool) -> dict[str, Any]:
     found.mapped.append(
         (f"data: {rows.name}", f"data.sources, from {rows.source.get('path') or rows.source.get('hub')}")
     )
+    for key, value in rows.left.items():
+        reason = OF_A_SET.get(key) or WHY.get(key, UNKNOWN)
+        found.left.append((f"{key} of {rows.name}: {as_yaml(value)}", reason))
     if is_pairs:
         if rows.kind != "preference":
             found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are pairs here: {PAIR}; rename their keys"))
         return {**rows.source, "format": "preference", "too_long": "drop"}
     if rows.kind in TEXTS:
         return {**rows.source, **({"text": rows.column} if rows.column else {})}
-    if not rows.kind.startswith(CHATS):
-        found.left.append((f"rows of {rows.name} ({rows.kind})", f"rows are conversations here: {CHAT}; convert them"))
-    elif (turns := (rows.messages, rows.role, rows.content)) != ("messages", "role", "content"):
-        given = "{}: turns in `{}`, of `{}` and `{}`".format(rows.name, *turns)
-        found.left.append((given, f"rows are conversations here: {CHAT}; rename their keys"))
-    return {**rows.source, "format": "chat", "too_long": "drop"}
+    shape = _shape(rows)
+    if shape is None:
+        reason = f"rows are conversations here: {CHAT}; convert them, or name their columns by `rows` of the source"
+        found.left.append((f"rows of {rows.name} ({rows.kind})", reason))
+    return {**rows.source, "format": "chat", **({"rows": shape} if shape else {}), "too_long": "drop"}
+
+
+def _shape(rows: Rows) -> str | dict[str, Any] | None:
+    """`rows` of a source of conversations, "" where they are as ours; None where the tool's kind is not known here."""
+    if rows.kind == "alpaca":
+        return rows.names or "alpaca"
+    turns = (rows.messages, rows.role, rows.content)
+    if not rows.kind.startswith(CHATS) or turns == ("messages", "role", "content"):
+        return "" if rows.kind.startswith(CHATS) else None
+    if turns == ("conversations", "from", "value"):
+        return "sharegpt"
+    own = {key: held for key, held in (("role", rows.role), ("content", rows.content)) if held != key}
+    return {"messages": rows.messages, **own, **({"roles": SPEAKERS} if rows.role == "from" else {})}
 
 
 def _optimizer(found: Imported, facts: Facts) -> None:

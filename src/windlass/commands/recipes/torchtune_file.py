@@ -8,6 +8,7 @@ from windlass.other_names.answers import as_yaml
 KINDS: Final = {"chat_dataset": "chat", "text_completion_dataset": "completion", "preference_dataset": "preference"}
 SILENT: Final = {
     "_component_", "checkpoint_files", "recipe_checkpoint", "model_type", "output_dir", "path", "merges_file", "packed",
+    "fused",
 }  # fmt: skip
 
 
@@ -22,7 +23,8 @@ def read_torchtune(keys: Keys) -> Facts:
     facts.length = tokenizer.count("max_seq_len", 2048)
     facts.epochs, per_epoch = keys.number("epochs", 1.0), keys.count("max_steps_per_epoch", 0)
     facts.steps = int(facts.epochs * per_epoch) or None
-    _optimizer(keys, facts)
+    optimizer, schedule = keys.section("optimizer"), keys.section("lr_scheduler")
+    _optimizer(optimizer, schedule, keys, facts)
     _adapter(model, facts)
     _switches(keys, facts)
     _data(data, facts)
@@ -31,6 +33,8 @@ def read_torchtune(keys: Keys) -> Facts:
         ("tokenizer", tokenizer),
         ("model", model),
         ("dataset", data),
+        ("optimizer", optimizer),
+        ("lr_scheduler", schedule),
     ):
         for key, value in rest.left.items():
             given = f"{section}.{key}: {as_yaml(value)}"
@@ -41,8 +45,7 @@ def read_torchtune(keys: Keys) -> Facts:
     return facts
 
 
-def _optimizer(keys: Keys, facts: Facts) -> None:
-    optimizer, schedule = keys.section("optimizer"), keys.section("lr_scheduler")
+def _optimizer(optimizer: Keys, schedule: Keys, keys: Keys, facts: Facts) -> None:
     facts.learning_rate, facts.optimizer = (
         optimizer.number("lr", 2e-5),
         last_part(optimizer.take("_component_", "AdamW")),

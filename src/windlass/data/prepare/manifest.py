@@ -52,7 +52,8 @@ class SetInfo:
     max_documents: int
     """The most documents, whole or cut, in one sample."""
     source_shards: list[int]
-    """Number of shards of each source of a mixture, which are stored source by source. Empty otherwise."""
+    """Number of shards of each source of a mixture, or of several in `validation`, which are stored source by source. Empty
+    otherwise."""
     left_out: int = 0
     """Pairs and conversations that were dropped because they are longer than a sequence."""
     cut: int = 0

@@ -1,7 +1,7 @@
 """Writes one set: documents -> ids, in parts that survive a kill -> samples of T+1 -> MDS shards; logs progress.
 
-The sources of a set are one stream, so that only the last sample is short. Only sources that are mixed by weight have samples and
-shards of their own, since then a shard must not hold two sources.
+The sources of a set are one stream, so that only the last sample is short. Sources that are mixed by weight have samples and
+shards of their own, since then a shard must not hold two sources; and so have those of validation, which is scored by source.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,6 +72,7 @@ def write_set(
     `chunked`: the sources that workers read themselves."""
     eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = bool(config.mixture) and directory.name == "train"
+    is_apart = is_mixed or (directory.name == "validation" and len(selection.sources) > 1)
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
     counted = CountedSet(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
     # a run may wait for the next shard of a set that grows: encode no more than one at once
@@ -91,7 +92,7 @@ def write_set(
     writer = _writer((directory, width * (T + 1), config.shard_bytes), growing, (eos_id, T + 1), stored)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
-    for numbers in _streams(selection.sources, is_mixed):
+    for numbers in _streams(selection.sources, is_apart):
         pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
         ids = chain.from_iterable(map(stream, numbers))
         for input_ids_NL, labels_NL in pack(ids, eos_id, T):
@@ -106,7 +107,7 @@ def write_set(
             given = f"data.sources[{len(shards) - 1}] is mixed with others, and has no text for training"
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
-    return counted.end(num_samples, width * T, max_documents, shards if is_mixed else [])
+    return counted.end(num_samples, width * T, max_documents, shards if is_apart else [])
 
 
 def _writer(size: tuple[Path, int, int], growing: Growing | None, ends: tuple[int, int], stored: Any) -> Writer:
@@ -141,11 +142,11 @@ def _parts_of_source(
     return encode_in_parts(documents, ids_of, tokenizer.eos_id, kept, at_once)
 
 
-def _streams(sources: Sequence[Source], is_mixed: bool) -> list[list[int]]:
-    """The numbers of the sources that are packed together: neighbours, but those of a mixture and those of samples."""
+def _streams(sources: Sequence[Source], is_apart: bool) -> list[list[int]]:
+    """The numbers of the sources that are packed together: neighbours, but where all are apart, and those of samples."""
     found: list[list[int]] = []
     for number, source in enumerate(sources):
-        is_alone = is_mixed or source.is_samples or (number > 0 and sources[number - 1].is_samples)
+        is_alone = is_apart or source.is_samples or (number > 0 and sources[number - 1].is_samples)
         if found and not is_alone:
             found[-1].append(number)
         else:

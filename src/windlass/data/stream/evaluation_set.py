@@ -5,12 +5,15 @@ contiguous piece. All ranks get equally many batches of equal shape; rows withou
 (-100). The counts of targets and bytes are those of all N samples, on all ranks, so a summed loss needs no second
 reduction.
 
+Of a set of several sources, sample i of a source of n is taken before sample j of one of m where i / n < j / m: the first N
+hold every source, each in its share. Each source's have batches of their own, so that it has a loss of its own.
+
 A target's bytes are those of its token (special tokens, EOS among them, have 0), so a sequence may begin in the
 middle of a document, and the bytes of all samples of a set add up to its text.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +46,8 @@ class EvaluationSet:
     """Targets counted, over all ranks."""
     num_bytes: int
     """Bytes of text of these targets; 0 where the bytes of tokens do not add up to the text."""
+    of_sources: list[tuple[int, slice]] = field(default_factory=list)
+    """The number of each source that is scored by itself, and its batches."""
 
 
 def evaluation_set(
@@ -57,17 +62,20 @@ def evaluation_set(
     device: torch.device | str = "cpu",
     name: str = "validation",
     sequences: int = 1,
+    source_shards: Sequence[int] = (),
     change: ChangeBatch = unchanged,
 ) -> EvaluationSet:
     """The first `num_sequences` sequences of a set (all, if it has fewer), of which a sample has `sequences`, cut over the batch
     ranks. With `borders` documents are isolated. `change`: what is done to a batch of these samples of the set. Raises UserError
-    where they count no target.
+    where they count no target. `source_shards`: of several sources that are stored apart, how many shards each has; samples of
+    two sequences are scored together all the same.
 
     token_bytes_V: bytes of text per token id (`Prepared.token_bytes`), or None if they are not known.
     """
     reader = Reader(Path(source) if isinstance(source, str) else source)
     num_samples = min(-(-num_sequences // sequences), reader.num_samples)
-    places_N2 = all_places(reader)[:num_samples]
+    order_N, source_N = dealt(reader.shard_samples, source_shards, num_samples)
+    places_N2 = all_places(reader)[order_N]
     sequence_length = len(reader.read(0, 0)[0]) // sequences - 1
     everywhere = [places_N2[at : at + ROWS_AT_ONCE] for at in range(0, num_samples, ROWS_AT_ONCE)]
     all_batches = (collate(reader, places, len(places), sequence_length, borders, sequences) for places in everywhere)
@@ -79,19 +87,36 @@ def evaluation_set(
             "raise evaluate.sequences or data.sequence_length, or give other rows for this set",
         )
     cut = (micro_batch // sequences, batch_rank, batch_ranks)
-    rounds = batches_in_order(reader, num_samples, *cut, sequence_length, borders, sequences)
-    batches = [change(batch, np.arange(first, first + count)) for first, count, batch in rounds]
+    numbers = [order_N] if sequences > 1 else [order_N[source_N == source] for source in np.unique(source_N)]
+    batches, ends = list[Batch](), [0]
+    for taken in numbers:
+        rounds = batches_in_order(reader, taken, *cut, sequence_length, borders, sequences)
+        batches += [change(batch, taken[first : first + count]) for first, count, batch in rounds]
+        ends.append(len(batches))
     return EvaluationSet(
         batches=[{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches],
         num_samples=num_samples,
         num_targets=len(targets),
         num_bytes=0 if token_bytes_V is None else int(token_bytes_V[targets].sum(dtype=np.int64)),
+        of_sources=list(zip(np.unique(source_N).tolist(), map(slice, ends, ends[1:]))) if len(numbers) > 1 else [],
     )
+
+
+def dealt(shard_samples: Sequence[int], source_shards: Sequence[int], first: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the `first` samples in the order in which they are taken, and the source of each, [N] int64. Without
+    `source_shards` all are of one source."""
+    source_shards = source_shards or [len(shard_samples)]
+    ends = np.cumsum(source_shards)
+    sizes = [sum(shard_samples[end - number : end]) for end, number in zip(ends.tolist(), source_shards)]
+    source_N = np.repeat(np.arange(len(sizes)), sizes)
+    share_N = np.concatenate([np.arange(size) / max(1, size) for size in sizes])
+    order_N = np.argsort(share_N, kind="stable")[:first]
+    return order_N, source_N[order_N]
 
 
 def batches_in_order(
     reader: Reader,
-    num_samples: int,
+    numbers_N: np.ndarray,
     at_once: int,
     batch_rank: int,
     batch_ranks: int,
@@ -99,9 +124,9 @@ def batches_in_order(
     borders: Borders | None = None,
     sequences: int = 1,
 ) -> Iterator[tuple[int, int, Batch]]:
-    """(first sample, how many, their batch of `at_once` samples), of this rank's share of the first `num_samples`: as many on
+    """(first place, how many, their batch of `at_once` samples), of this rank's share of the samples `numbers_N`: as many on
     every rank, the last ones perhaps of no sample."""
-    places_N2 = all_places(reader)[:num_samples]
+    places_N2, num_samples = all_places(reader)[numbers_N], len(numbers_N)
     for at in range(batch_rank * at_once, _round_up(num_samples, at_once * batch_ranks), at_once * batch_ranks):
         piece = places_N2[at : at + at_once]
         yield min(at, num_samples), len(piece), collate(reader, piece, at_once, sequence_length, borders, sequences)

@@ -139,6 +139,9 @@ class History:
         if kind == "validation":
             kept: Event = {key: event[key] for key in KEPT_OF_VALIDATION if key in event}
             _place(self.validations.setdefault(str(event["name"]), []), kept)
+            for label, loss in event.get("source_losses", {}).items():
+                one = {"step": event["step"], "time": event["time"], "loss": loss}
+                _place(self.validations.setdefault(f"{event['name']}, {label}", []), one)
         elif kind == "sample":
             _place(self.samples.setdefault(str(event["prompt"]), []), {**event, "text": event["text"][:MAX_TEXT]})
         elif kind not in ("data", "counts"):
