@@ -36,6 +36,20 @@ OTHERS = {
 }
 
 
+def compiled(decoder):
+    """Every block of `decoder` is compiled, as a new process would -> the graphs so far, as they come."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for block in decoder.blocks:
+        block.compile(fullgraph=True, backend=count)
+    return graphs
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it, and hides it from users
 @pytest.mark.parametrize(("family", "num_graphs"), [("llama", 1), ("gpt2", 1), ("mistral", 1), ("smollm3", 2)])
 def test_blocks_compile_to_one_graph_per_kind_and_equal_eager(family, num_graphs):
@@ -47,15 +61,7 @@ def test_blocks_compile_to_one_graph_per_kind_and_equal_eager(family, num_graphs
     names = [name for name, _ in decoder.named_parameters()]
     batches = make_batches(4)
     eager = [decoder(*batch).item() for batch in batches]
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    for block in decoder.blocks:
-        block.compile(fullgraph=True, backend=count)
+    graphs = compiled(decoder)
     for batch, expected in zip(batches, eager, strict=True):
         loss = decoder(*batch)
         loss.backward()
@@ -77,15 +83,7 @@ def test_documents_compile_to_one_graph_per_kind_however_borders_lie(family, num
     borders = [[3, 5, 9], [1, 2, 4], [length] * 3, [6, 7], [2, 3, 4, 7, 9], [1]]
     starts = [torch.tensor([[0, *places]] * rows) for places in borders]
     eager = [decoder(*batch, documents=found).item() for batch, found in zip(batches, starts, strict=True)]
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    for block in decoder.blocks:
-        block.compile(fullgraph=True, backend=count)
+    graphs = compiled(decoder)
     for index, (batch, found, expected) in enumerate(zip(batches, starts, eager, strict=True)):
         loss = decoder(*batch, documents=found)
         loss.backward()

@@ -185,21 +185,21 @@ def no_accumulation(run: Observed) -> Lever | None:
 
 
 def tiny_micro_batch(run: Observed) -> Lever | None:
-    rates, tokens, again = rates_of(run), run.tokens_per_micro_batch, run.facts.accumulation
-    if again == 1 or tokens >= rates.full_tokens:
+    rates, tokens, num_micro_batches = rates_of(run), run.tokens_per_micro_batch, run.facts.accumulation
+    if num_micro_batches == 1 or tokens >= rates.full_tokens:
         return None
-    times = min(again, -(-rates.full_tokens // tokens))
-    launch = None if run.operators is None else run.operators * rates.operator_s * (1 - 1 / times) / run.step_s
-    if launch is not None and launch < LEAST_LAUNCH and run.on_gpu:
+    factor = min(num_micro_batches, -(-rates.full_tokens // tokens))
+    launch_share = None if run.operators is None else run.operators * rates.operator_s * (1 - 1 / factor) / run.step_s
+    if launch_share is not None and launch_share < LEAST_LAUNCH and run.on_gpu:
         return None
     counted = "" if run.operators is None else f" and {run.operators:,} operators"
     return Lever(
         "tiny micro-batches",
-        f"a step is {again} micro-batches of {tokens} tokens{counted}: too few rows for the matrix products",
-        f"run.micro_batch={run.setting('run', 'micro_batch') * times}: the same result in fewer, larger products"
+        f"a step is {num_micro_batches} micro-batches of {tokens} tokens{counted}: too few rows for the matrix products",
+        f"run.micro_batch={run.setting('run', 'micro_batch') * factor}: the same result in fewer, larger products"
         + _room(run),
-        None if launch is None else without(min(launch, 0.5)),
-        "unknown" if launch is None else "estimated",
+        None if launch_share is None else without(min(launch_share, 0.5)),
+        "unknown" if launch_share is None else "estimated",
     )
 
 

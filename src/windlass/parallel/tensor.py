@@ -285,5 +285,5 @@ def _replace(module: nn.Module, plan: dict[str, Make], mesh: DeviceMesh) -> None
     present = dict(module.named_modules())
     for name, make in plan.items():
         if name in present:
-            parent, _, own = name.rpartition(".")
-            present[parent].register_module(own, make(present[name], mesh))
+            parent, _, child = name.rpartition(".")
+            present[parent].register_module(child, make(present[name], mesh))

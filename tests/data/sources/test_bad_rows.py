@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from functools import partial
 
 import pyarrow
 import pyarrow.parquet
@@ -203,18 +204,18 @@ CHATS = {
 }
 
 
+def chats_of(planted, tmp_path, at_most, name="data"):
+    source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": at_most}}
+    given = {"from": str(planted.directory / "tokenizer")}
+    return data_config(tmp_path, sources=[source], tokenizer=given, sequence_length=256, directory=str(tmp_path / name))
+
+
 def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, monkeypatch):
     template_of(planted, PLAIN)
     rows = [*chat_rows(), *CHATS.values()]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def config(at_most, name="data"):
-        source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": at_most}}
-        given = {"from": str(planted.directory / "tokenizer")}
-        return data_config(
-            tmp_path, sources=[source], tokenizer=given, sequence_length=256, directory=str(tmp_path / name)
-        )
-
+    config = partial(chats_of, planted, tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr("windlass.data.prepare.write_set.encode_rows", None)
         lines = []
@@ -236,13 +237,7 @@ def test_rows_that_the_template_refuses_are_left_out_and_named_again_after_a_kil
     rows = [*chat_rows(), never, {"messages": [{**never["messages"][0], "content": "never 2"}, never["messages"][1]]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def config(at_most, name="data"):
-        source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": at_most}}
-        given = {"from": str(planted.directory / "tokenizer")}
-        return data_config(
-            tmp_path, sources=[source], tokenizer=given, sequence_length=256, directory=str(tmp_path / name)
-        )
-
+    config = partial(chats_of, planted, tmp_path)
     for _ in range(2):  # the second time the ids are there, and the rows are named all the same
         lines = []
         error = refused(config(0), lines)
