@@ -1,6 +1,6 @@
 """The sources of all sets that workers read in chunks (chunk_tasks): what each holds, and its ids.
 
-Read in chunks is what lies in files on this host, and whose documents are chosen one by one. Where a limit counts documents, or
+Read in chunks are files on this host whose documents are chosen one by one. Where a limit counts documents, or
 duplicates are dropped, or a source is read as it arrives, or holds ids already, the parent reads it and workers encode what it
 sends (write_set).
 """

@@ -88,8 +88,7 @@ def write_set(
         return counted.through(_accepted(found, source, log), source, number)
 
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
-    stored: Any = {"has_ends": is_chat, "vocab_size": len(tokenizer.bytes_V), "compression": config.compression}
-    writer = _writer((directory, width * (T + 1), config.shard_bytes), growing, (eos_id, T + 1), stored)
+    writer = _writer(directory, width * (T + 1), config, tokenizer, is_chat, growing)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
     for numbers in _streams(selection.sources, is_apart):
@@ -110,8 +109,12 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_apart else [])
 
 
-def _writer(size: tuple[Path, int, int], growing: Growing | None, ends: tuple[int, int], stored: Any) -> Writer:
-    stored["compression"] = None if stored["compression"] == "none" else stored["compression"]
+def _writer(
+    directory: Path, num_ids: int, config: DataConfig, tokenizer: SetTokenizer, has_ends: bool, growing: Growing | None
+) -> Writer:
+    size, ends = (directory, num_ids, config.shard_bytes), (tokenizer.eos_id, config.sequence_length + 1)
+    compression = None if config.compression == "none" else config.compression
+    stored: Any = {"has_ends": has_ends, "vocab_size": len(tokenizer.bytes_V), "compression": compression}
     return Writer(*size, **stored) if growing is None else JournaledWriter(*size, *growing, *ends, **stored)
 
 
