@@ -91,6 +91,9 @@ def parse_yaml(text: str, name: str) -> Any:
         if "alias" in str(error):
             rule, change = "a bare * begins an alias in YAML", 'put a pattern into quotes, such as ["*norm*"]'
         raise UserError(given, rule, change) from None
+    except (ValueError, OverflowError):  # the scanner's own: chr(0x110000), int() of 5,000 digits in %YAML 1.9...
+        rule = "\\U00000000 to \\U0010FFFF are characters, and %YAML 1.1 is a version"
+        raise UserError(f"{name} holds an escape or a directive that YAML has not", rule, "correct it") from None
 
 
 def _problem(error: yaml.YAMLError) -> str:
