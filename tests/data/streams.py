@@ -32,8 +32,8 @@ class Bare:
         self._source, self._borders = source, borders
         self.sets = {"train": SimpleNamespace(source_shards=[] if shares is None else shares.source_shards)}
 
-    def shards(self, name, max_missing=0):
-        return Folder(self._source, max_missing) if hasattr(self._source, "is_dir") else self._source
+    def shards(self, name):
+        return Folder(self._source) if hasattr(self._source, "is_dir") else self._source
 
     def borders(self, name):
         return self._borders

@@ -110,7 +110,7 @@ def _open_reader(prepared: Prepared, config: DataConfig, cut: BatchCut) -> Reade
     # each source of a mixture has a window open, and each lane that this rank's part of a batch touches
     lanes = -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
     windows = len(config.sources) if config.mixture else lanes
-    source = wait_for_first_shard(prepared.shards("train", max_missing=config.max_bad_shards))
+    source = wait_for_first_shard(prepared.shards("train"))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
     return reader
