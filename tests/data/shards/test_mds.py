@@ -340,5 +340,5 @@ def test_a_folder_is_opened_by_its_index_alone_and_checked_where_that_is_asked(t
     monkeypatch.undo()
     (directory / folder.shards[0].stored.name).unlink()
     folder.check(max_missing=1)
-    with pytest.raises(BadShard, match="does not exist"):
+    with pytest.raises(BadShard, match="is missing"):
         folder.check()
