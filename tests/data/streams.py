@@ -32,8 +32,8 @@ class Bare:
         self._source, self._borders = source, borders
         self.sets = {"train": SimpleNamespace(source_shards=[] if shares is None else shares.source_shards)}
 
-    def shards(self, name, max_missing=0):
-        return Folder(self._source, max_missing) if hasattr(self._source, "is_dir") else self._source
+    def shards(self, name):
+        return Folder(self._source) if hasattr(self._source, "is_dir") else self._source
 
     def borders(self, name):
         return self._borders
@@ -42,7 +42,7 @@ class Bare:
 def open_bare(
     source, sequence_length, shuffle_window, seed, micro_batch=2, accumulation=1, batch_rank=0, batch_ranks=1, consumed=0,
     borders=None, shares=None, first_epoch="shuffled", limit=0, skipped=(), read_from=None, timeout_s=600.0, labels="abc",
-    kept=None, **more,
+    kept=None, lanes=1, kept_lanes=None, **more,
 ):  # fmt: skip
     """`source`: a folder or a ShardSource. `limit`: shards that may be left out; `skipped`, `read_from` and `kept`, its
     shares: of the checkpoint."""
@@ -55,13 +55,14 @@ def open_bare(
         mixture=[] if shares is None else [(0, shares.weights), *shares.later],
         max_bad_shards=limit,
         timeout_s=timeout_s,
-        order=SimpleNamespace(first_epoch=first_epoch),
+        order=SimpleNamespace(first_epoch=first_epoch, lanes=lanes),
         sources=list(labels),
         labels=list(labels),
     )
     cut = BatchCut(micro_batch, accumulation, batch_rank, batch_ranks)
     state = {"samples_consumed": consumed, "skipped": list(skipped), "read_from": read_from}
     state |= {} if kept is None else {"shares": kept}
+    state |= {} if kept_lanes is None else {"lanes": kept_lanes}
     return open_stream(Bare(source, borders, shares), config, cut, seed=seed, state=state, **more)
 
 

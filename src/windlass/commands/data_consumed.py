@@ -29,7 +29,7 @@ def consumed(run_directory: Path, list_to: Path | None = None) -> Iterator[str]:
         rule = "a run that has begun has its recipe there, which names its data"
         raise UserError(f"{recipe} does not exist", rule, "give the directory of a run")
     config = load_recipe(recipe)
-    shards = open_prepared(config.data, config.evaluate.sets).shards("train", config.data.max_bad_shards).shards
+    shards = open_prepared(config.data, config.evaluate.sets).shards("train").shards
     for part in found:
         yield f"places {part.start:,} to {part.end:,} of the stream{_left_out(part)}"
     starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
@@ -57,7 +57,7 @@ def batch_before(config: RunConfig, end: int) -> str:
     said: this explains a failure and is none."""
     try:
         span = span_before(read_events(config.run.directory / "events.jsonl"), end, count := config.samples_per_step)
-        shards = open_prepared(config.data, config.evaluate.sets).shards("train", config.data.max_bad_shards).shards
+        shards = open_prepared(config.data, config.evaluate.sets).shards("train").shards
         places = " ".join(f"{shard}/{row}" for shard, row in samples([span], shards))
     except UserError as error:
         return f"its batch is not known: {error.given}"

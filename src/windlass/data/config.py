@@ -4,6 +4,7 @@ Everything here is checked when it is made, without touching a file; `prepare` c
 imports no torch.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -117,6 +118,7 @@ class DataConfig(Settings):
             self._growing(),
             self._weights(),
             self._stages(),
+            self._lanes(),
             self._cached(),
         )
 
@@ -193,6 +195,13 @@ class DataConfig(Settings):
             )
             yield from stage_errors(self.stages, weights, self.labels, tokens)
 
+    def _lanes(self) -> Iterator[ValueError]:
+        if self.order.lanes > 1 and self.mixture:
+            yield ValueError(
+                f"`order.lanes: {self.order.lanes}` with sources that are mixed: a lane has shards of one order, and each "
+                "source of a mixture has its own; leave the lanes out, or the shares"
+            )
+
     @property
     def labels(self) -> list[str]:
         """What each source is called."""
@@ -246,6 +255,13 @@ class DataConfig(Settings):
         checkpoints are kept by no loss."""
         if steps is not None:
             yield from beyond_stages(self.stages, steps, tokens_per_step)
+        samples = tokens_per_step // (self.sequence_length * self.sequences_per_sample)
+        if samples % self.order.lanes:
+            yield UserError(
+                f"data.order.lanes={self.order.lanes} with a global batch of {samples} samples",
+                "a batch takes the same number of samples from each lane",
+                f"use a divisor: data.order.lanes={math.gcd(samples, self.order.lanes)}, or another run.tokens_per_step",
+            )
         if keep_best and not self.evaluated(sets):
             yield UserError(
                 f"checkpoint.keep_best={keep_best} with data.validation: none and no evaluate.sets",

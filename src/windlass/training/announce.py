@@ -215,7 +215,9 @@ def describe_length(config: RunConfig, total_steps: int, num_samples: int, is_wh
 
 
 def describe_order(config: RunConfig, is_whole: bool) -> dict[str, str]:
-    """How the first epoch is read, where it is not shuffled."""
+    """How the first epoch is read, where it is not shuffled; or by whom, in lanes."""
+    if (lanes := config.data.order.lanes) > 1:
+        return {"order": f"{lanes} lanes of shards: a host reads those of its own lanes alone"}
     if config.data.order.first_epoch != "written":
         return {}
     rest = "" if is_whole else "; data is still being prepared: no baselines, and later shards are not linted"

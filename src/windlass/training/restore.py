@@ -22,7 +22,7 @@ from windlass.parallel.program import Program
 from windlass.training.drift import check_drift
 from windlass.training.open_saved import check_trainer_state, nothing, weights_of
 
-STREAM_STATE: Final = ("samples_consumed", "shares", "skipped", "read_from")
+STREAM_STATE: Final = ("samples_consumed", "shares", "lanes", "skipped", "read_from")
 
 
 @dataclass(frozen=True)

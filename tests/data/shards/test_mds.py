@@ -10,7 +10,8 @@ import pytest
 import xxhash
 import zstandard
 
-from windlass.data.shards.mds import Reader, Writer
+from windlass.data.shards import mds
+from windlass.data.shards.mds import Folder, Reader, Writer
 from windlass.errors import BadShard
 
 
@@ -323,3 +324,21 @@ def test_offsets_out_of_place_are_refused_even_with_a_right_hash(tmp_path, at, v
     resealed(tmp_path / "x", lambda data: struct.pack_into("<I", data, 4 + 4 * at, value))
     with pytest.raises(BadShard, match="samples that overlap or are empty"):
         list(Reader(tmp_path / "x"))
+
+
+def test_a_folder_is_opened_by_its_index_alone_and_checked_where_that_is_asked(tmp_path, monkeypatch):
+    directory = tmp_path / "train"
+    write(directory, num_samples=100, num_ids=9, shard_bytes=1500)
+    looked = []
+    monkeypatch.setattr(mds, "_check_file", lambda file, *_: looked.append(file.name))
+    folder = Folder(directory)
+    assert looked == []
+    folder.load(1)
+    assert looked == [folder.shards[1].stored.name]
+    folder.check()
+    assert looked[1:] == [shard.stored.name for shard in folder.shards]
+    monkeypatch.undo()
+    (directory / folder.shards[0].stored.name).unlink()
+    folder.check(max_missing=1)
+    with pytest.raises(BadShard, match="is missing"):
+        folder.check()

@@ -135,3 +135,14 @@ def test_a_run_ends_with_its_last_stage():
     (error,) = beyond_stages(stages, 34, 32)
     assert error.given == "data.stages end at 1025 tokens, and the run has 1088"
     assert "leave `tokens` of the last stage out" in error.change
+
+
+def test_lanes_are_of_shuffled_shards_of_sources_that_are_not_mixed(tmp_path):
+    with pytest.raises(
+        ValidationError, match="`lanes: 4` with `first_epoch: written`: lanes are dealt from shuffled shards"
+    ):
+        OrderConfig.model_validate({"lanes": 4, "first_epoch": "written"})
+    mixed = [{**source, "weight": 2} for source in SOURCES]
+    said = refused(tmp_path, sources=mixed, order={"lanes": 4})
+    assert "`order.lanes: 4` with sources that are mixed: a lane has shards of one order" in said
+    assert settings_of(data_config(tmp_path, order={"lanes": 4}), {}) == settings_of(data_config(tmp_path), {})

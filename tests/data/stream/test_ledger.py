@@ -7,6 +7,7 @@ import pytest
 from tests.data.shards.test_mds import write
 from tests.data.streams import Mixed, open_bare
 from windlass.data.shards.mds import Folder, Reader
+from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.ledger import Span, chain, fingerprint, samples, samples_before, span_before, spans, waited_s
 from windlass.data.stream.order import Order
 from windlass.errors import UserError
@@ -158,3 +159,11 @@ def test_of_shards_that_came_meanwhile_each_is_proved(folder, tmp_path):
 def test_seconds_of_waiting_add_up():
     events = [{"kind": "incident", "waited_s": 2.5}, {"kind": "step"}, {"kind": "incident", "waited_s": 0.5}]
     assert waited_s(events) == 3.0 and waited_s([]) == 0.0
+
+
+def test_lanes_expand_to_what_the_loader_gave(folder):
+    facts = LaneOrder([1] * 9, 7, 2, 3, 2).facts()
+    events = json.loads(json.dumps([opening(folder, "start", 0, 0, 6, **facts), {"kind": "end", "step": 20}]))
+    reader = Reader(folder)
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    assert rows == read(folder, 0, 20, 6, lanes=3)

@@ -9,11 +9,12 @@ from tests.data.streams import Mixed, open_bare
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Folder
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
+from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.loader import Loader
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
-from windlass.errors import Unavailable
+from windlass.errors import Unavailable, UserError
 
 WRITTEN = {"first_epoch": "written"}
 HALVES = Mixed([4, 4], [1.0, 1.0])
@@ -38,6 +39,7 @@ def folder(tmp_path_factory):
             [Loader],
             [Mixture],
         ),  # sources are written one after another: all must be there
+        ({"lanes": 2}, [Loader], [LaneOrder]),
         ({"limit": 1}, [SkippingStream, Loader], [SkippingReader, Order]),
         ({"limit": 1, **WRITTEN}, [SkippingStream, GrowingStream, Loader], [SkippingReader, WrittenOrder]),
         ({"limit": 1, "skipped": [[2, 6]]}, [SkippingStream, Loader], [SkippingReader, Order]),
@@ -159,3 +161,25 @@ def test_a_source_with_other_shards_begins_anew(folder):
     source = open_bare(folder, 8, 2, 7, shares=HALVES, consumed=12, kept=kept)
     source.close()
     assert source.entry()["shares"] == {"stages": [[12, [1.0, 1.0]]], "taken": [6, 0]}
+
+
+def test_lanes_give_each_rank_its_part_and_a_resume_keeps_the_block(folder):
+    """Two lanes of batches of eight. With a batch of four from place 16 on, the stream is the same."""
+    whole = rows_of(open_bare(folder, 8, 2, 7, micro_batch=8, lanes=2), 12)
+    ranks = [open_bare(folder, 8, 2, 7, 2, 2, rank, 2, lanes=2) for rank in range(2)]
+    state = ranks[0].state()
+    assert state == {"samples_consumed": 0, "lanes": [2, 4]} and ranks[0].entry()["lanes"] == [2, 4]
+    halves = [[row for batch in rank.next() for row in batch["input_ids"].tolist()] for rank in ranks for _ in range(2)]
+    for rank in ranks:
+        rank.close()
+    assert halves[0] + halves[2] + halves[1] + halves[3] == whole[:16]
+    smaller = open_bare(folder, 8, 2, 7, micro_batch=4, lanes=2, consumed=16, kept_lanes=[2, 4])
+    assert rows_of(smaller, 20) == whole[16:]
+    skipping = open_bare(folder, 8, 2, 7, micro_batch=8, lanes=2, limit=1)
+    assert rows_of(skipping, 12) == whole
+
+
+def test_more_lanes_than_shards_are_refused(folder):
+    with pytest.raises(UserError) as caught:
+        open_bare(folder, 8, 2, 7, micro_batch=16, lanes=16)
+    assert caught.value.given == "data.order.lanes=16, and here/train has 8 shards"

@@ -24,7 +24,7 @@ from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, lo
 from windlass.data.prepare.plan import PreparePlan, choose
 from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, write_set
 from windlass.data.shards import journal
-from windlass.data.shards.mds import read_index
+from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
 from windlass.data.sources.config import HELD
 from windlass.data.sources.preference_rows import texts_of_pair
@@ -142,7 +142,7 @@ def _goes_on(plan: PreparePlan, directory: Path) -> bool:
         if finished is not None and plan.what_changed(finished.written_order) is not None:
             return False
         for name in written.begin["sets"]:
-            read_index(directory / name)
+            Folder(directory / name).check()
     except BadShard as error:
         plan.log(f"prepared from the begin again: {error.given}")
         return False

@@ -92,7 +92,7 @@ class Prepared:
     """For a preparation at a URL; `directory` then holds its small files only."""
     is_whole: bool = True
     """False while the training set is written; `sets` then counts what is written so far."""
-    folders: dict[tuple[str, int], Folder] = field(default_factory=dict, compare=False, repr=False, init=False)
+    folders: dict[str, Folder] = field(default_factory=dict, compare=False, repr=False, init=False)
     """Local sets whose index was read, by name and how many shards may be missing: read once by whoever holds this object."""
     deadline_s: float | None = None
     """Where the training set may grow: how long to wait for a sign of life of the preparation."""
@@ -106,22 +106,20 @@ class Prepared:
     def tokenizer_directory(self) -> Path:
         return self.directory / TOKENIZER_NAME
 
-    def shards(self, name: str, max_missing: int = 0) -> ShardSource:
-        """The shards of a set, local or at a URL. `max_missing`: shard files allowed to be missing; reading one raises BadShard.
-        Raises BadShard."""
+    def shards(self, name: str) -> ShardSource:
+        """The shards of a set, local or at a URL. Only the index is looked at. Raises BadShard."""
         assert name in self.sets, f"{name} is none of {sorted(self.sets)}"
         if self.remote is not None:
             return self.remote.shards(name)
         may_grow = name == "train" and self.deadline_s is not None
         growing = open_growing(self.directory, name, self.deadline_s or 0.0) if may_grow else None
-        return growing or self.folder(name, max_missing)
+        return growing or self.folder(name)
 
-    def folder(self, name: str, max_missing: int = 0) -> Folder:
+    def folder(self, name: str) -> Folder:
         """The shards of a finished local set. Raises BadShard."""
-        key = (name, max_missing)
-        if key not in self.folders:
-            self.folders[key] = Folder(self.directory / name, max_missing)
-        return self.folders[key]
+        if name not in self.folders:
+            self.folders[name] = Folder(self.directory / name)
+        return self.folders[name]
 
     def borders(self, name: str) -> Borders:
         """What `packing.isolate` needs of a set."""
@@ -216,10 +214,9 @@ def check_shards(prepared: Prepared, max_missing: int = 0) -> None:
     """Checks that every set's shards are there, of the right size and number (of the training set `max_missing` may be missing),
     and that the tokenizer and each index.json are as written. Raises BadShard."""
     for name, info in prepared.sets.items():
-        lacking = max_missing if name == "train" else 0
-        shards = (
-            prepared.folder(name, lacking).shards if prepared.remote is None else prepared.remote.shards(name).shards
-        )
+        if prepared.remote is None:
+            prepared.folder(name).check(max_missing if name == "train" else 0)
+        shards = prepared.folder(name).shards if prepared.remote is None else prepared.remote.shards(name).shards
         found = sum(shard.num_samples for shard in shards)
         if found != info.samples:
             given = f"{prepared.where}/{name} holds {found} samples"

@@ -159,15 +159,25 @@ class ShardSource(Protocol):
 
 
 class Folder:
-    """Shards in a local directory. Index, presence and sizes are checked when it is opened, a file's hash when it is first
-    loaded. A compressed shard is unpacked into memory for as long as it is used. `max_missing`: files that may be missing
-    or of another size; loading one raises BadShard."""
+    """Shards in a local directory. The index is checked when it is opened; presence and size of a file when it is loaded, its
+    hash when it is first loaded: no rank asks a file system of many for every file at its start. A compressed shard is unpacked
+    into memory for as long as it is used."""
 
-    def __init__(self, directory: Path, max_missing: int = 0):
+    def __init__(self, directory: Path):
         self.directory, self.where = directory, str(directory)
-        self.shards = read_index(directory, max_missing)
+        self.shards = read_index(directory)
         self.max_mapped = len(self.shards)
         self._verified: set[int] = set()
+
+    def check(self, max_missing: int = 0) -> None:
+        """Looks at presence and size of every file; `max_missing` may be missing, or of another size. Raises BadShard."""
+        for shard in self.shards:
+            try:
+                _check_file(shard.stored, self.directory, str(self.directory / INDEX_NAME))
+            except BadShard:
+                max_missing -= 1
+                if max_missing < 0:
+                    raise
 
     def load(self, number: int) -> np.ndarray:
         shard = self.shards[number]
@@ -186,23 +196,14 @@ class Folder:
             raise BadShard(f"{path} cannot be read: {error}", rule, REPAIR) from None
 
 
-def read_index(directory: Path, max_missing: int = 0) -> list[Shard]:
-    """index.json, strictly validated, and every file's presence and size compared with it, but for `max_missing` files. Raises
-    BadShard."""
+def read_index(directory: Path) -> list[Shard]:
+    """index.json, strictly validated. Raises BadShard."""
     path = directory / INDEX_NAME
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadShard(f"{path} does not exist", "index.json is written last and makes a dataset", REPAIR) from None
-    shards = parse_index(data, str(path))
-    for shard in shards:
-        try:
-            _check_file(shard.stored, directory, str(path))
-        except BadShard:
-            max_missing -= 1
-            if max_missing < 0:
-                raise
-    return shards
+    return parse_index(data, str(path))
 
 
 def _check_file(file: File, directory: Path, index: str) -> None:
@@ -217,11 +218,13 @@ def _check_file(file: File, directory: Path, index: str) -> None:
 class Reader:
     """Random access to the samples of a dataset. Keeps at most `max_mapped` shards mapped, the last used ones.
 
-    Raises BadShard when opened (index; of a folder also presence and sizes) and when a shard is mapped (hash, header).
+    Raises BadShard when opened (index; of a directory also presence and sizes) and when a shard is mapped (hash, header).
     """
 
     def __init__(self, source: Path | ShardSource, max_mapped: int = 64):
-        self.source: ShardSource = Folder(source) if isinstance(source, Path) else source
+        if isinstance(source, Path):
+            (source := Folder(source)).check()
+        self.source: ShardSource = source
         self.max_mapped = min(max_mapped, self.source.max_mapped)
         self.shards = self.source.shards
         self.shard_samples = [shard.num_samples for shard in self.shards]

@@ -11,6 +11,7 @@ evaluation_set   the same first samples of a set in every layout, with their exa
 Inside:
 
 mixture          an order of several sources
+lane_order       the same in lanes: each host reads shards of its own
 order            which sample has which position of the endless stream
 collate          samples -> tensors; isolated documents; keys for dropout
 growing_stream   an order whose shards may still be written, and the source that logs and checkpoints it

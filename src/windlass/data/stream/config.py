@@ -24,6 +24,10 @@ class OrderConfig(Settings):
     """shuffled: shards are shuffled, so all are prepared first. written: shards in the order they are written, samples permuted
     inside windows of `shuffle_window` of them. `train` then begins when the other sets and the first window are there; what it
     reads is what a finished preparation gives under the same setting."""
+    lanes: int = Field(default=1, ge=1)
+    """With `shuffled`: parts into which the shards of each epoch are dealt out, and which a global batch takes equal shares from.
+    Set it to the number of hosts, or a multiple, that divides the global batch: then each host reads its own shards alone, where
+    otherwise every host reads all of them. Samples are permuted inside windows of each lane, and come once per epoch."""
     held_out_of: int | None = Field(default=None, ge=1)
     """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later ones
     are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""
@@ -32,7 +36,13 @@ class OrderConfig(Settings):
     run ends with an error. May change on resume."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
-        return (self._needs_written(),)
+        return self._needs_written(), self._needs_shuffled()
+
+    def _needs_shuffled(self) -> Iterator[ValueError]:
+        if self.lanes > 1 and self.first_epoch == "written":
+            yield ValueError(
+                f"`lanes: {self.lanes}` with `first_epoch: written`: lanes are dealt from shuffled shards: leave one out"
+            )
 
     def _needs_written(self) -> Iterator[ValueError]:
         if self.first_epoch != "written":

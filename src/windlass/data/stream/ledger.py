@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from windlass.data.shards.index import Shard
+from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.shares import Shares
@@ -43,6 +44,8 @@ class Span(NamedTuple):
     """Of a mixture: shards of each source, one source behind the other."""
     shares: Mapping[str, Any] | None = None
     """Theirs (`Shares.facts`)."""
+    lanes: tuple[int, int] | None = None
+    """Their number, and the samples of a block."""
     left_out: tuple[tuple[int, int], ...] = ()
     """(shard, position): from that position on its samples count no target."""
     written: bool = False
@@ -141,7 +144,8 @@ def _span(current: Mapping[str, Any], end: int, left_out: Mapping[int, int]) -> 
         end,
         *facts,
         *mixture,
-        tuple(left_out.items()),
+        lanes=tuple(current["lanes"]) if "lanes" in current else None,
+        left_out=tuple(left_out.items()),
         written=current.get("first_epoch") == "written",
         num_shards=current.get("num_shards"),
         is_complete=current.get("is_complete", True),
@@ -186,7 +190,9 @@ def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tu
             yield from zip(map(tuple, places_N2.tolist()), is_lost_N.tolist())
 
 
-def _order(span: Span, counts: list[int]) -> Order | Mixture:
+def _order(span: Span, counts: list[int]) -> Order | LaneOrder | Mixture:
+    if span.lanes is not None:
+        return LaneOrder(counts, span.seed, span.shuffle_window, *span.lanes)
     if span.shares is not None:
         shares = Shares.of(span.shares)
         return Mixture(counts, span.source_shards, shares, span.seed, span.shuffle_window, written=span.written)

@@ -69,10 +69,15 @@ class BatchCut:
         """Samples of a global batch, over all ranks."""
         return self.micro_batch * self.accumulation * self.batch_ranks
 
-    def starts(self) -> range:
-        """The offset in the global batch of each of this rank's micro-batches."""
+    @property
+    def own(self) -> range:
+        """The offsets in the global batch of this rank's samples."""
         per_rank = self.micro_batch * self.accumulation
-        return range(self.batch_rank * per_rank, (self.batch_rank + 1) * per_rank, self.micro_batch)
+        return range(self.batch_rank * per_rank, (self.batch_rank + 1) * per_rank)
+
+    def starts(self) -> range:
+        """Of each of its micro-batches."""
+        return self.own[:: self.micro_batch]
 
 
 class Loader:

@@ -1,6 +1,7 @@
 """The door: prepared data and a recipe -> the stream of global batches that a run trains on, with what the recipe asks for.
 
-    order     Order; Mixture where sources are mixed; WrittenOrder where training begins while data is prepared
+    order     Order; LaneOrder where hosts read shards of their own; Mixture where sources are mixed; WrittenOrder where training
+              begins while data is prepared
     reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
     batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample
     source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
@@ -24,6 +25,7 @@ from windlass.data.stream.batch_source import BatchSource
 from windlass.data.stream.collate import add_keys, batches_of, changed_batches, check_length
 from windlass.data.stream.evaluation_set import ChangeBatch, unchanged
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
+from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.ledger import fingerprint
 from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
 from windlass.data.stream.mixture import Mixture
@@ -36,6 +38,7 @@ from windlass.data.stream.skipping_stream import (
     SkippingStream,
     check_limit_on_resume,
 )
+from windlass.errors import UserError
 
 MOST_NAMED: Final = 3  # sources in an error
 
@@ -60,10 +63,16 @@ def open_stream(
     Raises UserError, BadShard.
     """
     state, sequences = state or {}, config.sequences_per_sample
-    reader = _open_reader(prepared, config)
-    order, written = _order(prepared, config, reader, seed, state, log)
+    reader = _open_reader(prepared, config, cut)
+    may_skip = bool(config.max_bad_shards or state.get("skipped"))
+    order: StreamOrder
+    if config.order.lanes > 1:
+        # who leaves shards out looks at the whole batch
+        order, written = _lane_order(prepared, config, reader, seed, state, cut, None if may_skip else cut.own), None
+    else:
+        order, written = _order(prepared, config, reader, seed, state, log)
     skipping = None
-    if config.max_bad_shards or state.get("skipped"):
+    if may_skip:
         since = dict(state.get("skipped", ()))
         check_limit_on_resume(since, config.max_bad_shards, reader)
         skipping = SkippingReader(order, reader, sequences * (config.sequence_length + 1), since)
@@ -97,9 +106,11 @@ def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[
     return name
 
 
-def _open_reader(prepared: Prepared, config: DataConfig) -> Reader:
-    windows = len(config.sources) if config.mixture else 1  # each source of a mixture has a window open
-    source = wait_for_first_shard(prepared.shards("train", max_missing=config.max_bad_shards))
+def _open_reader(prepared: Prepared, config: DataConfig, cut: BatchCut) -> Reader:
+    # each source of a mixture has a window open, and each lane that this rank's part of a batch touches
+    lanes = -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
+    windows = len(config.sources) if config.mixture else lanes
+    source = wait_for_first_shard(prepared.shards("train"))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
     return reader
@@ -126,6 +137,27 @@ def _order(
         written = WrittenOrder(reader, seed, window, state.get("read_from"), refused=other_stream(prepared.where))
         return written, written
     return Order(samples, seed, window), None
+
+
+def _lane_order(
+    prepared: Prepared,
+    config: DataConfig,
+    reader: Reader,
+    seed: int,
+    state: Mapping[str, Any],
+    cut: BatchCut,
+    own: range | None,
+) -> LaneOrder:
+    lanes, num_shards = config.order.lanes, len(reader.shard_samples)
+    if lanes > num_shards:
+        raise UserError(
+            f"data.order.lanes={lanes}, and {prepared.where}/train has {num_shards} shards",
+            "each lane reads shards of its own",
+            f"set data.order.lanes={num_shards} or fewer, or prepare with a smaller data.shard_bytes",
+        )
+    kept_lanes, block = state.get("lanes", (0, 0))
+    block = block if kept_lanes == lanes else cut.global_batch // lanes
+    return LaneOrder(reader.shard_samples, seed, config.shuffle_window, lanes, block, own)
 
 
 def _shares(config: DataConfig, digests: Sequence[str], state: Mapping[str, Any], log: Callable[[str], None]) -> Shares:

@@ -27,9 +27,46 @@ from typing import Any
 import numpy as np
 
 
-def _permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
+def permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
     bits = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, number], np.uint64))
     return np.argsort(bits.random_raw(count), kind="stable")
+
+
+class Windows:
+    """Shards one behind the other, their samples permuted inside windows of `shuffle_window` of them; window k is permuted by
+    `number` + k. The permutation of the last window that was asked for is kept."""
+
+    def __init__(
+        self, seed: int, epoch: int, shards: np.ndarray, shard_samples: np.ndarray, shuffle_window: int, number: int
+    ):
+        self._seed, self._epoch, self._shards, self._number = seed, epoch, shards, number
+        self._shard_samples, self._shuffle_window = shard_samples, shuffle_window
+        ends = np.cumsum(shard_samples[shards])
+        self.num_samples = int(ends[-1]) if len(ends) else 0
+        last_shards = np.arange(shuffle_window, len(ends) + shuffle_window, shuffle_window) - 1
+        self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
+        self._window, self._places_N2 = -1, np.empty((0, 2), np.int64)
+
+    def take(self, start: int, count: int) -> np.ndarray:
+        """Samples start..start+count -> [count, 2] int64: (shard, row). They must be there."""
+        parts = [np.empty((0, 2), np.int64)]
+        while count > 0:
+            window = int(np.searchsorted(self._starts, start, "right")) - 1
+            if window != self._window:
+                self._enter(window)
+            offset = start - int(self._starts[window])
+            parts.append(self._places_N2[offset : offset + count])
+            start, count = start + len(parts[-1]), count - len(parts[-1])
+        return np.concatenate(parts)
+
+    def _enter(self, window: int) -> None:
+        shards = self._shards[window * self._shuffle_window : (window + 1) * self._shuffle_window]
+        samples = self._shard_samples[shards]
+        places_N2 = np.empty((int(samples.sum()), 2), np.int64)
+        places_N2[:, 0] = np.repeat(shards, samples)
+        places_N2[:, 1] = np.concatenate([np.arange(count) for count in samples])
+        self._window = window
+        self._places_N2 = places_N2[permutation(self._seed, self._epoch, self._number + window, len(places_N2))]
 
 
 class Order:
@@ -47,8 +84,6 @@ class Order:
     ):
         assert 0 <= seed < 1 << 64 and shuffle_window >= 1 and (written or is_complete)
         self.seed, self.shuffle_window, self.written = seed, shuffle_window, written
-        self._window: tuple[int, int] = (-1, -1)
-        self._places_N2 = np.empty((0, 2), np.int64)
         self._shard_samples = np.empty(0, np.int64)
         self.is_complete = False
         self.grow(shard_samples, is_complete)
@@ -62,7 +97,6 @@ class Order:
         self.num_samples = int(self._shard_samples.sum())
         self.is_complete = is_complete
         self._epoch = -1
-        self._shards = self._starts = np.empty(0, np.int64)
 
     @property
     def end(self) -> int | None:
@@ -91,22 +125,11 @@ class Order:
         return {}
 
     def _enter_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
         num_shards = len(self._shard_samples)
         is_written_order = self.written and epoch == 0
-        self._shards = np.arange(num_shards) if is_written_order else _permutation(self.seed, epoch, 0, num_shards)
-        ends = np.cumsum(self._shard_samples[self._shards])
-        last_shards = np.arange(self.shuffle_window, len(ends) + self.shuffle_window, self.shuffle_window) - 1
-        self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
-
-    def _enter_window(self, epoch: int, window: int) -> None:
-        self._window = (epoch, window)
-        shards = self._shards[window * self.shuffle_window : (window + 1) * self.shuffle_window]
-        samples = self._shard_samples[shards]
-        places_N2 = np.empty((int(samples.sum()), 2), np.int64)
-        places_N2[:, 0] = np.repeat(shards, samples)
-        places_N2[:, 1] = np.concatenate([np.arange(count) for count in samples])
-        self._places_N2 = places_N2[_permutation(self.seed, epoch, window + 1, len(places_N2))]
+        shards = np.arange(num_shards) if is_written_order else permutation(self.seed, epoch, 0, num_shards)
+        self._epoch = epoch
+        self._windows = Windows(self.seed, epoch, shards, self._shard_samples, self.shuffle_window, 1)
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Positions start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0 and count, up to `end`."""
@@ -116,11 +139,7 @@ class Order:
             epoch, position = divmod(start, self.num_samples) if self.is_complete else (0, start)
             if epoch != self._epoch:
                 self._enter_epoch(epoch)
-            window = int(np.searchsorted(self._starts, position, "right")) - 1
-            if (epoch, window) != self._window:
-                self._enter_window(epoch, window)
-            offset = position - int(self._starts[window])
-            part = self._places_N2[offset : offset + count]
+            part = self._windows.take(position, min(count, self.num_samples - position))
             parts.append(part)
             start, count = start + len(part), count - len(part)
         return np.concatenate(parts)
