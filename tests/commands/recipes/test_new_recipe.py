@@ -79,6 +79,8 @@ def test_what_is_not_given_is_asked(here):
         ({"data": "nowhere.jsonl"}, "no data at nowhere.jsonl"),
         ({"data": "./org/name"}, "no data at ./org/name"),
         ({"kind": "rl"}, "--kind rl"),
+        ({"model": "smal"}, "--model smal"),
+        ({"model": "./text"}, "--model ./text"),
         ({"kind": "sft"}, "--model small with conversations"),
         ({"kind": "dpo"}, "--model small with pairs"),
         ({"steps": None, "ask": "ten"}, "'ten' steps"),
@@ -94,6 +96,8 @@ def test_refusals_of_init_write_nothing(here, given, words):
     with pytest.raises(UserError) as caught:
         init(Path(given["out"]), *(given[key] for key in ("data", "model", "steps", "kind")), ask)
     assert caught.value.given == words and sorted(here.rglob("*")) == before
+    near = {"smal": "did you mean `small`? ", "./text": "did you mean `texts`? "}.get(given["model"], "")
+    assert caught.value.change.startswith(near)
 
 
 def test_the_command_line_imports(here, monkeypatch, capsys):
@@ -104,7 +108,7 @@ def test_the_command_line_imports(here, monkeypatch, capsys):
     assert load_recipe(here / "recipe.yaml").run.tokens_per_step == 2 * 4 * 2 * 2048
     assert "lora_r: 32 -> adapter.kind=lora adapter.rank=32" in done.err
     assert "not mapped: optimizer paged_adamw_8bit: states are fp32 or bf16" in done.err
-    assert "recipe.yaml is written: " in done.out and ", 6 not mapped. Next: look at data.sources" in done.out
+    assert "recipe.yaml is written: " in done.out and ", 4 not mapped. Next: look at data.sources" in done.out
     code, done = run_command(["import", str(FILES / "torchtune-full.yaml")], monkeypatch, capsys)
     assert yaml.safe_load(done.out)["run"]["steps"] == 100, "to standard output"
 

@@ -11,7 +11,8 @@ from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.config import parse_recipe
 from windlass.data.files import write_durably
-from windlass.errors import UserError
+from windlass.errors import UserError, nearest, nearest_entry
+from windlass.hub.client import is_hub_name
 from windlass.recipe import parse_yaml, recipe_text
 
 Kind = Literal["pretrain", "sft", "dpo"]
@@ -64,6 +65,17 @@ def import_file(file: Path, out: Path | None, tool: str | None, ranks: int) -> t
     return recipe, found
 
 
+def _check_model(model: str) -> None:
+    """Raises UserError for a name that is no model: a typo would be found when the run begins."""
+    if model != SMALL and not is_hub_name(model) and not Path(model).expanduser().is_dir():
+        near = nearest(model, [SMALL]) or nearest_entry(Path(model).expanduser())
+        raise UserError(
+            f"--model {model}",
+            f"a model is {SMALL} (a new one), a directory here, or a hub name, which has the form org/name",
+            f"{near}for example --model Qwen/Qwen3-4B, or --model {SMALL}",
+        )
+
+
 def init(
     out: Path,
     data: str | None,
@@ -89,6 +101,7 @@ def init(
     model = model or (
         ask(f"Model: a hub name or directory to finetune, or {SMALL} for a new one", SMALL) if ask else SMALL
     )
+    _check_model(model)
     if steps is None:
         steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
     source = _source(data)
