@@ -61,9 +61,6 @@ class VerifiedFile(io.RawIOBase):
         self._at = begin + offset
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readinto(self, buffer: Any) -> int:
         if self._at >= self._num_bytes:
             return 0

@@ -1,7 +1,9 @@
 """Encoding in processes is encoding in one process: same ids, same order; and a dead worker is an error."""
 
+import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.data.conftest import make_text
 from windlass.data.tokenize import pool as room
 from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.errors import UserError
 
 TEXTS = [make_text(1 + 37 * number % 800, number) for number in range(120)]
 
@@ -107,3 +110,31 @@ def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path
     command = [sys.executable, str(script), str(directory), str(tmp_path / "added")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "work")
     assert (done.stdout, done.stderr) == (f"once\n{len(plain(['some text'], directory))}\n", "seen\n")
+
+
+class Squared(NamedTuple):
+    number: int
+
+    def __call__(self, kept):
+        kept["calls"] = kept.get("calls", 0) + 1
+        if self.number < 0:
+            raise UserError("given", "rule", "change")
+        return self.number**2, os.getpid(), kept["calls"]
+
+
+def test_tasks_are_run_here_or_by_the_same_workers_and_answered_in_order(monkeypatch):
+    monkeypatch.setattr(room, "BYTES_PER_WORKER", 1 << 20)
+    tasks = list(map(Squared, range(20)))
+    with room.TaskRunner(2) as runner:
+        here = list(runner.map(tasks, 1 << 20))
+        assert [pid for _, pid, _ in here] == [os.getpid()] * 20 and here[-1][2] == 20
+        there = [list(runner.map(tasks, 9 << 20)) for _ in range(2)]
+        assert [[square for square, *_ in one] for one in there] == [[number**2 for number in range(20)]] * 2
+        pids = {pid for one in there for _, pid, _ in one}
+        assert 1 <= len(pids) <= 2 and os.getpid() not in pids
+        assert sum(max(calls for _, pid, calls in there[0] + there[1] if pid == one) for one in pids) == 40
+        with pytest.raises(UserError):
+            list(runner.map([*tasks, Squared(-1)], 9 << 20))
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,8 +1,8 @@
 """The sources of all sets that workers read in chunks (chunk_tasks): what each holds, and its ids.
 
-Read in chunks are files on this host whose documents are chosen one by one. Where a limit counts documents, or
-duplicates are dropped, or a source is read as it arrives, or holds ids already, the parent reads it and workers encode what it
-sends (write_set).
+Workers read what is in files on this host where each document is chosen by itself. Where a limit counts documents, or duplicates
+are dropped, or a source is read as it arrives, or holds ids already, the parent reads it and workers encode what it sends
+(write_set).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
