@@ -200,7 +200,7 @@ def test_a_variable_that_is_not_set_is_named_with_its_place():
 
 @pytest.mark.parametrize("text", ['a: "\\U00110000"', 'a: "\\UFFFFFFFF"', f"%YAML 1.{'9' * 5000}\n---\na: 1"])
 def test_what_pyyamls_scanner_cannot_convert_is_refused(text):
-    with pytest.raises(UserError, match="^r.yaml holds an escape or a directive that YAML has not") as caught:
+    with pytest.raises(UserError, match=r"^r\.yaml holds an escape or a directive that YAML has not") as caught:
         parse_yaml(text, "r.yaml")
     assert len(str(caught.value)) < 300
 
