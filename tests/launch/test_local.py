@@ -86,6 +86,21 @@ if case in ("recovers", "stuck", "mistaken", "stalls", "terminated"):
             beat.beat("record", 17)
     elif rank == 1:
         os._exit(7) if case == "stuck" else os.kill(os.getpid(), 9)
+if case.startswith("lingers"):
+    import atexit, threading
+    from windlass.supervise.heartbeat import Heartbeat, folder_of
+    _, state, how = case.split("-")
+    with Heartbeat(folder_of(run), rank, is_watched=True) as beat:
+        beat.beat("end", 4)
+        if rank == 0:
+            write_status(run, state, 4, 0 if state == "finished" else 75)
+        if how == "destroy" and rank == 1:
+            time.sleep(600)
+    if how == "thread" and rank == 1:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    if how == "atexit" and rank == 1:
+        atexit.register(time.sleep, 600)
+    sys.exit(0)
 if case == "interrupted-twice":  # they would save for minutes
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT) if rank == 0 else None)
@@ -239,6 +254,8 @@ import json, os, pathlib, sys
 from windlass.launch.local import launch
 from windlass.launch.restarts import Restarts
 from windlass.status import read_status
+from windlass.supervise import watchdog
+watchdog.LEAVE_S = 1.0
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
 for case in json.loads(sys.argv[1]):
     try:
@@ -339,6 +356,27 @@ def test_a_rank_that_stalls_is_named_and_all_start_again(launched, tmp_path):
     assert end.said.count("windlass: rank 1 stalls in step 17, phase step: nothing for ") == 2
     assert "rank 0: step 17, record for " in end.said and "rank 1: step 16, step for " in end.said
     assert [(one["cause"], one["ranks"], one["phase"]) for one in incidents(tmp_path)] == [("stalled", [1], "step")] * 2
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "at"),
+    [
+        ("finished-thread", 0, "threading.py"),
+        pytest.param("finished-atexit", 0, "", marks=pytest.mark.long),  # C calls what a library has registered
+        pytest.param("finished-destroy", 0, "windlass/__main__.py", marks=pytest.mark.long),
+        pytest.param("stopped-thread", EXIT_STOPPED, "threading.py", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_does_not_leave_after_the_end_is_named_and_ended_and_the_run_is_what_it_was(
+    launched, tmp_path, case, code, at
+):
+    (end,) = launched(f"lingers-{case}", restarts=2, stall_s=60)
+    assert (end.code, end.step) == (code, 4), end.said
+    assert "windlass: rank 1 does not leave, 1 s after the end of the run: killed, at " in end.said
+    assert at in end.said and "restart" not in end.said
+    (incident,) = incidents(tmp_path)
+    assert (incident["cause"], incident["ranks"], incident["step"], incident["restart"]) == ("lingers", [1], 4, None)
+    assert read_status(tmp_path / "run").state == case.partition("-")[0] and not read_beats(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

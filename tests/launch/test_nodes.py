@@ -1,11 +1,16 @@
-"""Ranks on several hosts: what is refused before hosts meet. Whole runs: test_nodes_in_namespaces."""
+"""Ranks on several hosts: what is refused before hosts meet, and how one ends. Whole runs: test_nodes_in_namespaces."""
 
 import pytest
 
 from windlass.cli.arguments import endpoint_of
 from windlass.contract import exit_code_of_stop, is_prepared
 from windlass.errors import EXIT_STOPPED, UserError
+from windlass.launch import nodes as room
 from windlass.launch.nodes import check_worlds, nodes_of
+from windlass.launch.restarts import Failure, Restarts
+from windlass.report.events import read_lines
+from windlass.status import write_status
+from windlass.supervise.incident import Incident
 
 
 @pytest.mark.parametrize(("text", "found"), [("3", (3, 3)), ("2:3", (2, 3)), ("1:1", (1, 1)), ("3:4", (3, 4))])
@@ -62,3 +67,26 @@ def test_ranks_of_several_hosts_prepare_their_data_and_never_end_with_0_by_a_sig
     several = {**one, "WINDLASS_RANKS_PER_HOST": "2"}
     assert [is_prepared(environ) for environ in ({}, one, several)] == [False, True, False]
     assert [exit_code_of_stop(True, environ) for environ in (one, several)] == [0, EXIT_STOPPED]
+
+
+def test_a_host_whose_rank_does_not_leave_ends_as_the_run_did_and_starts_nothing_again(tmp_path, monkeypatch):
+    lingers = Incident("lingers", [3], 9, "end", waited_s=301.0)
+    ended = []
+
+    class Meeting:
+        start, watch, end = dict, object, lambda self, code: ended.append(code) or code
+
+    states = {"finished": 0, "stopped": 75}
+
+    def start_ranks(*_):
+        state = list(states)[len(ended)]
+        write_status(tmp_path, state, 9, states[state])
+        return Failure(137, lingers)
+
+    monkeypatch.setenv("WINDLASS_RANKS_PER_HOST", "2")
+    monkeypatch.setattr(room, "start_ranks", start_ranks)
+    (tmp_path / "events.jsonl").write_text("")
+    for code in states.values():
+        assert room._start(Meeting(), [], nodes_of("2"), tmp_path, Restarts(3, 180.0), 0.0) == code
+    assert ended == [0, 75]
+    assert [(line["cause"], line["ranks"]) for line in read_lines(tmp_path / "events.jsonl")] == [("lingers", [3])] * 2

@@ -11,6 +11,7 @@ import pytest
 
 from windlass.supervise import heartbeat
 from windlass.supervise.heartbeat import Heartbeat, LastBeat, folder_of, forget_beats, process_state, read_beats
+from windlass.supervise.places import find_places
 
 
 @pytest.fixture
@@ -58,6 +59,27 @@ def test_what_a_rank_that_failed_was_doing_stays_for_the_launcher(run):
     assert (left.step, left.phase, left.is_alive) == (2, "data", False), (
         "this process lives, and takes no signal for it"
     )
+    forget_beats(run)
+    assert not read_beats(run)
+
+
+def test_a_rank_that_is_watched_can_be_asked_where_it_is_until_its_process_has_left(run):
+    code = f"""
+import sys, threading
+from pathlib import Path
+from windlass.supervise.heartbeat import Heartbeat, folder_of
+with Heartbeat(folder_of(Path({str(run)!r})), 0, is_watched=True) as beat:
+    beat.beat("data", 9)
+print(flush=True), sys.stdin.read()
+"""
+    rank = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    rank.stdout.readline()
+    (left,) = read_beats(run)
+    assert (left.step, left.phase, left.pid, left.is_alive) == (9, "end", rank.pid, True)
+    (place,) = find_places(run, [left], wait_s=60)
+    assert place.frames == ("<string>:7 <module>",)
+    rank.communicate()
+    assert rank.returncode == 0 and not read_beats(run)[0].is_alive
     forget_beats(run)
     assert not read_beats(run)
 

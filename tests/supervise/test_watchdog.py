@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from windlass.status import write_status
 from windlass.supervise import watchdog
 from windlass.supervise.heartbeat import PHASES, LastBeat
 from windlass.supervise.places import Collective, Place
-from windlass.supervise.watchdog import UNSEEN_S, Deadlines, Watchdog, to_blame
+from windlass.supervise.watchdog import LEAVE_S, UNSEEN_S, Deadlines, Watchdog, to_blame
 
 
 def beat(rank=0, step=1, phase="step", time_s=0.0, pid=None):
@@ -271,6 +272,37 @@ def test_a_look_learns_and_names_what_stalls(tmp_path, monkeypatch):
     assert found.waited_s == pytest.approx(10.1) and [p.beat.rank for p in found.places] == [0, 1]
     beats[:] = [beat(1, 3, "step", 3.0, pid=None)._replace(pid=0)]
     assert looks.look() is None, "a dead rank does not stall: the launcher sees it"
+
+
+def test_ranks_that_do_not_leave_are_named_once_the_run_has_ended_and_not_before(tmp_path, monkeypatch):
+    clock, beats = [0.0], [beat(0, 9, "end"), beat(1, 9, "end"), beat(2, 9, "end")]
+    monkeypatch.setattr(watchdog, "read_beats", lambda run: list(beats))
+    monkeypatch.setattr(LastBeat, "is_alive", property(lambda self: True))
+    monkeypatch.setattr(
+        watchdog, "find_places", lambda run, beats, clock: [Place(b, clock() - b.time_s) for b in beats]
+    )
+    write_status(tmp_path, "stopped", 5, 75)  # of an earlier start
+    looks = Watchdog(tmp_path, Deadlines(5.0), lambda *_: None, lambda: clock[0])
+
+    def at(now_s):
+        while clock[0] < now_s:
+            clock[0] += 1
+            if (found := looks.look()) is not None:
+                return found
+        return None
+
+    assert at(4000) is None, "rank 0 writes its report, or copies the last checkpoint"
+    write_status(tmp_path, "finished", 9, 0)
+    assert at(4001) is None
+    del beats[1]  # it leaves in time
+    clock[0] += 3600  # the launcher itself is stopped
+    assert at(7601 + LEAVE_S) is None
+    found = at(7700 + LEAVE_S)
+    assert (found.cause, found.ranks, found.step, found.phase, found.waited_s) == (
+        *("lingers", [0, 2], 9, "end", LEAVE_S + 1),
+    )
+    assert found.sentence == "ranks 0, 2 do not leave, 301 s after the end of the run: killed, at no answer"
+    assert "restart" not in found.fields()
 
 
 def test_a_launcher_that_was_stopped_itself_accuses_nobody(tmp_path, monkeypatch):

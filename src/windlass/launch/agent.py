@@ -84,7 +84,6 @@ def start_ranks(
         except ChildFailedError as failed:
             beats = read_beats(run_directory)
             if stalls.found is not None:
-                say("\n".join([f"windlass: {stalls.found.sentence}", *stalls.found.details()]), sys.stderr)
                 seen = [place.beat for place in stalls.found.places]
                 return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
             incident = _death(*_first(failed.failures), beats, oom_kills() > kills, new_faults(health, read_all()))
@@ -103,13 +102,15 @@ def end_children() -> None:
 
 
 class _Stalls:
-    """What the watchdog found. All ranks are killed: those that wait for the one that stalls would wait for minutes."""
+    """What the watchdog found, which is printed. All ranks are killed: those that wait for the one that stalls would wait for
+    minutes."""
 
     def __init__(self) -> None:
         self.found: Incident | None = None
 
     def end(self, incident: Incident, pids: Sequence[int]) -> None:
         self.found = incident
+        say("\n".join([f"windlass: {incident.sentence}", *incident.details()]), sys.stderr)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

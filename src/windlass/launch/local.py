@@ -99,6 +99,8 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
             code = 0 if failure is None else failure.code
             code = settle(run_directory, start_s, code) if restarts else code
             if failure is None or not restarts or code in (0, EXIT_STOPPED):
+                if failure is not None and failure.incident.cause == "lingers":
+                    note(run_directory, failure.incident, None)
                 return code
             reason = restarts.why_not(failure)
             note(run_directory, failure.incident, restarts.count if reason is None else None)

@@ -109,6 +109,9 @@ def _start(
     except RendezvousTimeoutError:
         raise too_few(nodes.least, meeting.join_s) from None
     code = settle(run_directory, since_s, failure.code if failure else 0)
+    if failure is not None and failure.incident.cause == "lingers":  # the run itself has ended
+        note(run_directory, failure.incident, None)
+        return meeting.end(code)
     if failure is None:
         return meeting.end(code)
     if code == EXIT_STOPPED:

@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple, Self, get_args
 
 Phase = Literal["start", "record", "evaluate", "checkpoint", "data", "step", "update", "end"]
 """In their order between two updates, at one number of completed steps. start: until the first step. step: forward and
-backward. update: clipping and the optimizer."""
+backward. update: clipping and the optimizer. end: from the last step until the process has left."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 STACK_SIGNAL: Final = signal.SIGUSR2
 """On it a rank's C code writes the stacks of all its threads, whatever its Python is doing."""
@@ -204,13 +204,17 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A run that ended well leaves no page. That of one that failed stays for the launcher, as a dead process's: its process
-        may live on, and would be ended by STACK_SIGNAL from here on."""
+        """A run that ended well leaves no page. Where a launcher watches, the page goes with the process, which may not leave.
+        The page of a run that failed stays for the launcher, as a dead process's: its process may live on, and would be ended by
+        STACK_SIGNAL from here on."""
+        if error is None and self._is_watched and self._files:
+            self.beat("end")
+            return
         self._done.set()
         if not self._files:
             return
         _BEAT.pack_into(self._page, 0, 0, *_BEAT.unpack_from(self._page)[1:])  # no process: none may be signalled
-        for file in self._files[error is not None and self._is_watched :]:
+        for file in self._files[self._is_watched :]:
             file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty
             self._files[0].parent.rmdir()

@@ -1,4 +1,5 @@
-"""What happened to a run, seen from outside its ranks: one died or stalled. A sentence for people, JSON for programs."""
+"""What happened to a run, seen from outside its ranks: one died, stalled or did not leave. A sentence for people,
+JSON for programs."""
 
 import contextlib
 import dataclasses
@@ -35,7 +36,7 @@ class Incident:
     """`ranks`: those to blame, the first of them described. `exit_code`: of its process, where that ended by itself; negative for
     a signal. `step`: completed ones, `phase`: see heartbeat; None where the rank had not got so far. `places`: of all ranks."""
 
-    cause: Literal["died", "stalled"]
+    cause: Literal["died", "stalled", "lingers"]
     ranks: Sequence[int]
     step: int | None = None
     phase: str | None = None
@@ -65,6 +66,11 @@ class Incident:
         on = f" on {own.host}" if own and own.host else ""
         who = f"rank {listed}{on} stalls" if len(self.ranks) == 1 else f"ranks {listed} stall"
         at = f", at {own.line}" if own else ""
+        if self.cause == "lingers":
+            do = "does" if len(self.ranks) == 1 else "do"
+            return (
+                f"{who.rpartition(' ')[0]} {do} not leave, {self.waited_s:.0f} s after the end of the run: killed{at}"
+            )
         return f"{who}{where}: nothing for {self.waited_s:.0f} s{at}"
 
     def details(self) -> list[str]:

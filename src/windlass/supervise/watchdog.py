@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from windlass.status import read_status
 from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
 from windlass.supervise.places import Collective, Place, find_places
@@ -32,6 +33,8 @@ SHORT_S, SHORT_TIMES = 60.0, 1000.0
 POLL_S: Final = 1.0
 WAITING: Final = re.compile(r"windlass/ranks/(tree|host_page)\.py:")
 """A frame of a rank that waits for what another one says."""
+LEAVE_S: Final = 300.0
+"""How long a rank may take to leave once the run has ended: its sinks are sent the last lines, a minute each."""
 PAUSE_S: Final = 10.0
 """Between two looks of a watchdog that was stopped itself: by Ctrl-Z, most likely with its ranks."""
 
@@ -125,7 +128,8 @@ class OtherHosts(Protocol):
 
 
 class Watchdog:
-    """Looks after the ranks of a run on this host from a thread, and calls `stop(incident, pids)` once, where one stalls; `pids`:
+    """Looks after the ranks of a run on this host from a thread, and calls `stop(incident, pids)` once, where one stalls or does
+    not leave; `pids`:
     of this host's ranks. `others`: of a run on several hosts; all of them then come to the same incident."""
 
     def __init__(
@@ -138,15 +142,19 @@ class Watchdog:
     ):
         self._run_directory, self._deadlines, self._stop, self._clock = run_directory, deadlines, stop, clock
         self._others = others
-        self._done, self._looked_s = threading.Event(), clock()
+        self._done, self._looked_s, self._begun = threading.Event(), clock(), time.time()
+        self._ended_s: float | None = None
 
     def look(self) -> Incident | None:
         """Once: learns, and -> what stalls."""
         beats, now_s = [beat for beat in read_beats(self._run_directory) if beat.is_alive], self._clock()
         if now_s - self._looked_s > PAUSE_S:
             self._deadlines.begin_anew(now_s)
+            self._ended_s = None
         self._looked_s = now_s
         self._deadlines.learn(beats)
+        if left := self._lingering(beats, now_s):
+            return left
         is_asked = bool(beats) and self._others is not None and self._others.is_asked()
         if not is_asked and not self._deadlines.late(beats, now_s, self._others is None):
             return None
@@ -158,6 +166,18 @@ class Watchdog:
         ranks = to_blame(places)
         first = next(place for place in places if place.beat.rank == ranks[0])
         return Incident("stalled", ranks, first.beat.step, first.beat.phase, waited_s=first.age_s, places=places)
+
+    def _lingering(self, beats: Sequence[LastBeat], now_s: float) -> Incident | None:
+        """Ranks that still are at their end, LEAVE_S after rank 0 has written what became of the run."""
+        at_end = [beat for beat in beats if beat.phase == "end"]
+        status = read_status(self._run_directory) if at_end else None
+        if status is None or status.time < self._begun or status.state not in ("finished", "stopped"):
+            return None
+        self._ended_s = now_s if self._ended_s is None else self._ended_s
+        if now_s - self._ended_s <= LEAVE_S or not (places := find_places(self._run_directory, at_end, self._clock)):
+            return None
+        ranks = [place.beat.rank for place in places]
+        return Incident("lingers", ranks, status.step, "end", waited_s=now_s - self._ended_s, places=places)
 
     def __enter__(self) -> "Watchdog":
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
