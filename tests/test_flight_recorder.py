@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -33,6 +35,26 @@ def test_the_last_collective_of_every_group_is_known_by_number_and_every_one_by_
     (first, sizes), (second, _) = ranks.run(2, collectives_of_a_rank)
     assert first[1:] == [4, "gloo:broadcast", False, False] and second[1:3] == [3, "gloo:all_reduce"]
     assert sizes == [[[2]]] * 4
+
+
+RECORDED = sorted((Path(__file__).parent / "recordings").glob("flight-recorder-torch-*.json"))
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_what_the_oldest_and_the_locked_torch_have_written_is_read(file, monkeypatch):
+    """Each file says by which calls it was made. Entries of two ranks that are behind each other by one broadcast."""
+    recorded = json.loads(file.read_text())
+    assert file.stem.endswith(recorded["origin"]["torch"].partition("+")[0])
+    monkeypatch.setattr(
+        torch._C._distributed_c10d, "_dump_fr_trace_json", lambda: json.dumps(recorded["dump"]), raising=False
+    )
+    assert json.loads(last_collectives()) == [[recorded["group"], 4, "gloo:broadcast", False, False]]
+    assert [entry["input_sizes"] for entry in entries()] == [[[2]]] * 4
+    assert {(*entry["input_dtypes"], *entry["output_sizes"][0]) for entry in entries()} == {("Float", 2)}
+
+
+def test_the_recordings_are_of_the_ends_of_the_range():
+    assert [file.stem.rpartition("-")[2] for file in RECORDED] == ["2.11.0", "2.13.0"]
 
 
 def test_sends_do_not_hide_the_last_collective_of_their_group_nor_are_they_counted_with_it(monkeypatch):

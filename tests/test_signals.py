@@ -159,3 +159,23 @@ def test_leaving_before_the_first_step_costs_nothing_where_no_signal_comes():
             threads = {thread.name for thread in threading.enumerate()}
         assert "hears-signals" in threads and signal.set_wakeup_fd(before) == before
     assert "hears-signals" not in {thread.name for thread in threading.enumerate()}
+
+
+INTERRUPTED_IN_C = """
+import ctypes
+from windlass.signals import install_signals
+run = ctypes.pythonapi.PyRun_String  # as libraries do while they are imported
+run.restype, run.argtypes = ctypes.py_object, [ctypes.c_char_p, ctypes.c_int, ctypes.py_object, ctypes.py_object]
+try:
+    with install_signals().leaving():
+        run(b"import signal; signal.raise_signal(signal.SIGTERM); signal.pause()", 257, globals(), globals())
+except KeyboardInterrupt:
+    raise SystemExit(75)
+"""
+
+
+def test_the_exit_code_is_ours_wherever_the_signal_came(tmp_path):
+    (tmp_path / "interrupted_in_c.py").write_text(INTERRUPTED_IN_C)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run([sys.executable, "-m", "interrupted_in_c"], env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 75

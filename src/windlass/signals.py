@@ -25,6 +25,11 @@ GRACE_S: Final = 5.0
 _LEFT: Final = b"\0"  # no signal's number
 
 
+class _Signalled(KeyboardInterrupt):
+    """No plain KeyboardInterrupt: where one passes code that a library runs from C, Python ends the process by SIGINT at its end,
+    whatever exit code it was given (`_Py_UnhandledKeyboardInterrupt`)."""
+
+
 class Signals:
     """The handler of SIGNALS in this process. `received`: the first signal that came, or None."""
 
@@ -37,7 +42,7 @@ class Signals:
         if self.received is None:
             self.received = signal.Signals(number)
         if is_second or self._leaves:
-            raise KeyboardInterrupt
+            raise _Signalled
 
     @contextlib.contextmanager
     def leaving(self, exit_code: Callable[[], int] | None = None) -> Iterator[None]:
@@ -48,7 +53,7 @@ class Signals:
         before, self._leaves = self._leaves, True
         try:
             if self.received is not None:
-                raise KeyboardInterrupt
+                raise _Signalled
             with _exits_after(GRACE_S, exit_code) if exit_code else contextlib.nullcontext():
                 yield
         finally:

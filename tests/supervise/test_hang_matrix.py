@@ -51,7 +51,7 @@ def test_fifty_hangs_are_named_and_a_run_that_goes_on_is_not(tmp_path):
     for process in ranks:  # a pipe holds less than they say
         threading.Thread(target=lambda process=process: said.append(process.communicate()[0]), daemon=True).start()
     ahead_s, named = [0.0], []
-    watchdog = Watchdog(config.run.directory, Deadlines(5.0), named.append, lambda: time.monotonic() + ahead_s[0])
+    watchdog = Watchdog(config.run.directory, Deadlines(20.0), named.append, lambda: time.monotonic() + ahead_s[0])
     wrong = []
     for number, (step, phase, rank, kind) in enumerate(plan):
         wait_for(partial(has_begun, tmp_path, number, kind, ranks[rank].pid), ranks, watchdog)

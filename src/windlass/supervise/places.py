@@ -24,8 +24,8 @@ from windlass.supervise.heartbeat import (
     stack_file,
 )
 
-WAIT_S: Final = 2.0
-"""How long ranks may take to answer."""
+WAIT_S: Final = 5.0
+"""How long ranks may take to answer: on a busy host one that computes does so late, and no answer says who is behind."""
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED: Final = {"T": "stopped (SIGSTOP)", "t": "held by a debugger"}
 _STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (state D)"}
