@@ -41,6 +41,7 @@ from windlass.checkpoint.manifest import SCHEMA, Manifest, rank_name
 from windlass.checkpoint.staging import LocalPlanner
 from windlass.checkpoint.storage import StoredPlace, chunk_bytes, saved_tensors
 from windlass.data.config import DataConfig
+from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.order import Order
 from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.config import ModelConfig
@@ -70,6 +71,7 @@ LLAMA = {
 TINY = {**LLAMA, "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 TINY["num_key_value_heads"] = 1
 SHARDS, SAMPLES = 1024, 1024  # of the stream: 1,024 shards of 1,024 samples
+TRILLION, LENGTH, ID_BYTES = 10**12, 4096, 2  # of what a host reads: tokens, per sample, and bytes of an id
 STEPS = 10  # of which the requests to the store are counted
 TOKEN = "0" * 16
 
@@ -203,6 +205,24 @@ def stream(world: int) -> Row:
     }  # fmt: skip
 
 
+def reading(world: int) -> Row:
+    """What the first host reads of 1T tokens in an epoch, in the plain order and in lanes, one lane per host: shards touched, and
+    their bytes. Every rank takes 8 samples of 4,096 tokens of a global batch, or 1 where that is 2^26 tokens."""
+    window, hosts = DataConfig.model_fields["shuffle_window"].default, world // RANKS_PER_HOST
+    num_shards = -(-TRILLION // (SAMPLES * LENGTH))
+    batch = world * (8 if world < 4096 else 1)
+    row: Row = {"what": "reading", "ranks": world, "hosts": hosts, "shards": num_shards}
+    own, samples = range(batch // hosts), [SAMPLES] * num_shards
+    lanes = LaneOrder(samples, 0, window, hosts, batch // hosts, own)
+    for name, order in (("plain", Order(samples, 0, window)), ("lanes", lanes)):
+        touched = np.zeros(num_shards + 1, bool)  # the last: a place that is not read
+        for start in range(0, order.num_samples, batch):
+            touched[order.take(start, batch)[own.start : own.stop, 0]] = True
+        row[name] = int(touched[:-1].sum())
+        row[f"{name}_gb"] = round(row[name] * SAMPLES * (LENGTH + 1) * ID_BYTES / 1e9, 1)
+    return row
+
+
 # ---- real worlds
 
 
@@ -316,6 +336,7 @@ def main() -> None:
     torch.set_num_threads(1)
     calls = [(what, (world, kind)) for what in (build, plan) for kind in ("shard", "hosts") for world in asked.worlds]
     calls += [(stream, (world,)) for world in asked.worlds]
+    calls += [(reading, (world,)) for world in asked.worlds if world in (512, 16384)]
     rows = []
     for call in calls:
         rows += apart([call])

@@ -46,6 +46,14 @@ def test_a_host_takes_its_share_of_the_samples_and_touches_most_shards(monkeypat
     assert one["shards_touched"] == 32 and 16 < many["shards_touched"] <= 32
 
 
+def test_in_lanes_a_host_reads_its_part_of_the_shards_and_in_the_plain_order_all(monkeypatch):
+    """64 hosts of 8 ranks, 128 shards of 1,024 samples of 4,096 tokens: of two shards each, windows of eight."""
+    monkeypatch.setattr(scale, "TRILLION", 128 * 1024 * 4096)
+    row = scale.reading(512)
+    assert (row["hosts"], row["shards"], row["plain"], row["lanes"]) == (64, 128, 128, 2)
+    assert (row["plain_gb"], row["lanes_gb"]) == (1.1, 0.0), "128 and 2 files of 8.4 MB"
+
+
 def test_the_program_of_a_rank_is_built_in_any_world():
     rows = rows_of((scale.build, (8, "shard")), (scale.build, (4096, "hosts")))
     assert [(row["ranks"], row["parameters"]) for row in rows] == [(8, 12), (4096, 12)]
