@@ -255,7 +255,7 @@ def recipe_text(path: str | Path) -> tuple[str, str]:
     rule = "a recipe is a YAML file, or the name of one that ships with windlass"
     if file.is_dir():
         raise UserError(f"{file} is a directory", rule, _instead_of(file))
-    near = nearest(file.stem, list(shipped)) if str(path) == file.name else ""
+    near = nearest(file.stem, list(shipped))
     beside = [other.name for other in _recipes_in(file.parent) if nearest(file.stem, [other.stem])]
     guess = nearest_entry(file, beside) or near
     raise UserError(f"no recipe at {file}", rule, f"{guess}shipped recipes: {', '.join(shipped)}")

@@ -12,6 +12,7 @@ from windlass.checkpoint.keep import diff
 from windlass.commands.export import export
 from windlass.errors import UserError
 from windlass.training.drift import check_drift, newest_trainer_state
+from windlass.training.left_open import keep_choices
 
 OPTIM = {"kind": "muon", "groups": GROUPS}
 
@@ -79,7 +80,8 @@ def test_other_groups_are_drift_and_other_state_is_never_accepted(base, whole, o
 def test_other_rates_may_be_accepted(base, whole):
     faster = [GROUPS[0], {**GROUPS[1], "learning_rate_scale": 2.0}]
     config = tiny.recipe(base, "whole", optim={**OPTIM, "groups": faster}, run={"accept_drift": ["optim.groups"]})
-    (sentence,) = check_drift(newest_trainer_state(whole), config, None)
+    trainer_state = newest_trainer_state(whole)
+    (sentence,) = check_drift(trainer_state, keep_choices(config, trainer_state), None)
     assert sentence.startswith("accepted drift: optim.groups")
 
 

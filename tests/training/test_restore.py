@@ -173,12 +173,12 @@ def test_other_files_behind_the_same_recipe_are_refused_and_nothing_is_replaced(
     length, rate = {"steps": None, "tokens": 300, "seed": 9}, {"learning_rate": 1e-3}
     mistakes, *said = refusal(ranks, tiny.recipe(tmp_path, run=length, optim=rate)).splitlines()
     assert mistakes == "SeveralErrors: 3 mistakes" and [line.split(":")[0].strip() for line in said] == [
-        "optim.learning_rate",
+        "run.seed",
         "run.steps=3, and the checkpoint has done 4 of 4",
         "the files of data.sources, the tokenizer's, or settings of data that make samples of them, are not those that the "
         f"run's checkpoint has read ({tmp_path / 'data'})",
     ]
-    assert "; run.seed: 4 in the checkpoint, 9 now: " in said[0]
+    assert "; optim.learning_rate: 0.003 in the checkpoint, 0.001 now: " in said[0]
     assert (tmp_path / "data" / "prepared.json").read_text() == before
     assert max(tiny.losses(config.run.directory)) == 4
     grown = tiny.recipe(

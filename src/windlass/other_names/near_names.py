@@ -68,7 +68,7 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
     },
     "data.sources": {
         "path: {}": "url file files glob data_files dataset_path",
-        "hub: {}": "name dataset repo hf hf_name",
+        "hub: {}": "dataset repo hf hf_name",
         "subset: {}": "config config_name dataset_config",
         "text: {}": "column field key text_column text_field text_key",
         "format: {}": "type kind",

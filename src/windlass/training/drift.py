@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from windlass.checkpoint.restore import candidates
 from windlass.checkpoint.store import committed_steps
 from windlass.config import RunConfig, check_recipe
@@ -203,8 +205,8 @@ def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | 
 def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the checkpoint; those that came with a later version have their defaults. A fresh signature is no drift."""
     try:
-        return check_recipe(trainer_state["config"]).kept()
-    except UserError:  # a setting of it is none any more
+        return RunConfig.model_validate(trainer_state["config"], context="").kept()
+    except (ValidationError, UserError):  # a setting of it is none any more
         found: dict[str, Any] = without_secrets(trainer_state["config"])
         return found
 

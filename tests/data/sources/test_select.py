@@ -71,5 +71,5 @@ def test_a_source_of_a_mixture_without_training_text_is_named(tmp_path):
     sources = [{"path": str(tmp_path / name), "weight": 1} for name in ("one", "two")]
     with pytest.raises(UserError) as caught:
         prepare(data_config(tmp_path, sources=sources), {}, log=lambda line: None)
-    assert caught.value.given == "data.sources[1] has a weight, and no text for training"
+    assert caught.value.given == "data.sources[1] is mixed with others, and has no text for training"
     assert not np.any([path.name.startswith(".data.") and path.is_dir() for path in tmp_path.iterdir()])

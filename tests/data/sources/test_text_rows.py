@@ -22,12 +22,21 @@ def put(path, text):
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
 
 
+class Noted(BadRows):
+    """And all of them, in order."""
+
+    def _add(self, row):
+        self.rows.append(row)
+        return super()._add(row)
+
+
 def judged(path, **source):
     """(texts, the kinds and names of bad rows) of a file."""
     config = SourceConfig(path=str(path), **source)
-    found = BadRows("sources.0", "a", BadRowsConfig(at_most=99))
+    found = Noted("sources.0", "a", BadRowsConfig(at_most=99))
+    found.rows = []
     texts = list(source_of(config, scan(config, print))._replace(bad_rows=found).documents())
-    return texts, [(row.kind, row.given.removeprefix(f"{path}")) for row in found.named]
+    return texts, [(row.kind, row.given.removeprefix(f"{path}")) for row in found.rows]
 
 
 FORMS = {

@@ -178,7 +178,7 @@ DATA_PARALLEL = {
     ),
     "validation times the ranks": Bug(
         "transformers #35078: the loss that is told of a set grows with the processes that score it",
-        (("training/run.py", "self.recorder.validation(step, name, total, int(count),", "self.recorder.validation(step, name, total, int(count) // self.runtime.world,"),),
+        (("training/run.py", "self.recorder.validation(step, name, total, count,", "self.recorder.validation(step, name, total, count // self.runtime.world,"),),
         verify=Seen(("parallel.shard=2",), "reported validation", "step 0 on rank 0"),
     ),
     "a halved validation": Bug(

@@ -15,9 +15,10 @@ MISTAKES = {
     ),
     "data split twice": Bug(
         "three quarters of the data never read",
-        (("data/stream/order.py", "        parts = [np.empty((0, 2), np.int64)]\n        while",
-          "        parts, count, start, step = [np.empty((0, 2), np.int64)], 2 * count, 2 * start, 2\n        while"),
-         ("data/stream/order.py", "return np.concatenate(parts)\n", "return np.concatenate(parts)[::step]\n")),
+        (("data/stream/order.py", "<= self.end\n        parts = [np.empty((0, 2), np.int64)]\n",
+          "<= self.end\n        parts, count, start, step = [np.empty((0, 2), np.int64)], 2 * count, 2 * start, 2\n"),
+         ("data/stream/order.py", "count - len(part)\n        return np.concatenate(parts)\n",
+          "count - len(part)\n        return np.concatenate(parts)[::step]\n")),
         mistake="data_split_twice",
     ),
     "a rate that rises after the end": Bug(
