@@ -277,6 +277,16 @@ def test_what_is_spoilt_at_the_store_is_prepared_again(published, small, tmp_pat
     assert sum(1 for _ in Reader(prepared.shards("train"))) == small[1].sets["train"].samples
 
 
+def test_what_is_beside_a_preparation_is_not_published(small, s3_place, tmp_path):
+    """sources.json is there where the sources have been at rest for two seconds, however fast this machine is."""
+    copy = shutil.copytree(small[1].directory, tmp_path / "copy")
+    (copy / "sources.json").write_text("{}")
+    store = Store(s3_place[0], 20)
+    publish(copy, store, claim(store), silent)
+    assert "prepared.json" in store.sizes() and "sources.json" not in store.sizes()
+    claim(store)
+
+
 def test_a_hostile_name_in_prepared_json_is_refused(published):
     config, _ = published
     good = Store(config.directory, 20).read("prepared.json")

@@ -144,7 +144,9 @@ def publish(directory: Path, store: Store, token: bytes, report: Callable[[str],
     _check_claim(store, token)
     old = set(store.sizes()) - {CLAIM_NAME}
     store.remove(sorted(old, key=lambda name: name != PREPARED_NAME))  # prepared.json first
-    paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    files = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    # hashes of sources may be beside a local preparation, and mean nothing elsewhere
+    paths = {name: path for name, path in files.items() if OWN_FILE.fullmatch(name)}
     last = paths.pop(PREPARED_NAME)
     total = sum(path.stat().st_size for path in paths.values())
     report(f"writing {len(paths) + 1} files, {format_bytes(total)}, to {store.url}")
