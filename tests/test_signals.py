@@ -220,3 +220,22 @@ def test_a_rank_of_several_that_failed_does_not_wait_for_what_ends_with_it(tmp_p
     assert done.returncode == 2 and done.stdout.endswith(said or "127.0.0.1:1\n"), done
     assert "Python's own end" not in done.stdout or said
     assert arguments[1] in done.stderr and "Traceback" not in done.stderr
+
+
+LATE = """
+import os, sys
+from windlass.__main__ import main
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=int(sys.argv[1])):
+        kill(pid, number)
+
+late = Late()
+sys.argv = ["windlass", "--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_all_is_done_changes_no_exit_code(number):
+    assert subprocess.run([sys.executable, "-c", LATE, str(int(number))], capture_output=True).returncode == 0

@@ -1,8 +1,9 @@
 """The command line. It catches signals before it imports anything else, so that none ends a run that could have been saved."""
 
-from windlass.signals import install_signals
+from windlass.signals import ignore_at_end, install_signals
 
 install_signals()
+ignore_at_end()
 
 import os  # noqa: E402
 import sys  # noqa: E402

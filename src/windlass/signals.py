@@ -10,6 +10,7 @@ stop. One handler for the four does one of two things:
 leaves in either case.
 """
 
+import atexit
 import contextlib
 import functools
 import os
@@ -24,7 +25,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_S: Final = 5.0
 """How long the main thread may take to notice a signal before the first step, in seconds."""
 AGAIN_S: Final = 0.1
-"""Behind a destructor, and behind what tells of it."""
+"""Behind a destructor and the report of what it raised."""
 _LEFT: Final = b"\0"  # no signal's number
 
 
@@ -154,6 +155,18 @@ def install_signals() -> Signals:
     _forget_in_children()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return signals
+
+
+def ignore_at_end() -> None:
+    """From Python's own end on, where it installs no handler, a signal changes nothing: what became of the run is written."""
+
+    def ignore() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(
+        ignore
+    )  # the first that is registered runs last: until then a second Ctrl-C ends what does not leave
 
 
 @functools.cache
