@@ -328,6 +328,7 @@ ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py", "com
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {
+    "__main__.py": "whatever a rank failed with, it ends at once, with its words and its code",
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
     "object_store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
     "report/events.py": "a listener of a script may raise anything: logged, and it is not called again",

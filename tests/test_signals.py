@@ -179,3 +179,63 @@ def test_the_exit_code_is_ours_wherever_the_signal_came(tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run([sys.executable, "-m", "interrupted_in_c"], env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 75
+
+
+class Interrupted:
+    def __del__(self):
+        signal.raise_signal(signal.SIGHUP)
+        sum(range(10))
+
+
+def test_a_signal_in_a_destructor_ends_what_has_nothing_to_save_too(capsys):
+    """Python drops what a destructor raises, and prints that."""
+    hook = sys.unraisablehook
+    with catch_signals() as signals, pytest.raises(KeyboardInterrupt), signals.leaving():
+        held = [Interrupted()]
+        held.clear()
+        signal.pause()
+    assert signals.received == signal.SIGHUP and capsys.readouterr().err == "" and sys.unraisablehook is hook
+
+
+FAILS = """
+import atexit, sys
+from windlass.__main__ import main
+atexit.register(print, "Python's own end")
+sys.argv = ["windlass", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("ranks", "said"), [("1", "Python's own end\n"), ("2", "")])
+@pytest.mark.parametrize("arguments", [["train", "absent.yaml"], ["train", "--no-such-option"]])
+def test_a_rank_of_several_that_failed_does_not_wait_for_what_ends_with_it(tmp_path, ranks, said, arguments):
+    world = {"RANK": "0", "WORLD_SIZE": ranks, "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, **world},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and done.stdout.endswith(said or "127.0.0.1:1\n"), done
+    assert "Python's own end" not in done.stdout or said
+    assert arguments[1] in done.stderr and "Traceback" not in done.stderr
+
+
+LATE = """
+import os, sys
+from windlass.__main__ import main
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=int(sys.argv[1])):
+        kill(pid, number)
+
+late = Late()
+sys.argv = ["windlass", "--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_after_all_is_done_changes_no_exit_code(number):
+    assert subprocess.run([sys.executable, "-c", LATE, str(int(number))], capture_output=True).returncode == 0

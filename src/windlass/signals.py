@@ -10,10 +10,12 @@ stop. One handler for the four does one of two things:
 leaves in either case.
 """
 
+import atexit
 import contextlib
 import functools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -22,6 +24,8 @@ from typing import Final
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_S: Final = 5.0
 """How long the main thread may take to notice a signal before the first step, in seconds."""
+AGAIN_S: Final = 0.1
+"""Behind a destructor and the report of what it raised."""
 _LEFT: Final = b"\0"  # no signal's number
 
 
@@ -49,15 +53,30 @@ class Signals:
         """Inside, a signal raises KeyboardInterrupt in the main thread; one that came before does so now.
 
         Python runs handlers between two of its own instructions, so a main thread that waits in C (for ranks that never come)
-        raises nothing. With `exit_code`, a thread ends the process with that code, GRACE_S after the signal."""
-        before, self._leaves = self._leaves, True
+        raises nothing. With `exit_code`, a thread ends the process with that code, GRACE_S after the signal. What a destructor
+        raises Python drops: the signal comes again behind it."""
+        before, self._leaves, hook = self._leaves, True, sys.unraisablehook
+
+        def again() -> None:  # no SIGINT: that would be a second one, if the first step has begun by then
+            if signals_of_process() is self:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+        def look(dropped: "sys.UnraisableHookArgs") -> None:
+            if isinstance(dropped.exc_value, _Signalled):
+                timer = threading.Timer(AGAIN_S, again)
+                timer.daemon = True
+                timer.start()
+            else:
+                hook(dropped)
+
+        sys.unraisablehook = look
         try:
             if self.received is not None:
                 raise _Signalled
             with _exits_after(GRACE_S, exit_code) if exit_code else contextlib.nullcontext():
                 yield
         finally:
-            self._leaves = before
+            self._leaves, sys.unraisablehook = before, hook
 
 
 @contextlib.contextmanager
@@ -136,6 +155,18 @@ def install_signals() -> Signals:
     _forget_in_children()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     return signals
+
+
+def ignore_at_end() -> None:
+    """From Python's own end on, where it installs no handler, a signal changes nothing: what became of the run is written."""
+
+    def ignore() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(
+        ignore
+    )  # the first that is registered runs last: until then a second Ctrl-C ends what does not leave
 
 
 @functools.cache

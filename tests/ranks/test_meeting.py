@@ -162,6 +162,23 @@ def test_an_address_where_nobody_listens_and_one_that_does_not_answer(monkeypatc
     assert capfd.readouterr().err == ""
 
 
+def test_a_connection_to_itself_is_none(monkeypatch):
+    """A client that asks again and again for a port where nobody listens may be given that very port for its own end."""
+    port = free_port()
+
+    def meets_itself(_place, _timeout):
+        found = socket.socket()
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(("127.0.0.1", port))
+        found.connect(("127.0.0.1", port))
+        return found
+
+    monkeypatch.setattr(socket, "create_connection", meets_itself)
+    assert refused("127.0.0.1", port) == f"nobody answers at 127.0.0.1:{port} (Connection refused)"
+    monkeypatch.undo()
+    assert meeting._serve(port) is not None, "rank 0 has the port at once"
+
+
 def test_a_port_that_another_process_has(monkeypatch, capfd):
     """Its rank 0 cannot serve there, and the others do not take it for a store."""
     monkeypatch.setattr(meeting, "ANSWER_S", 0.2)

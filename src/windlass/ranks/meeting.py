@@ -9,10 +9,12 @@ prints a page of C++ frames for each try.
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import secrets
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +109,10 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
         try:
             with socket.create_connection((host, port), LOOK_S) as probe:
                 address = probe.getpeername()[0]
+                if probe.getsockname() == probe.getpeername():  # where nobody listens, a free port may be met by itself
+                    # it goes at once: one that waits for the last packets would keep the port from rank 0
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             with _without_stderr():
                 answer = datetime.timedelta(seconds=ANSWER_S)
                 return dist.TCPStore(address, port, is_master=False, timeout=answer, wait_for_workers=False)
