@@ -164,9 +164,8 @@ def ignore_at_end() -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    atexit.register(
-        ignore
-    )  # the first that is registered runs last: until then a second Ctrl-C ends what does not leave
+    # the first that is registered runs last: until then a second Ctrl-C ends what does not leave
+    atexit.register(ignore)
 
 
 @functools.cache
