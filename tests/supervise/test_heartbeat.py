@@ -37,15 +37,15 @@ def test_a_rank_writes_where_it_is_and_anybody_reads_it(run):
 
 
 def test_a_rank_measures_the_longest_of_each_of_its_phases(run, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 1000.0)
     with Heartbeat(folder_of(run), 0) as rank:
-        now_s = time.monotonic()
         for phase, took_s in (("data", 0.25), ("step", 2.0), ("data", 0.125), ("step", 3.0), ("update", 9.0)):
             monkeypatch.setattr(heartbeat.time, "monotonic", lambda now_s=now_s: now_s)
             rank.beat(phase)
             now_s += took_s
         (found,) = read_beats(run)
     longest_s = dict(zip(heartbeat.PHASES, found.longest_s, strict=True))
-    assert longest_s.pop("start") < 60
     assert {phase: round(s, 6) for phase, s in longest_s.items() if s} == {"data": 0.25, "step": 3.0}, "ended ones"
 
 

@@ -42,6 +42,13 @@ def test_a_setting_that_came_after_the_checkpoint_had_its_default(tmp_path, run)
         check_drift(trainer_state, config, None)
 
 
+def test_how_data_is_encoded_and_packed_away_may_change_without_a_word(tmp_path, run):
+    trainer_state = newest_trainer_state(run)
+    tree = copy.deepcopy(trainer_state["config"])
+    tree["data"] |= {"workers": 3, "compression": "zstd"}
+    assert check_drift(trainer_state, check_recipe(tree), None) == []
+
+
 def test_all_drift_is_listed_at_once(tmp_path, run):
     """The model's, the optimizer's state, and what may be accepted: of that, what is not yet."""
     trainer_state = newest_trainer_state(run)

@@ -84,9 +84,9 @@ class DataConfig(Settings):
     shuffle_window: int = Field(default=8, ge=1)
     """Shards per shuffle window: shards are shuffled, then samples are permuted inside windows of this many shards."""
     stages: list[StageConfig] = []
-    """Shares of the sources that change along the training stream, by tokens, one stage after the other; then no source has a
-    `weight`. A stage ends at its very token, rounded to a sample, and each source goes on where it was. Stages that have not
-    begun, and shares from here on, may change on resume with run.accept_drift=[data.stages]."""
+    """Shares of the sources that change along the training stream, one stage after the other, in place of `weight`. A stage ends
+    at its number of tokens, rounded to a sample, and each source continues where it was. On resume the shares from the
+    checkpoint on may change, with run.accept_drift=[data.stages]."""
     order: OrderConfig = OrderConfig()
     """The order of the first epoch."""
     timeout_s: float = Field(default=600.0, gt=0)
@@ -189,11 +189,11 @@ class DataConfig(Settings):
 
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:
-            weights, tokens = (
-                [source.weight for source in self.sources],
+            weights, tokens_per_sample = (
+                [one.weight for one in self.sources],
                 self.sequence_length * self.sequences_per_sample,
             )
-            yield from stage_errors(self.stages, weights, self.labels, tokens)
+            yield from stage_errors(self.stages, weights, self.labels, tokens_per_sample)
 
     def _lanes(self) -> Iterator[ValueError]:
         if self.order.lanes > 1 and self.mixture:
@@ -209,7 +209,7 @@ class DataConfig(Settings):
 
     @property
     def mixture(self) -> list[tuple[int, tuple[float, ...]]]:
-        """The shares in which sources are mixed: of each stage its first sample, and the weight of each source. None where
+        """The shares in which sources are mixed: of each stage its first sample, and the weight of each source. Empty where
         sources are read one after the other."""
         if self.stages:
             starts = stage_starts(self.stages, self.sequence_length * self.sequences_per_sample)

@@ -69,9 +69,8 @@ class _Recording:
         self._profile = torch.profiler.profile(activities=activities, record_shapes=device.type == "cpu")
         if device.type == "cuda":
             torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
-        with (
-            warnings.catch_warnings()
-        ):  # torch 2.11 advises acc_events: with it, stop() parses every event, for nobody here
+        # torch 2.11 advises acc_events: with it, stop() parses every event, for nobody here
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             self._profile.start()
         self._begin_step(first)

@@ -86,6 +86,8 @@ FREE = (
     "run.accept_drift",
     "data.directory",
     "data.cache",
+    "data.compression",
+    "data.workers",
     "data.max_bad_shards",
     "data.timeout_s",
     "data.order.deadline_s",

@@ -115,3 +115,10 @@ def test_a_limit_on_rows_is_no_setting_of_the_shards_and_a_format_of_files_is_on
         *of()["sets"]["more"],
     }
     assert of(file_format="jsonl")["sources"][0]["file_format"] == "jsonl"
+
+
+def test_a_validation_set_of_several_sources_is_another_than_the_one_stream_that_it_was(tmp_path):
+    two = [{"path": "a"}, {"path": "b"}]
+    assert settings_of(data_config(tmp_path, sources=two), {})["validation_by_source"] is True
+    for changes in ({}, {"sources": two, "validation": "none"}, {"sources": two, "validation": {"path": "v"}}):
+        assert "validation_by_source" not in settings_of(data_config(tmp_path, **changes), {})

@@ -120,7 +120,7 @@ BOTH = {"web": 1, "notes.txt": 1}
         ),
         (
             {"stages": [{"tokens": 900, "weights": BOTH}, {"tokens": 3, "weights": BOTH}, {"weights": BOTH}]},
-            "`stages[1].tokens: 3` is no sample, which has 16 tokens; give the stage more",
+            "`stages[1].tokens: 3` holds no sample of 16 tokens; give the stage more",
         ),
     ],
 )

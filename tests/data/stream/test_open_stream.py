@@ -150,7 +150,7 @@ def test_shares_change_at_their_sample_and_on_resume_and_sources_go_on(folder):
     for row in found:
         owners[row in alone[1]].append(row)
     assert len(found) == 20 and owners == [alone[0][:10], alone[1][:10]]
-    assert said == ["other shares from sample 12 on; a goes on at its sample 6, b goes on at its sample 6"]
+    assert said == ["the shares change at sample 12: a continues at its sample 6, b continues at its sample 6"]
 
 
 def test_a_source_with_other_shards_begins_anew(folder):

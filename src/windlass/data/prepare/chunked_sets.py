@@ -13,7 +13,7 @@ from typing import NamedTuple
 from windlass.data.prepare.chunk_tasks import ChunkParts, CountChunk, Counted, EncodeChunk, SourceChunk, TextSettings
 from windlass.data.sources.bad_rows import BadRows
 from windlass.data.sources.select import UNKNOWN, Amount, Selection, measure
-from windlass.data.sources.source_files import Source, chunks_of
+from windlass.data.sources.source_files import CHUNKING, Source, chunks_of
 from windlass.data.tokenize.encode_rows import RowSettings
 from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.resume import FinishedPart, is_whole, kept
@@ -106,7 +106,8 @@ class ChunkedSets:
 
 
 def _directory(work: Path, name: str, number: int, at: int) -> Path:
-    return work / name / f"{number:03}" / f"chunk-{at:06}"
+    # a version with other chunks must not take these parts for its own
+    return work / name / f"{number:03}" / f"chunk-{at:06}-by-{CHUNKING}"
 
 
 def _tasks(found: ChunkedSource, encoders: Mapping[str, Settings], work: Path, eos_id: int) -> Iterator[EncodeChunk]:

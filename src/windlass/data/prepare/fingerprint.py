@@ -35,6 +35,8 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
     if settings["compression"] == "none":  # as before there was the setting
         del settings["compression"]
     settings["held_out_of"] = config.order.held_out_of
+    if len(config.sources) > 1 and not isinstance(config.validation, (SourceConfig, str)):
+        settings["validation_by_source"] = True  # before, all were one stream
     for source in settings["sources"]:
         source["weight"] = bool(config.mixture)
     settings["sets"] = {name: source.model_dump(mode="json") for name, source in sets.items()}

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from windlass.data.sources import compression, formats
 from windlass.data.sources.bad_rows import BadRows, FoundRows, Row, raised
@@ -179,6 +179,10 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
                 yield from formats.read_rows(io.BufferedReader(verified, READ_BYTES), str(file.path), *known)
             except OtherBytes:
                 raise _changed(file) from None
+
+
+CHUNKING: Final = formats.CHUNK_BLOCKS
+"""Where chunks_of cuts: part of the name of what is kept by chunk."""
 
 
 def chunks_of(files: Iterable[SourceFile]) -> Iterator[list[SourceFile]]:

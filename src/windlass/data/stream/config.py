@@ -101,7 +101,7 @@ def stage_errors(
             yield ValueError(f"`stages[{number}]` has no `tokens`; only the last stage may leave them out")
         elif starts[number + 1] <= starts[number]:
             given = f"`stages[{number}].tokens: {stage.tokens}`"
-            yield ValueError(f"{given} is no sample, which has {tokens_per_sample} tokens; give the stage more")
+            yield ValueError(f"{given} holds no sample of {tokens_per_sample} tokens; give the stage more")
 
 
 def stage_starts(stages: Sequence[StageConfig], tokens_per_sample: int) -> list[int]:

@@ -53,9 +53,9 @@ class LaneOrder:
             own = shards[lane :: self.lanes]
             self._windows.append(Windows(self.seed, epoch, own, self._shard_samples, self.shuffle_window, first))
             first += -(-len(own) // self.shuffle_window)
-        samples = np.array([windows.num_samples for windows in self._windows])
-        self._even = int(samples.min()) // self.block * self.block  # of each lane, block by block
-        self._ends = self._even * self.lanes + np.cumsum(samples - self._even)  # of each lane's rest
+        self._samples = np.array([windows.num_samples for windows in self._windows])
+        self._even = int(self._samples.min()) // self.block * self.block  # of each lane, block by block
+        self._ends = self._even * self.lanes + np.cumsum(self._samples - self._even)  # of each lane's rest
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Positions start..start+count of the stream -> [count, 2] int64: (shard, row). Any start >= 0 and count."""
@@ -82,7 +82,7 @@ class LaneOrder:
         inside_N = np.where(
             positions_N < even,
             blocks_N // self.lanes * self.block + positions_N % self.block,
-            positions_N - self._ends[rest_N] + np.array([windows.num_samples for windows in self._windows])[rest_N],
+            positions_N - self._ends[rest_N] + self._samples[rest_N],
         )
         for lane in np.unique(lanes_N):
             is_lane_N = lanes_N == lane

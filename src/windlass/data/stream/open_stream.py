@@ -64,15 +64,9 @@ def open_stream(
     """
     state, sequences = state or {}, config.sequences_per_sample
     reader = _open_reader(prepared, config, cut)
-    may_skip = bool(config.max_bad_shards or state.get("skipped"))
-    order: StreamOrder
-    if config.order.lanes > 1:
-        # who leaves shards out looks at the whole batch
-        order, written = _lane_order(prepared, config, reader, seed, state, cut, None if may_skip else cut.own), None
-    else:
-        order, written = _order(prepared, config, reader, seed, state, log)
+    order, written = _order(prepared, config, reader, cut, seed, state, log)
     skipping = None
-    if may_skip:
+    if _may_skip(config, state):
         since = dict(state.get("skipped", ()))
         check_limit_on_resume(since, config.max_bad_shards, reader)
         skipping = SkippingReader(order, reader, sequences * (config.sequence_length + 1), since)
@@ -107,9 +101,9 @@ def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[
 
 
 def _open_reader(prepared: Prepared, config: DataConfig, cut: BatchCut) -> Reader:
-    # each source of a mixture has a window open, and each lane that this rank's part of a batch touches
-    lanes = -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
-    windows = len(config.sources) if config.mixture else lanes
+    windows = len(config.sources) if config.mixture else 1  # each source has a window open
+    if config.order.lanes > 1:  # and each lane that this rank's part of a batch touches
+        windows = -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
     source = wait_for_first_shard(prepared.shards("train"))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
@@ -120,6 +114,7 @@ def _order(
     prepared: Prepared,
     config: DataConfig,
     reader: Reader,
+    cut: BatchCut,
     seed: int,
     state: Mapping[str, Any],
     log: Callable[[str], None],
@@ -136,18 +131,19 @@ def _order(
     if is_written:
         written = WrittenOrder(reader, seed, window, state.get("read_from"), refused=other_stream(prepared.where))
         return written, written
+    if config.order.lanes > 1:
+        return _lane_order(prepared, config, reader, cut, seed, state), None
     return Order(samples, seed, window), None
 
 
+def _may_skip(config: DataConfig, state: Mapping[str, Any]) -> bool:
+    return bool(config.max_bad_shards or state.get("skipped"))
+
+
 def _lane_order(
-    prepared: Prepared,
-    config: DataConfig,
-    reader: Reader,
-    seed: int,
-    state: Mapping[str, Any],
-    cut: BatchCut,
-    own: range | None,
+    prepared: Prepared, config: DataConfig, reader: Reader, cut: BatchCut, seed: int, state: Mapping[str, Any]
 ) -> LaneOrder:
+    """Raises UserError."""
     lanes, num_shards = config.order.lanes, len(reader.shard_samples)
     if lanes > num_shards:
         raise UserError(
@@ -157,6 +153,7 @@ def _lane_order(
         )
     kept_lanes, block = state.get("lanes", (0, 0))
     block = block if kept_lanes == lanes else cut.global_batch // lanes
+    own = None if _may_skip(config, state) else cut.own  # who leaves shards out looks at the whole batch
     return LaneOrder(reader.shard_samples, seed, config.shuffle_window, lanes, block, own)
 
 
@@ -171,8 +168,8 @@ def _shares(config: DataConfig, digests: Sequence[str], state: Mapping[str, Any]
     if found.facts() != {key: kept[key] for key in found.facts()}:
         goes_on = zip(config.labels, found.taken(position).tolist())
         log(
-            f"other shares from sample {position} on; "
-            + ", ".join(f"{label} goes on at its sample {n}" for label, n in goes_on)
+            f"the shares change at sample {position}: "
+            + ", ".join(f"{label} continues at its sample {n}" for label, n in goes_on)
         )
     return found
 
