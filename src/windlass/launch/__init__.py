@@ -1,6 +1,6 @@
 """Starts ranks.
 
-local       ranks on this machine, started again where one failed
+local       ranks on this machine, watched, and started again where one failed
 nodes       ranks on several hosts: an agent on each
 restarts    whether ranks that failed are started again
 slurm       batch scripts for SLURM, and how they are submitted
@@ -11,7 +11,7 @@ job_names   the name of a job, as every cluster takes it
 config      the recipe's launch block
 
 Inside:
-agent       one start of the ranks, under torchelastic
+agent       starts the rank processes of this machine, once, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
 stalls      what the watchdogs of several hosts see, put together
 """
