@@ -25,9 +25,9 @@ class OrderConfig(Settings):
     inside windows of `shuffle_window` of them. `train` then begins when the other sets and the first window are there; what it
     reads is what a finished preparation gives under the same setting."""
     lanes: int = Field(default=1, ge=1)
-    """With `shuffled`: parts into which the shards of each epoch are dealt out, and which a global batch takes equal shares from.
-    Set it to the number of hosts, or a multiple, that divides the global batch: then each host reads its own shards alone, where
-    otherwise every host reads all of them. Samples are permuted inside windows of each lane, and come once per epoch."""
+    """With `shuffled`: the number of lanes that the shards of each epoch are dealt into; a global batch takes an equal share from
+    each. With one lane per host, or a multiple of that, each host reads only the shards of its own lanes; with one lane in all,
+    every host reads every shard. Samples are permuted inside windows of each lane, and come once per epoch."""
     held_out_of: int | None = Field(default=None, ge=1)
     """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later ones
     are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""

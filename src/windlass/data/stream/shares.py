@@ -7,7 +7,7 @@ solution of the chairman assignment problem (Discrete Mathematics 32, 1980): amo
 one goes first that would be late soonest.
 
 Shares may change along the stream, at positions that are known (the recipe's `data.stages`) or where a run resumed with other
-weights. From there on the stream has another pattern, and each source goes on behind the samples that it has given:
+weights. From there on the stream has another pattern, and each source continues after the samples that it has already given:
 
     stage        | weights 3 : 1           | weights 1 : 1         |
     position     | 0 1 2 3 4 5 6 7         | 8 9 10 11             |
@@ -105,9 +105,9 @@ class Shares:
         return [Stage(position, self.stages[number].weights), *self.stages[number + 1 :]]
 
     def continued(self, before: "Shares", position: int, is_same: Sequence[bool]) -> "Shares":
-        """These shares, for a stream that had those of `before` up to `position`: each source goes on behind the samples that it
-        has given; one whose samples are others (not is_same[k], k a source of both) and a new one begin anew. `before` itself
-        where nothing has changed."""
+        """These shares, for a stream that had those of `before` up to `position`: each source continues after the samples that it
+        has already given. A new source, and one whose samples have changed (not is_same[k], k a source of both), starts at its
+        first sample. `before` itself where nothing has changed."""
         ours, theirs = self.from_(position), before.from_(position)
         if (
             self.num_sources == before.num_sources
