@@ -1,9 +1,11 @@
 """The pool of ranks that every multi-rank test stands on: what it returns, and how it fails."""
 
+import ctypes
 import os
 import re
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,7 @@ def sleep_for_ever():
     ],
 )
 def test_a_failure_names_its_rank_and_cause_and_the_next_case_works(pool, kind, said):
-    with pytest.raises(RankFailed) as caught:
+    with pytest.raises(RankFailed) as caught, warnings.catch_warnings(action="error"):  # none of these is run again
         pool.run(2, fail, kind, 1, timeout_s=5.0 if kind == "hang" else 60.0)
     message = str(caught.value)
     assert said in message and "rank 1 of 2" in message
@@ -109,6 +111,31 @@ def test_a_failure_names_its_rank_and_cause_and_the_next_case_works(pool, kind, 
     else:
         assert message.startswith("rank 1 of 2 failed"), "the cause stands first"
     assert [result[1] for result in pool.run(2, who, "again")] == [0, 1]
+
+
+def crash_outside_python(times, directory):
+    """A thread without Python, that begins at an address where nothing is: in the first `times` runs."""
+    runs = Path(directory, f"runs-{dist.get_rank()}")
+    number = len(runs.read_text()) if runs.exists() else 0
+    runs.write_text("x" * (number + 1))
+    dist.barrier()
+    if dist.get_rank() == 1 and number < times:
+        thread = ctypes.c_ulong()
+        ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(8), None)
+        sleep_for_ever()
+    dist.barrier()
+    return number
+
+
+def test_a_crash_of_a_thread_without_python_is_said_and_its_case_runs_once_more(pool, tmp_path):
+    with pytest.warns(UserWarning, match="the case runs once more, on new ranks: rank 1 of 2 failed first: died"):
+        assert pool.run(2, crash_outside_python, 1, str(tmp_path)) == [1, 1]
+
+
+def test_the_second_such_crash_of_a_case_fails_it(pool, tmp_path):
+    with pytest.warns(UserWarning), pytest.raises(RankFailed, match="Segmentation fault"):
+        pool.run(2, crash_outside_python, 2, str(tmp_path))
+    assert Path(tmp_path, "runs-1").read_text() == "xx"
 
 
 def lay_out():

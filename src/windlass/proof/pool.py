@@ -9,6 +9,9 @@ Failing: a rank that raises sends its traceback, one that dies is named with its
 segmentation fault), one that hangs with its Python stack. Messages keep the order in which they came, so the cause comes before
 the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
 collective for ever; the next case starts new ones.
+
+A segmentation fault in a thread without Python is gloo's, whose groups come and go here as in no training run: it is printed,
+and the case runs once more on new ranks. What a case does itself, it does in a Python thread.
 """
 
 import datetime
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -41,6 +45,10 @@ PRELOAD = (
 
 class RankFailed(AssertionError):
     """At least one rank raised, died or hung; the message holds each one's cause, the first cause first."""
+
+
+class NativeCrash(RankFailed):
+    """The first to fail was a rank with a segmentation fault outside of Python's threads."""
 
 
 def _forget_groups() -> None:
@@ -140,6 +148,13 @@ class Ranks:
         """
         if not 1 <= world <= MAX_RANKS:
             raise ValueError(f"world {world} is outside 1..{MAX_RANKS}")
+        try:
+            return self._run(world, function, args, timeout_s)
+        except NativeCrash as crash:
+            warnings.warn(f"the case runs once more, on new ranks: {crash}", stacklevel=2)
+            return self._run(world, function, args, timeout_s)
+
+    def _run(self, world: int, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         self._start(world)
         self._number += 1
         for pipe in self._pipes[:world]:
@@ -148,8 +163,9 @@ class Ranks:
         if len(results) == world:
             return [results[rank] for rank in range(world)]
         message = self._explain(world, results, failed, timeout_s)
+        kind = NativeCrash if self._crashed_outside_python(failed) else RankFailed
         self.close()
-        raise RankFailed(message)
+        raise kind(message)
 
     def _collect(self, world: int, timeout_s: float) -> tuple[dict[int, Any], dict[int, str]]:
         results: dict[int, Any] = {}
@@ -189,6 +205,11 @@ class Ranks:
             state = "was still waiting" if failed else f"did not finish within {timeout_s} s"
             parts.append(f"rank {rank} of {world} {state}, at:\n{self._stack(rank)}")
         return "\n".join(parts)
+
+    def _crashed_outside_python(self, failed: dict[int, str]) -> bool:
+        """faulthandler names the thread that crashed "Current thread", if it is one of Python's."""
+        stacks = [self._stack(rank) for rank, text in failed.items() if text.endswith(f"code -{signal.SIGSEGV:d}")]
+        return any("Segmentation fault" in stack and "Current thread" not in stack for stack in stacks)
 
     def _stack(self, rank: int) -> str:
         """What faulthandler wrote in this rank: empty while nothing has asked for it."""
