@@ -60,8 +60,11 @@ def note_failure(run_directory: Path, exit_code: int) -> None:
 
 def read_status(run_directory: Path) -> Status | None:
     """None where no run has written one, or where the file is not one of ours."""
+    file = run_directory / FILE
+    if not file.is_file():  # to read a pipe may take for ever
+        return None
     try:
-        found = Status(**json.loads((run_directory / FILE).read_text("utf-8")))
+        found = Status(**json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     is_ours = found.state in get_args(State) and type(found.step) is int and type(found.time) in (int, float)
@@ -71,10 +74,15 @@ def read_status(run_directory: Path) -> Status | None:
 def is_locked(run_directory: Path) -> bool:
     """Whether a live process holds the lock of the run directory. The kernel lets go of it however that process ends."""
     try:
-        with (run_directory / LOCK).open("rb") as file:
+        with open(run_directory / LOCK, "rb", opener=_without_waiting) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True
     return False
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a pipe whose other end nobody holds at once, too."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -160,6 +160,15 @@ def damage_status_of_another_program(run):
     return f"{run / 'status.json'} is no status of a run"
 
 
+def damage_status_that_is_a_pipe(run):
+    (run / "status.json").unlink()
+    os.mkfifo(run / "status.json")
+    os.mkfifo(run / LOCK)
+    (run / "events.jsonl").unlink(missing_ok=True)
+    os.mkfifo(run / "events.jsonl")
+    return f"{run / 'status.json'} is no status of a run"
+
+
 def damage_lock(run):
     (run / LOCK).mkdir()
     return f"{run / LOCK} cannot be read: Is a directory"

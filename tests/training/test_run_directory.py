@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 from unittest import mock
 
 import pytest
@@ -16,7 +17,7 @@ from windlass.training.run_directory import _run_id, hold, open_heartbeat
 def refusal(ranks, world, work, config):
     """What each rank says."""
     each = ranks.run(world, work, config)
-    assert not (config.run.directory / "events.jsonl").exists(), "nothing was begun"
+    assert not (config.run.directory / "events.jsonl").is_file(), "nothing was begun"
     return each
 
 
@@ -48,6 +49,23 @@ def test_a_run_directory_that_cannot_be_made_is_refused(ranks, tmp_path):
     (tmp_path / "file").write_text("")
     (said,) = refusal(ranks, 1, tiny.refusal, tiny.recipe(tmp_path, run={"directory": str(tmp_path / "file" / "run")}))
     assert f"{tmp_path}/file is a file" in said or "cannot be made" in said
+
+
+@pytest.mark.parametrize("name", [".lock", "status.json", "run.json", "events.jsonl", "recipe.yaml", "resolved.yaml"])
+def test_a_pipe_with_the_name_of_a_file_of_the_run_is_refused(ranks, tmp_path, name):
+    config = tiny.recipe(tmp_path)
+    config.run.directory.mkdir()
+    os.mkfifo(config.run.directory / name)
+    for world in (1, 2):
+        for said in refusal(ranks, world, tiny.refusal, config):
+            assert f"{config.run.directory / name} is no regular file" in said and f"remove {config.run.directory}" in said
+
+
+def test_a_directory_with_the_name_of_a_file_of_the_run_is_refused(ranks, tmp_path):
+    config = tiny.recipe(tmp_path)
+    (config.run.directory / "events.jsonl").mkdir(parents=True)
+    (said,) = refusal(ranks, 1, tiny.refusal, config)
+    assert f"{config.run.directory}/events.jsonl is a directory" in said
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"run_id": 7}', b'{"run_id": "../x"}', b"\xff"])

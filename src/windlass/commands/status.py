@@ -184,6 +184,8 @@ def _number(value: Any) -> float | None:
 
 def _last_events(path: Path) -> Iterator[dict[str, Any]]:
     """The lines at the end of events.jsonl that can be read: a table of runs is no place to complain of one."""
+    if not path.is_file():
+        return
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))

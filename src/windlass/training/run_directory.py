@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from windlass.checkpoint.checkpoints import Checkpoints
-from windlass.checkpoint.mirror import Mirror, fetch_newest, open_remote
+from windlass.checkpoint.mirror import KEPT_BESIDE, Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
 from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors
 from windlass.config import RunConfig
@@ -26,7 +26,7 @@ from windlass.model.families.family_table import to_hf
 from windlass.runtime import Runtime, is_embedded
 from windlass.safe_text import say
 from windlass.signals import signals_of_process
-from windlass.status import LOCK
+from windlass.status import FILE, LOCK
 from windlass.supervise.heartbeat import Heartbeat, folder_of
 
 
@@ -72,6 +72,7 @@ def locked_directory(directory: Path, runtime: Runtime) -> Iterator[None]:
 
 def _open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
     run_lock = None
+    _check_files(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -102,6 +103,18 @@ def _open_directory(directory: Path, runtime: Runtime) -> BinaryIO | None:
             "give the directory to this user, or choose one on a file system with locks (NFS: mount it with lockd or v4)",
         )
     return run_lock
+
+
+def _check_files(directory: Path) -> None:
+    """Raises UserError where a directory, or a pipe whose other end nobody holds, has the name of a file of the run: to open
+    such a pipe takes for ever."""
+    for name in (LOCK, FILE, *KEPT_BESIDE):
+        path = directory / name
+        if path.exists() and not path.is_file():
+            kind = "a directory" if path.is_dir() else "no regular file"
+            raise UserError(
+                f"{path} is {kind}", f"a run writes its {name} there", f"remove {path}, or choose another run.directory"
+            )
 
 
 RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")  # as a manifest holds it

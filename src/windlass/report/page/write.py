@@ -9,6 +9,7 @@ import base64
 import functools
 import hashlib
 import json
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ SHED: Final[tuple[dict[str, Any], ...]] = (
 def write_report(run_directory: Path, baselines: Baselines | None = None) -> Path:
     """Writes `run_directory`/report.html and returns its path. `baselines`: see `Shown`.
 
-    Raises UserError where the directory holds no events, or they are not what windlass writes.
+    Raises UserError where the directory holds no events, they are not what windlass writes, or the page cannot be written.
     """
     return write_page(page_text(run_directory, baselines), run_directory / "report.html")
 
@@ -125,8 +126,15 @@ def write_page(text: str, target: Path) -> Path:
     try:
         partial.write_text(text, "utf-8")
         os.replace(partial, target)  # a reader sees the old page or the new one, never half of one
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}",
+            "the page is a file of its own, made beside its place",
+            "remove what is there or free the disk; or name another place: `windlass report RUN --output FILE`",
+        ) from None
     finally:
-        partial.unlink(missing_ok=True)  # where a full disk took half of it
+        with contextlib.suppress(OSError):
+            partial.unlink()  # where a full disk took half of it
     return target
 
 
