@@ -108,6 +108,7 @@ def test_a_missing_key_is_named_with_its_path():
         ({"optim": {"learning_rate": float("nan")}}, "optim.learning_rate=nan", "must be finite"),
         ({"optim": {"learning_rate": True}}, "optim.learning_rate=True", "True is neither"),
         ({"optim": {"schedule": "step"}}, "optim.schedule='step'", "must be 'cosine', 'wsd', 'linear' or 'constant'"),
+        ({"data": {"validation": "off"}}, "data.validation='off'", "{tokens: ...}, or a source as {path: ...}"),
         ({"parallel": {"zero": 7}}, "parallel.zero=7", "must be 0, 1, 2 or 3"),
     ],
 )

@@ -41,6 +41,11 @@ from windlass.safe_text import (
         (r'"https:\/\/h/x?sig=51gn"', r'"https:\/\/h/x?***"'),  # what JSON may make of it
         ("https%3A%2F%2Fh%2Fx%3Fsig%3D51gn", "https%3A%2F%2Fh%2Fx%3F***"),
         ("zip://a.csv::https://h/x.zip?sig=51gn", "zip://a.csv::https://h/x.zip?***"),
+        ("see https://h/x#access_token=51gn&k=1.", "see https://h/x#***."),
+        ("https://h/x;jsessionid=51gn/y?a=1; then", "https://h/x;***; then"),
+        ("https%3A%2F%2Fh%2Fx%23sig%3D51gn", "https%3A%2F%2Fh%2Fx%23***"),
+        ("checkpoint.remote=//store.host/a?sig=51gn", "checkpoint.remote=//store.host/a?***"),
+        ("//me:pa55@store.host/a", "//***@store.host/a"),
         ("a token hf_abcdefghijklmnopqrst", "a token ***"),
         ("https://h/x?v=1&sig=${SIG}, y", "https://h/x?***&sig=${SIG}, y"),
         ("https://${ME}:${PASS}@h/x?${QUERY}", "https://${ME}:${PASS}@h/x?${QUERY}"),
@@ -63,6 +68,9 @@ def test_the_secrets_of_a_url_are_left_out_and_nothing_else(text, left):
         "https://h/x?***:17 is not JSON",
         "a and/or b?c",
         "https://h/x?",
+        "https://h/x#a-heading",
+        "s3://bucket/c#/x.jsonl; then a=1",
+        "src//module.py?x",
     ],
 )
 def test_what_is_no_secret_stays(text):

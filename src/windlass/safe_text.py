@@ -1,9 +1,10 @@
 r"""Text that may be shown and kept: without the secrets of its URLs, and with nothing in it that drives a terminal. No torch.
 
 A signed URL is a password, and recipes, file systems and servers put URLs into messages. What a URL may hold that is secret is
-left out as a whole: user and password, and the query, since every store names its signature otherwise; and what an environment
-variable, `${NAME}` in a recipe, put into its host or path (`keep_secret`). The name itself stays: it is no secret. A URL ends at
-white space, a quote, a backquote or an angle bracket, which a recipe's URLs therefore never hold (recipe.py).
+left out as a whole: user and password, and the query, since every store names its signature otherwise; values in a fragment or
+in the path (`#name=`, `;name=`); and what an environment variable, `${NAME}` in a recipe, put into its host or path
+(`keep_secret`). The name itself stays: it is no secret. A URL ends at white space, a quote, a backquote or an angle bracket,
+which a recipe's URLs therefore never hold (recipe.py).
 
 The doors: every WindlassError, events.jsonl, what is printed (`say`, the console), and `without_secrets` for the settings in
 resolved.yaml, checkpoints and prepared data.
@@ -16,12 +17,15 @@ from typing import Any, Final, TextIO
 
 HIDDEN: Final = "***"
 _WORD: Final = re.compile(r"[^\s'\"<>`]+")
-_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]{0,15}(?::|%3a)(?:\\?/|%2f)+", re.IGNORECASE)
+_SCHEME: Final = re.compile(
+    r"[a-z][a-z0-9+.-]{0,15}(?::|%3a)(?:\\?/|%2f)+|(?<![^=(\[,])//(?=[^/?#]*[.@]|localhost)", re.IGNORECASE
+)
+"""Or a URL without one, `//host.name/...`, as browsers show it."""
 _USER: Final = re.compile(
     rf"({_SCHEME.pattern})([^/?#]{{0,999}}|[^/?#@:\[]{{0,99}}:(?!\d+(?:[/?#]|$))\S{{0,999}})@", re.IGNORECASE
 )
 """As the standard library reads a URL: up to the last @ before the path. And, where a : is no port's, up to the last @ at all."""
-_QUERY: Final = re.compile(r"\?|%3f", re.IGNORECASE)
+_QUERY: Final = re.compile(r"\?|%3f|(?:[;#]|%3b|%23)(?=[\w.~-]+(?:=|%3d))", re.IGNORECASE)
 _BEHIND: Final = ",;:.)]}"  # what may follow a URL in a sentence, or in YAML
 _REFERENCE: Final = re.compile(r"\$\{\w+\}")
 _NO_SECRET: Final = re.compile(rf"(?:[\w.~-]*=)?(?:{_REFERENCE.pattern}|\*\*\*)(?::\d+)?")  # the number is a line's

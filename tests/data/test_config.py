@@ -32,6 +32,7 @@ GOOD = {"sources": [{"path": "x"}], "tokenizer": {"train": 300}, "directory": "d
             "a chain of file systems",
         ),
         (DataConfig, {**GOOD, "sequence_length": 1}, "greater than or equal to 2"),
+        (DataConfig, {**GOOD, "validation": None}, "a share between 0 and 1, none, {bytes: ...},"),
         (DataConfig, {**GOOD, "validation": 1.0}, "less than 1"),
         (DataConfig, {**GOOD, "validation": 0}, "greater than 0"),
         (DataConfig, {**GOOD, "validation": {"pth": "v"}}, "pth"),

@@ -58,7 +58,9 @@ def test_a_pipe_with_the_name_of_a_file_of_the_run_is_refused(ranks, tmp_path, n
     os.mkfifo(config.run.directory / name)
     for world in (1, 2):
         for said in refusal(ranks, world, tiny.refusal, config):
-            assert f"{config.run.directory / name} is no regular file" in said and f"remove {config.run.directory}" in said
+            assert (
+                f"{config.run.directory / name} is no regular file" in said and f"remove {config.run.directory}" in said
+            )
 
 
 def test_a_directory_with_the_name_of_a_file_of_the_run_is_refused(ranks, tmp_path):

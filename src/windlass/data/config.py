@@ -5,6 +5,7 @@ imports no torch.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,12 +27,12 @@ from windlass.settings import Settings, Violation
 from windlass.units import KIB, MIB
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Any) -> str | None:
     if isinstance(value, dict):
         return "amount" if value and value.keys() <= {"bytes", "tokens"} else "source"
     if isinstance(value, (SourceConfig, HeldOutConfig)):
         return "source" if isinstance(value, SourceConfig) else "amount"
-    return "none" if value == "none" else "share"
+    return "none" if value == "none" else "share" if re.match(r"[-+.\d]", str(value)) else None
 
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0), Tag("share")]
@@ -40,7 +41,9 @@ Validation = Annotated[
     | Annotated[Literal["none"], Tag("none")]
     | Annotated[HeldOutConfig, Tag("amount")]
     | Annotated[SourceConfig, Tag("source")],
-    Discriminator(_kind),
+    Discriminator(
+        _kind, "validation", "a share between 0 and 1, none, {bytes: ...}, {tokens: ...}, or a source as {path: ...}"
+    ),
 ]
 
 

@@ -157,6 +157,9 @@ def test_a_field_of_another_type_is_refused_and_not_left_uncounted(message, give
     "beside",
     [
         {"system": "Be brief."},
+        {"system_prompt": "Be brief."},
+        {"train_on_turn": False},
+        {"reasoning": "Hm."},
         {"weight": 0},
         {"weight": 0.5},
         {"functions": [{"name": "pull"}]},
@@ -182,15 +185,21 @@ def test_a_key_of_a_row_that_would_change_what_is_learned_is_refused_by_name(bes
     assert "rows:" not in caught.value.change, "which preferences do not have"
 
 
-def test_a_system_text_of_a_row_is_taken_where_the_mapping_names_it(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": MESSAGES[1:3], "system": "Be brief."}))
-    (found,) = read(path=str(tmp_path / "a.jsonl"), format="chat", rows={"messages": "messages", "system": "system"})
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+def test_a_system_text_of_a_row_is_taken_where_the_mapping_names_it(tmp_path, key):
+    row = {"messages": MESSAGES[1:3], key: "Be brief."}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    with pytest.raises(BadRow) as caught:
+        conversation_of(row, "here")
+    assert f"`rows: {{messages: messages, system: {key}}}`" in caught.value.change
+    (found,) = read(path=str(tmp_path / "a.jsonl"), format="chat", rows={"messages": "messages", "system": key})
     assert json.loads(found) == [{"role": "system", "content": "Be brief."}, *MESSAGES[1:3]]
 
 
 def test_keys_of_a_row_that_change_nothing_are_left_out():
     system = {"role": "system", "content": "Be brief."}
     beside = {"system": "Be brief.", "weight": 1, "functions": [], "thinking": None, "source": "a book"}
+    beside |= {"system_prompt": "Be brief.", "train_on_turn": True, "reasoning": ""}
     row = {"messages": [system, *MESSAGES[1:3]], **beside}
     assert json.loads(conversation_of(row, "here")) == [system, *MESSAGES[1:3]]
 

@@ -44,7 +44,28 @@ def test_compressed_lines_and_texts_are_what_they_were(tmp_path, end):
     assert read(path=f"{tmp_path}/b.txt{end}") == ["one whole\r\ndocument Ω" * 3]
 
 
-@pytest.mark.parametrize("name", ["a.ndjson", "A.JSONL", "a.jsonl.GZ"])
+@pytest.mark.parametrize("name", ["dump", "dump.gz", "DUMP.XZ", "dump.txt", "dump.txt.zst"])
+def test_lines_of_json_under_a_name_of_no_format_are_not_one_text(tmp_path, name):
+    end = "." + name.rpartition(".")[2].lower()
+    (tmp_path / name).write_bytes(pack(LINES, end))
+    error = refused(path=f"{tmp_path}/{name}")
+    assert error.given == f"{tmp_path}/{name} would be read as one text, and its lines are JSON objects"
+    assert "`file_format: jsonl`" in error.change
+    assert read(path=f"{tmp_path}/{name}", file_format="jsonl") == [text for text in TEXTS if text]
+    assert read(path=f"{tmp_path}/{name}", file_format="text") == [LINES.decode()]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("notes", '{"a": 1}\n'), ("notes", '{"a": 1}\nnot JSON\n'), ("notes", "{\n}\n"), ("a.log", '{"a": 1}\n{"b": 2}\n')]
+    + [("notes", "[1]\n[2]\n"), ("notes", '\n{"a": 1}\n{"b": 2}')],
+)
+def test_a_text_that_begins_with_a_brace_stays_one(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read(path=f"{tmp_path}/{name}") == [text]
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "A.JSONL", "a.ldjson", "a.geojsonl", "a.jsonl.GZ"])
 def test_lines_are_lines_by_any_of_their_names(tmp_path, name):
     (tmp_path / name).write_bytes(gzip.compress(LINES) if name.endswith("GZ") else LINES)
     assert read(path=str(tmp_path)) == [text for text in TEXTS if text]

@@ -1,6 +1,7 @@
 """The file formats of a source: bytes in, texts out, one row at a time; which files a source may hold.
 
-    *.jsonl, *.ndjson, *.jsonlines, *.jl    a line is a row: an object whose key `text` (or another) holds the document
+    *.jsonl, *.ndjson, *.jsonlines, *.jl,   a line is a row: an object whose key `text` (or another) holds the document
+    *.ldjson, *.geojsonl
     *.json               an array of such objects, or lines, or one object
     *.csv, *.tsv         a row is a row: the column `text` (or another)
     *.parquet            the same, read row group by row group
@@ -14,6 +15,8 @@ An empty document is a row too, "", and counts as one. A blank line is no row. `
 most likely no part of the corpus: they are refused there, unless the recipe names them.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -39,6 +42,8 @@ ENDS: Final[dict[str, Kind]] = {
     ".ndjson": "jsonl",
     ".jsonlines": "jsonl",
     ".jl": "jsonl",
+    ".ldjson": "jsonl",
+    ".geojsonl": "jsonl",
     ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
@@ -61,11 +66,12 @@ class FileSpan(NamedTuple):
 
 LEFTOVERS: Final = ("bak", "old", "orig", "tmp", "part", "partial", "download", "crdownload", "save", "swp")
 """Endings that copies and downloads leave behind a file's own."""
-BEHIND_LINES: Final = re.compile(r"\.(?:jsonl|ndjson|jsonlines)([^a-z0-9].*)$")
+BEHIND_LINES: Final = re.compile(r"\.(?:jsonl|ndjson|jsonlines|ldjson|geojsonl)([^a-z0-9].*)$")
 """Whatever follows: names of JSON lines are used for nothing else. `.json.md` and `.csv.j2` are texts."""
 BEHIND_ROWS: Final = re.compile(
     rf"\.(?:{'|'.join(end[1:] for end in ENDS)})(?![a-z0-9])((?:[ ._()~\d-]|copy|\.(?:{'|'.join(LEFTOVERS)})(?![a-z]))+)$"
 )
+PEEKED_BYTES: Final = 1 << 20  # of a text that may be rows
 TABLES: Final = ("parquet", "arrow")  # compressed inside, and not read front to back
 
 
@@ -126,7 +132,8 @@ def read_rows(
     """Every row of the file `where`, whose bytes `stream` gives. `kind`: its format, where the name does not say it; `specials`:
     of the tokenizer, which no message may hold; `shape`: where a conversation is; `span`: the part to read. Raises UserError
     for a file that cannot be read, or a row larger than `max_row_bytes`."""
-    kind, form = kind or kind_of(where), Form(text_key, specials, shape)
+    is_text_by_name, kind = kind is None, kind or kind_of(where)
+    form = Form(text_key, specials, shape)
     if kind in ("parquet", "arrow"):
         yield from table_rows(stream, where, kind, form, span)
         return
@@ -141,9 +148,27 @@ def read_rows(
         else:
             whole = data.read(max_row_bytes + 1)
             check_size(len(whole), where, max_row_bytes)
+            if is_text_by_name:
+                _check_no_rows(whole, where)
             yield attempted(decode, whole, where, 0)
     except compression.broken() as error:
         raise damaged(where, error) from None
+
+
+def _check_no_rows(whole: bytes, where: str) -> None:
+    """Raises UserError where the first lines of a text are JSON objects, and the name, as in `dump`, `dump.gz` or `dump.txt`,
+    does not say that the file is anything else than rows."""
+    stem = compression.without_compression(_name_in(where).rpartition("/")[2])
+    if "." in stem.removesuffix(".txt") or not whole.startswith(b"{"):
+        return
+    first = whole[:PEEKED_BYTES].splitlines()[:2]
+    with contextlib.suppress(ValueError, RecursionError):
+        if len(first) == 2 and all(isinstance(json.loads(line), dict) for line in first):
+            raise UserError(
+                f"{where} would be read as one text, and its lines are JSON objects",
+                "the name of a file says its format; a line of a .jsonl file is a row",
+                "set `file_format: jsonl` of the source; or `file_format: text`, if it is to be one text",
+            )
 
 
 def spans_of(path: str, kind: Kind | None, num_bytes: int, blocks: bytes) -> list[FileSpan]:

@@ -34,7 +34,10 @@ TEXTS_BESIDE: Final = ("name", "reasoning_content", "thinking")
 ARGUMENTS: Final = "arguments"
 CALL_KEYS: Final = ("id", "type", "index", "function", "name", ARGUMENTS)
 """Keys of a call. The first three are numbers and marks, which a template may write in its own way."""
-BESIDE: Final = ("system", "weight", "reasoning_content", "thinking", "functions", "chat_template_kwargs")
+BESIDE: Final = (
+    *("system", "system_prompt", "weight", "train_on_turn", "reasoning", "reasoning_content", "thinking"),
+    *("functions", "chat_template_kwargs"),
+)
 """Keys of a row that say something of its conversation from outside it. Left out, they would change what is learned."""
 
 
@@ -50,14 +53,16 @@ def check_beside(row: Mapping[str, Any], where: str) -> None:
     messages = row.get("messages") or row.get("prompt")
     first = messages[0] if isinstance(messages, list) and messages else None
     said = first.get("content") if isinstance(first, Mapping) and first.get("role") == "system" else None
-    idle = {"system": said, "weight": 1}
+    idle = {"system": said, "system_prompt": said, "weight": 1, "train_on_turn": True}
     key = next((key for key in BESIDE if row.get(key) not in (None, "", [], {}, idle.get(key))), None)
     if key is None:
         return
     shape = None if "chosen" in row else "messages" if row.get("messages") is not None else "prompt-completion"
+    mapping = f", or set `rows: {{messages: messages, system: {key}}}` of the source" if shape == "messages" else ""
     changes = {
-        "system": "write it as the first message"
-        + (", or set `rows: {messages: messages, system: system}` of the source" if shape == "messages" else ""),
+        "system": f"write it as the first message{mapping}",
+        "system_prompt": f"write it as the first message{mapping}",
+        "train_on_turn": "write it as the `weight`, 0 or 1, of the answer that it belongs to",
         "functions": "write it as `tools`",
         "chat_template_kwargs": "take it out: the chat template is rendered by its own defaults",
     }

@@ -6,10 +6,10 @@ content policy lets no script run but the one whose hash it names, and loads not
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import json
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
