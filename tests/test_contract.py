@@ -33,7 +33,19 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
         (SRUN, ("3", "4", "1", "gpu07"), "4 ranks, started by srun (SLURM_PROCID, SLURM_STEP_NUM_TASKS)"),
         (OPEN_MPI, ("1", "2", "1", "127.0.0.1"), "2 ranks, started by Open MPI's mpirun (OMPI_COMM_WORLD_RANK, "),
         (HYDRA | {"MASTER_PORT": "29500"}, ("1", "2", "1", "127.0.0.1"), "2 ranks, started by Hydra's mpirun"),
-        (SRUN | OPEN_MPI, ("3", "4", "1", "gpu07"), "4 ranks, started by srun"),
+        # mpirun over the hosts of a job, whose daemons are tasks of srun
+        (
+            SRUN | OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "8", "MASTER_ADDR": "gpu07"},
+            ("1", "8", "1", "gpu07"),
+            "8 ranks, started by Open",
+        ),
+        (
+            SRUN | HYDRA | {"PMI_SIZE": "8", "MASTER_ADDR": "gpu07", "MASTER_PORT": "29500"},
+            ("1", "8", "1", "gpu07"),
+            "8 ranks, started by Hydra",
+        ),
+        # srun's PMI-2
+        (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "4"}, ("3", "4", "1", "gpu07"), "4 ranks, started by srun"),
         (SRUN | {"MASTER_ADDR": "10.0.0.1"}, ("3", "4", "1", "10.0.0.1"), "4 ranks, started by srun"),
         (TORCHRUN, ("1", "2", "1", "n0"), "2 ranks, started by a launcher that exports RANK and WORLD_SIZE; "),
         (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, ("1", "2", "1", "n0"), "2 ranks, started by torchrun; "),
@@ -118,6 +130,7 @@ def test_the_port_is_that_of_the_start():
         ({"RANK": "1"}, "RANK=1 without WORLD_SIZE, MASTER_ADDR, MASTER_PORT", "export WORLD_SIZE, MASTER_ADDR"),
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 without RANK, MASTER_ADDR, MASTER_PORT", "or unset WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0, WORLD_SIZE=2 without MASTER_ADDR, MASTER_PORT", "or unset RANK"),
+        (SRUN | OPEN_MPI, "SLURM_STEP_NUM_TASKS=4, and OMPI_COMM_WORLD_SIZE=2, all on this host", "by srun alone"),
         (TORCHRUN | {"RANK": "2"}, "RANK=2 with WORLD_SIZE=2", "correct what the launcher exports"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two", "correct WORLD_SIZE"),
         (TORCHRUN | {"MASTER_PORT": "99999"}, "MASTER_PORT=99999", "correct MASTER_PORT"),

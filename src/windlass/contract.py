@@ -8,7 +8,7 @@ it each would train alone, as a world of one, and the last one would win. Names 
 import hashlib
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Final, NamedTuple
 
 from windlass.errors import EXIT_STOPPED, UserError
@@ -75,12 +75,10 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
             _check_alone(environ)
         return
     known = [launcher for launcher in LAUNCHERS if launcher.rank in environ and launcher.world in environ]
-    # mpirun in a shell that srun made: that is a step of one task
-    for launcher in known:
-        if environ[launcher.world] != "1":
-            _translate(launcher, environ)
-            _report(environ, f"{launcher.name} ({launcher.rank}, {launcher.world})")
-            return
+    if (launcher := _of_several(known, environ)) is not None:
+        _translate(launcher, environ)
+        _report(environ, f"{launcher.name} ({launcher.rank}, {launcher.world})")
+        return
     # beside a step of one task that is srun's own, if it is 0; and SLURM_PROCID alone is 0 in a batch script
     is_step = [launcher.name for launcher in known] == ["srun"]
     strange = [name for name in UNKNOWN if name in environ and (not known or (is_step and environ[name] != "0"))]
@@ -94,6 +92,25 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
             "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT to each, or start with torchrun or srun "
             f"(for a single process: unset {found})",
         )
+
+
+def _of_several(known: Sequence[Launcher], environ: Mapping[str, str]) -> Launcher | None:
+    """Of the launchers whose names are there, the one that made this process a rank of several; None: it is alone.
+
+    mpirun may run in a shell that srun made, which is a step of one task. And inside SLURM mpirun starts its daemons by srun, one
+    per host, whose names the ranks inherit: mpirun's are the ranks' own. srun's PMI-2 exports two of Hydra's names, and not the
+    third. Raises UserError where each task of srun has started an mpirun."""
+    several = [launcher for launcher in known if environ[launcher.world] != "1"]
+    by_mpi = [launcher for launcher in several if launcher.local_size in environ and launcher.local_rank in environ]
+    outer, inner = several[:1], by_mpi[:1] or several[:1]
+    if outer != inner and environ[inner[0].local_size] == environ[inner[0].world]:
+        of_outer, of_inner = (f"{name}={environ[name]}" for name in (outer[0].world, inner[0].world))
+        raise UserError(
+            f"{of_outer}, and {of_inner}, all on this host",
+            f"each task of {outer[0].name} has started {inner[0].name}, and each of these would train a run of its own",
+            "start the ranks by srun alone, or by one mpirun that srun does not start",
+        )
+    return inner[0] if inner else None
 
 
 def _check_alone(environ: Mapping[str, str]) -> None:

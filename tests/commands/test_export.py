@@ -272,6 +272,24 @@ def test_experts_of_a_width_that_is_no_multiple_of_four_are_exported(tmp_path):
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("qwen3_moe", {"moe_intermediate_size": 6}),
+        ("qwen3_moe", {"moe_intermediate_size": 12}),  # rows of 16 bytes in fp32, and not in bf16
+        ("qwen3_moe", {"hidden_size": 36}),
+        ("mixtral", {"intermediate_size": 14}),
+    ],
+)
+def test_exported_experts_of_odd_widths_compute_as_transformers_loads_them_by_itself(tmp_path, family, fields, dtype):
+    from transformers import AutoModelForCausalLM
+
+    done = export(write_model(tmp_path / "moe", family, tied=False, **fields), tmp_path / "export")
+    model = AutoModelForCausalLM.from_pretrained(done.directory, dtype=dtype)
+    assert model(input_ids=torch.arange(8)[None]).logits.isfinite().all()
+
+
 def open_weights(directory):
     from safetensors.torch import load_file
 

@@ -97,6 +97,16 @@ def test_accepted_drift_is_told_and_used(base, ranks, copy):
     assert rates[-1] <= 1e-3, "a checkpoint's own optimizer settings do not win over the recipe"
 
 
+def test_fp16_begins_and_ends_in_a_run_where_that_is_accepted(base, ranks, copy):
+    """Its loss scale is in no checkpoint of another policy, and has no place in a run of one."""
+    for steps, policy in ((6, "fp16"), (8, "bf16")):
+        run = {"steps": steps, "accept_drift": ["precision.policy"]}
+        ranks.run(2, tiny.train, again(base, copy, run=run, precision={"policy": policy}, parallel={"shard": 2}))
+        index = (copy / "checkpoints" / f"step-{steps:08}" / "index.json").read_text()
+        assert ("program.scale" in index) == (policy == "fp16")
+    assert max(tiny.losses(copy)) == 8
+
+
 def test_layout_and_micro_batch_may_change_without_a_word(base, ranks, copy):
     config = again(base, copy, run={"steps": 5, "micro_batch": 4}, parallel={"zero": 0})
     ranks.run(2, tiny.train, config)

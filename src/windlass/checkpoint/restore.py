@@ -8,7 +8,7 @@ the next older checkpoint is tried, which overwrites what the attempt has writte
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner
@@ -24,6 +24,9 @@ from windlass.errors import BadCheckpoint, UserError
 from windlass.safe_text import printable
 
 WHATS = ("weights", "all")
+BEGUN_ANEW: Final = "program."
+"""State that a run may lack or begin itself: fp16's loss scale, where the checkpoint or the run has another policy. Whether that
+may change is a matter of drift."""
 
 
 class _Offer(NamedTuple):
@@ -87,7 +90,7 @@ def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where
 
 
 def _refuse_unexpected(names: list[str], saved: Metadata, where: Path) -> None:
-    unexpected = sorted(set(saved.state_dict_metadata) - set(names))
+    unexpected = sorted(name for name in set(saved.state_dict_metadata) - set(names) if not name.startswith(BEGUN_ANEW))
     if unexpected:
         raise UserError(
             f"{where} also holds {list_names(unexpected)}, which this run has not",
@@ -107,6 +110,8 @@ def load_one(
         raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
     reader = TensorReader(checkpoint, offer.index_json)
     saved = reader.read_metadata()
+    stored = saved.state_dict_metadata
+    tensors = {name: one for name, one in tensors.items() if name in stored or not name.startswith(BEGUN_ANEW)}
 
     def names() -> list[str]:
         _compare(tensors, saved, what, directory)

@@ -48,8 +48,21 @@ def test_what_only_asks_for_the_clock_stays(harmless):
         """{{ strftime_now("%d" if day else "%b") }}""",
         r"""{{ strftime_now("%d\n%b") }}""",
         """{% set clock = strftime_now %}{{ clock("%d") }}""",
+        """{{- '{#' if false else '' }}{{ strftime_now(("%d")) }}{# no comment before this one #}""",
     ],
 )
 def test_a_format_that_is_no_plain_text_is_refused(composed):
     with pytest.raises(UserError, match="the chat template reads the clock by strftime_now"):
         on_day(composed, "2026-11-21")
+
+
+@pytest.mark.parametrize(
+    "draw", ["{{ names | random }}", "{{ names|map('random') }}", "{% set x = lipsum(1) %}{{ x }}"]
+)
+def test_a_template_that_draws_is_refused(draw):
+    for date in (None, "2026-11-21"):
+        with pytest.raises(UserError, match="the chat template draws at random by") as caught:
+            on_day("{{ bos_token }}" + draw, date)
+    assert caught.value.change == "mend the chat template of the tokenizer"
+    harmless = "a random {# | random #} word: {{ m.random }} {{ 'random walks' }}"
+    assert on_day(harmless, None) == harmless

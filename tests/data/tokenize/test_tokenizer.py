@@ -1,6 +1,7 @@
 """Tokenizers: trained ones load in transformers, special tokens in text are text, bytes of tokens add up."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from tests.data.conftest import make_text
 from windlass.data.config import TokenizerConfig
 from windlass.data.tokenize import tokenizer as room
+from windlass.data.tokenize.template_files import reads_clock
 from windlass.errors import UserError
 
 TEXTS = [make_text(300, seed) for seed in range(5)]
@@ -229,3 +231,25 @@ def test_an_eos_that_stands_within_words_alone_is_refused_and_one_that_no_text_g
 def test_bytes_are_int32_and_not_negative(trained):
     bytes_V = room.token_bytes(room.open_tokenizer(trained)[0])
     assert bytes_V.dtype == np.int32 and bytes_V.min() == 0 and (bytes_V == 0).sum() == 1
+
+
+@pytest.mark.parametrize("has_code", [False, True])
+def test_templates_that_transformers_saves_as_several_files_are_all_kept(tmp_path, trained, with_code, has_code):
+    from transformers import AutoTokenizer
+
+    texts = {"default": "{{ messages }}", "tool_use": "{{ strftime_now('%Y') }} {{ tools }}"}
+    made = AutoTokenizer.from_pretrained(trained)
+    made.chat_template = texts
+    made.save_pretrained(tmp_path / "saved")
+    folder = with_code if has_code else tmp_path / "saved"
+    for name in ("chat_template.jinja", "additional_chat_templates") if has_code else ():
+        shutil.move(tmp_path / "saved" / name, folder / name)
+    config = given(folder, trust_remote_code=str(folder)) if has_code else given(folder)
+    files = room.tokenizer_files(config)
+    assert reads_clock(files) and "tool_use.jinja" in [file.name for file in files]
+    room.copy_loaded(files, config, tmp_path / "copy")
+    assert all(path.is_file() for path in (tmp_path / "copy").iterdir())
+    assert AutoTokenizer.from_pretrained(tmp_path / "copy").chat_template == texts
+    (tmp_path / "export").mkdir()
+    assert room.export_tokenizer(tmp_path / "copy", tmp_path / "export", 8, with_merges=False)
+    assert AutoTokenizer.from_pretrained(tmp_path / "export").chat_template == texts

@@ -57,3 +57,13 @@ def test_what_hub_files_carry_besides_is_passed_over_and_refused_in_a_recipe():
     assert architecture_from_hf({"model_type": "qwen3_moe", **SMALL, "max_window_layers": 48}).num_experts == 3
     assert "max_window_layers" in refusal(max_window_layers=48)
     assert "shared_expert_intermediate_size" in refusal(shared_expert_intermediate_size=64)
+
+
+@pytest.mark.parametrize(("width", "hidden", "stated"), [(8, 16, None), (12, 16, "eager"), (8, 36, "eager")])
+def test_a_config_names_another_product_where_the_grouped_one_fails(width, hidden, stated):
+    config = {"model_type": "qwen3_moe", **SMALL, "moe_intermediate_size": width, "hidden_size": hidden, "head_dim": 8}
+    written = to_hf(arch := architecture_from_hf(config))
+    assert written.get("experts_implementation") == stated and architecture_from_hf(written) == arch
+    dense = architecture_from_hf({**config, "mlp_only_layers": list(range(6))})
+    assert "experts_implementation" not in to_hf(dense)
+    assert "grouped product where their widths allow" in refusal(experts_implementation="eager")

@@ -85,9 +85,8 @@ class Template:
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_directory)
         self._tokenizer.model_max_length = NO_LIMIT  # what is too long is refused or cut later; transformers would warn
-        self._templates = named_templates(self._tokenizer.chat_template, str(tokenizer_directory))
-        if date is not None:
-            self._templates = {name: on_day(text, date) for name, text in self._templates.items()}
+        found = named_templates(self._tokenizer.chat_template, str(tokenizer_directory))
+        self._templates = {name: on_day(text, date) for name, text in found.items()}
         self._tokenizer.chat_template = self._templates  # of which transformers takes `tool_use` where there are tools
         self._eos_id = open_tokenizer(tokenizer_directory)[1]
         self._decode = self._tokenizer.backend_tokenizer.decode

@@ -12,21 +12,41 @@ from windlass.errors import UserError
 
 CLOCK_CALL: Final = re.compile(r"""strftime_now\s*\(\s*(["'])([^"'\\]*)\1\s*\)""")
 OTHER_CLOCK: Final = re.compile(r"strftime_now(?!\s+is\s+(not\s+)?(un)?defined).{0,40}")
+DRAW: Final = re.compile(r"""(\|\s*random\b|["']random["']|\blipsum\b).{0,40}""")
 
 
-def on_day(template: str, date: str) -> str:
-    """The template with each call of the clock replaced by what the clock says on that day. Raises UserError for any other use of
-    the clock, such as another name for it: transformers takes no clock of ours."""
-    day = datetime.fromisoformat(date)
-    fixed = CLOCK_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
-    left = OTHER_CLOCK.search(re.sub(r"\{#.*?#\}", "", fixed, flags=re.DOTALL))
-    if left is not None:
+def on_day(template: str, date: str | None) -> str:
+    """The template with each call of the clock replaced by what the clock says on that day; None: calls stay. Raises UserError
+    for any other use of the clock, such as another name for it, since transformers takes no clock of ours; and for a draw."""
+    if date is not None:
+        day = datetime.fromisoformat(date)
+        template = CLOCK_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    code = _code_of(template)
+    clock, draw = OTHER_CLOCK.search(code) if date is not None else None, DRAW.search(code)
+    if clock is not None:
         raise UserError(
-            f"the chat template reads the clock by {left[0]}",
+            f"the chat template reads the clock by {clock[0]}",
             "the date of a preparation is fixed on its first day: the format is a text, as in strftime_now('%d %b %Y')",
             "mend the chat template of the tokenizer",
         )
-    return fixed
+    if draw is not None:
+        raise UserError(
+            f"the chat template draws at random by {draw[0]}",
+            "a conversation is written in one way: prepared twice, it has the same ids",
+            "mend the chat template of the tokenizer",
+        )
+    return template
+
+
+def _code_of(template: str) -> str:
+    """Its expressions and statements, without text and comments; all of what cannot be read, which fails where it is rendered."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        found = list(Environment().lex(template))
+    except TemplateSyntaxError:
+        return template
+    return "".join(value for _, kind, value in found if kind != "data" and not kind.startswith("comment"))
 
 
 def no_template(where: str) -> UserError:
@@ -68,4 +88,5 @@ def special_tokens(files: Sequence[Path]) -> tuple[str, ...]:
 
 def reads_clock(files: Sequence[Path]) -> bool:
     """Whether a chat template in a tokenizer's files writes the date of the day it runs."""
-    return any(b"strftime_now" in file.read_bytes() for file in files if file.name in (CONFIG_FILE, TEMPLATE_FILE))
+    held = [file for file in files if file.name == CONFIG_FILE or file.suffix == ".jinja"]
+    return any(b"strftime_now" in file.read_bytes() for file in held)

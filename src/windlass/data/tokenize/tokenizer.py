@@ -27,7 +27,7 @@ from windlass.errors import UserError
 from windlass.hub.client import locate
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 COPIED_FILES = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", TEMPLATE_FILE)
 OLDER_FILES = ("tokenizer.model", "vocab.json", "merges.txt")  # beside tokenizer.json in many directories
 CODE_READS = (".json", ".jinja", ".py", ".model", ".txt", ".tiktoken")  # what a tokenizer's own code may read beside it
@@ -83,13 +83,14 @@ def tokenizer_files(config: TokenizerConfig) -> list[Path]:
     missing = [name for name in (TOKENIZER_FILE, CONFIG_FILE) if not (folder / name).is_file()]
     if missing and not code:
         raise UserError(f"{folder} has no {' and no '.join(missing)}", rule, f"write both with {save}")
+    more = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
     if code:  # it may read any file beside it
-        return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in CODE_READS)
+        return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in CODE_READS) + more
     read_json(folder / CONFIG_FILE, None, f"{config.from_}: {CONFIG_FILE}")
     asked = () if states_end(folder) or config.eos_token is not None else NUMBERED_IN
     files = [folder / name for name in (*COPIED_FILES, *asked) if (folder / name).is_file()]
     _end_of(files, config)
-    return files
+    return files + more
 
 
 def _end_of(files: list[Path], config: TokenizerConfig) -> tuple[str, str]:
@@ -146,17 +147,32 @@ def copy_loaded(
     directory.mkdir(parents=True)
     if config.trust_remote_code is None:
         for file in files:
-            if file.name not in NUMBERED_IN:
+            if file.name not in NUMBERED_IN and file.parent.name != MORE_TEMPLATES:
                 shutil.copyfile(file, directory / file.name)
+        _join_templates(directory, [file for file in files if file.parent.name == MORE_TEMPLATES])
         found_in = files
     else:
         _save_made(files, config, directory)
+        _join_templates(directory, sorted((directory / MORE_TEMPLATES).glob("*.jinja")))
+        shutil.rmtree(directory / MORE_TEMPLATES, ignore_errors=True)
         beside = [file for file in files if file.name in NUMBERED_IN]
         found_in = [*(path for path in directory.iterdir() if path.name not in NUMBERED_IN), *beside]
     token, where = _end_of(found_in, config)
     if where != CONFIG_FILE:
         log(f"tokenizer: documents end by {token!r}, named by {where}; {CONFIG_FILE} of {config.from_} does not say it")
         write_end(directory, token)
+
+
+def _join_templates(directory: Path, more: list[Path]) -> None:
+    """Named templates as tokenizer_config.json holds them, beside that of chat_template.jinja: a tokenizer's files are in one
+    directory. As transformers does, where there are such files it reads no template of tokenizer_config.json."""
+    if more:
+        config, default = read_json(directory / CONFIG_FILE, None), directory / TEMPLATE_FILE
+        named = {"default": default} if default.is_file() else {}
+        named |= {file.stem: file for file in more}
+        config["chat_template"] = [{"name": name, "template": at.read_text("utf-8")} for name, at in named.items()]
+        (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
+        default.unlink(missing_ok=True)
 
 
 def _save_made(files: list[Path], config: TokenizerConfig, directory: Path) -> None:

@@ -33,6 +33,7 @@ forced_bos_token_id forced_eos_token_id max_length min_length max_new_tokens do_
 num_beam_groups diversity_penalty temperature top_k top_p min_p typical_p repetition_penalty length_penalty
 no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
 exponential_decay_length_penalty suppress_tokens begin_suppress_tokens transformers.js_config cache_implementation
+experts_implementation
 """
 INFERENCE: Final = frozenset(_INFERENCE.split())
 _STORED: Final = "set precision.policy (fp32, bf16, fp16, bf16-pure), which says what stores and what computes"
@@ -40,6 +41,7 @@ _KERNEL: Final = "remove it: the attention kernel is chosen by device and model,
 ANSWERS: Final = {
     **dict.fromkeys(("dtype", "torch_dtype", "use_bfloat16"), _STORED),
     **dict.fromkeys(("attn_implementation", "_attn_implementation"), _KERNEL),
+    "experts_implementation": "remove it: experts run in one grouped product where their widths allow, else one by one",
     "use_cache": "remove it: training has no KV cache, and `windlass generate` always has one",
     "temperature": "remove it: `windlass generate --temperature`",
     "top_p": "remove it: `windlass generate --top-p`",

@@ -11,7 +11,7 @@ from pydantic import Field
 from windlass.model.architecture import Architecture
 from windlass.model.families.family import Size
 from windlass.model.families.llama_like import RotaryFields, Windows
-from windlass.model.families.qwen3_moe import check_router_loss
+from windlass.model.families.qwen3_moe import check_router_loss, experts_loop
 
 
 class MixtralFields(RotaryFields):
@@ -75,4 +75,5 @@ class MixtralFields(RotaryFields):
             "num_experts_per_tok": arch.experts_per_token,
             "output_router_logits": arch.router_loss,
             "router_aux_loss_coef": arch.router_loss_scale,
+            **experts_loop(arch),
         }

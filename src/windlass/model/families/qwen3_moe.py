@@ -24,6 +24,13 @@ def check_router_loss(own: dict[str, Any], merged: dict[str, Any]) -> None:
         )
 
 
+def experts_loop(arch: Architecture) -> dict[str, object]:
+    """Of config.json, for experts of odd widths: transformers' default, one grouped product, takes only rows of whole 16 bytes (8
+    numbers in bf16), and raises at the first token otherwise."""
+    is_grouped = arch.hidden_size % 8 == 0 and arch.expert_size % 8 == 0
+    return {} if is_grouped or not arch.sparse_layers else {"experts_implementation": "eager"}
+
+
 class Qwen3MoeFields(RotaryFields):
     """`model_type: qwen3_moe`: Qwen3's attention, and experts in place of MLPs. Source: arXiv 2505.09388."""
 
@@ -110,4 +117,5 @@ class Qwen3MoeFields(RotaryFields):
             "mlp_only_layers": list(arch.dense_layers),
             "output_router_logits": arch.router_loss,
             "router_aux_loss_coef": arch.router_loss_scale,
+            **experts_loop(arch),
         }
