@@ -39,7 +39,7 @@ from windlass.supervise.heartbeat import read_beats
 from windlass.training import preflight
 from windlass.version import __version__
 
-LIMIT_S = 240
+LIMIT_S = 1800  # more than a process that lives takes on any machine
 LONG_STEPS = 16  # of a run that is signalled: each takes 32 micro-batches, so that the signal comes in time
 
 
@@ -500,7 +500,7 @@ def test_every_kill_after_a_commit_is_one_restart_and_the_end_is_that_of_an_undi
         pids |= {beat.pid for beat in beats}
         os.kill(draw.choice(beats).pid, signal.SIGKILL)
         kills += 1
-    reader.join(4 * LIMIT_S)
+    reader.join(LIMIT_S)
     incidents = [line for line in read_lines(base / "killed-often" / "events.jsonl") if line["kind"] == "incident"]
     assert process.returncode == 0, said[1][-2000:]
     assert [incident["restart"] for incident in incidents] == list(range(1, KILLS + 1)), "the first restart works"
