@@ -267,7 +267,7 @@ def test_what_two_pods_run_is_one_run_of_two_ranks(tmp_path, monkeypatch):
         python = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
         environ = {**os.environ, **controller, **python, "PYTHONPATH": str(Path(windlass.__file__).parent.parent)}
         pods.append(subprocess.Popen(filled, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [pod.communicate(timeout=240)[0] for pod in pods]
+    said = [pod.communicate(timeout=1800)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], said
     found = [line for line in tiny.lines(tmp_path / "mine") if line["kind"] in ("start", "step")]
     assert [line["step"] for line in found] == [0, 1, 2, 3, 4]

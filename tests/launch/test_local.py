@@ -238,7 +238,7 @@ def launched(tmp_path):
             env={**os.environ, "PYTHONPATH": str(tmp_path / "stand-in"), "RUN": str(run), "TMPDIR": str(temporary)},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=1800,
         )
         assert not any(temporary.iterdir()), "a launch leaves nothing behind"
         assert done.returncode == 0, done.stderr

@@ -185,7 +185,7 @@ def read(tmp_path_factory):
     def read(*trees):
         home = tmp_path_factory.mktemp("home")
         environ = {**os.environ, "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "PYTHONPATH": ""}
-        pipes = {"input": json.dumps(trees), "capture_output": True, "text": True, "timeout": 300}
+        pipes = {"input": json.dumps(trees), "capture_output": True, "text": True, "timeout": 1800}
         done = subprocess.run([OTHER, "-c", READ], env=environ, cwd=home, **pipes)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
@@ -238,7 +238,7 @@ def test_what_two_hosts_run_is_one_run_of_two_ranks(tmp_path):
         environ = {**os.environ, **given, **python, "PYTHONPATH": str(Path(windlass.__file__).parent.parent)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         hosts.append(subprocess.Popen(["bash", "-c", script], env=environ, **pipes))
-    said = [host.communicate(timeout=240)[0] for host in hosts]
+    said = [host.communicate(timeout=1800)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], said
     found = [line for line in tiny.lines(tmp_path / "mine") if line["kind"] in ("start", "step")]
     assert [line["step"] for line in found] == [0, 1, 2, 3, 4]

@@ -248,7 +248,7 @@ def test_the_command_says_so_without_a_traceback_and_with_the_code_that_is_tried
         env={**os.environ, **world, "MASTER_PORT": str(free_port())},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1800,
     )
     assert done.returncode == EXIT_UNAVAILABLE, done.stderr
     assert given in done.stderr and len(done.stderr.splitlines()) == 3 and "Traceback" not in done.stderr

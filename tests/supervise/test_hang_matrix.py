@@ -21,7 +21,7 @@ from windlass.supervise.heartbeat import process_state
 from windlass.supervise.watchdog import Deadlines, Watchdog
 from windlass.training.preflight import prepare_only
 
-HANGS, LIMIT_S, AHEAD_S = 50, 240, 9.0
+HANGS, LIMIT_S, AHEAD_S = 50, 1800, 9.0
 
 
 def hang_lines(kind):

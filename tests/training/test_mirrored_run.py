@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -76,6 +77,39 @@ def test_a_store_that_is_down_costs_no_step_and_ends_the_run_by_name(base, ranks
     assert incidents and all("is not copied: the next is tried" in what for what in incidents)
     (found,) = ranks.run(1, tiny.train, config)  # nothing to train: what was not copied is copied
     assert found["step"] == tiny.STEPS and list(whole_steps(open_remote(f"file://{tmp_path}/store"))) == [tiny.STEPS]
+
+
+def test_the_thread_that_trains_calls_the_store_before_the_first_step_and_after_the_last(base, tmp_path, monkeypatch):
+    """So the store stalls no step: zero calls in each, while copies are made by another thread."""
+    from windlass import train
+    from windlass.checkpoint.mirror import KEPT_BESIDE
+    from windlass.object_store import Store
+    from windlass.training import loop
+
+    monkeypatch.delenv("RANK", raising=False)
+    begun, calls, norm = [0], [], loop.gradient_norm
+
+    def counted(call):
+        def wrapper(self, name=None, *rest):
+            calls.append((threading.current_thread() is threading.main_thread(), begun[0], call.__name__, name))
+            return call(self, *(() if name is None else (name, *rest)))
+
+        return wrapper
+
+    def count_step(*arguments):
+        begun[0] += 1
+        return norm(*arguments)
+
+    for name in ("read", "write", "download", "remove", "sizes"):
+        monkeypatch.setattr(Store, name, counted(getattr(Store, name)))
+    monkeypatch.setattr(loop, "gradient_norm", count_step)
+    config = mirrored(base, "counted", f"file://{tmp_path}/store", every_steps=2)
+    assert train(config).step == begun[0] == tiny.STEPS
+    of_training = [(step, call, name) for is_main, step, call, name in calls if is_main]
+    assert of_training[0] == (0, "sizes", None), "is there a newer checkpoint?"
+    assert of_training[1:] == [(tiny.STEPS, "write", name) for name in KEPT_BESIDE]
+    copied = [name for is_main, _, call, name in calls if not is_main and call == "write" and name.endswith("MANIFEST")]
+    assert copied and copied[-1] == f"step-{tiny.STEPS:08d}/MANIFEST"
 
 
 def train_beside_a_slow_store(config):

@@ -52,7 +52,7 @@ def run(tmp_path, published):
         def start(*arguments, module=("-m", "windlass"), command="train", **changes):
             command = [sys.executable, *module, command, str(tmp_path / "recipe.yaml"), *arguments]
             done = subprocess.run(
-                command, env={**env, **changes}, cwd=tmp_path, capture_output=True, text=True, timeout=120
+                command, env={**env, **changes}, cwd=tmp_path, capture_output=True, text=True, timeout=1800
             )
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout + done.stderr

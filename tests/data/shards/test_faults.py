@@ -169,7 +169,7 @@ except UserError as error:
 def test_a_disk_that_is_really_full(tmp_path, size_kib, says):
     """A tmpfs in a namespace of its own. What is cached goes first; where that is not enough the disk is named."""
     command = ["unshare", "-m", sys.executable, "-c", FULL, str(tmp_path), str(size_kib)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     assert says in done.stdout, done.stdout
     assert f"the disk of data.cache.directory {tmp_path} is full" in done.stdout.splitlines()[-1]
