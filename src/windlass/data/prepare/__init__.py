@@ -13,6 +13,7 @@ build        writes the sets of a preparation, whole or growing in place
 write_set    one set: documents -> ids -> samples -> shards
 chunked_sets the sources that workers read themselves, in chunks
 chunk_tasks  what a worker does with a chunk
+appended     a source appended to a mixture: the shards of the others stay
 counted_set  what is counted of it meanwhile, and its progress
 directory    a directory that is replaced as a whole: lock, temporary sibling, swap
 baselines    what a model must beat: unigram, bigram, gzip, bzip2, xz

@@ -11,13 +11,14 @@ place and entered into the journal one by one. Both produce the same files.
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from windlass.data.prepare import baselines
+from windlass.data.prepare.appended import KeptSources
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
@@ -64,8 +65,9 @@ def _log_corpus(plan: PreparePlan) -> None:
     plan.log(f"corpus {plan.corpus_hash}: {len(scanned)} files, {size}")
 
 
-def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
-    """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill. Raises UserError."""
+def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | None = None) -> Prepared:
+    """Everything but prepared.json, into `temporary`. `work`: a directory that survives a kill; `kept`: sources whose shards are
+    there. Raises UserError."""
     with TaskRunner(num_workers(plan.config)) as runner:
         selections, amounts, chunked = choose(plan, work, runner)
         check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
@@ -76,8 +78,9 @@ def make(plan: PreparePlan, temporary: Path, work: Path) -> Prepared:
             selections, key=lambda name: total_of(amounts[name]).bytes
         ):  # small first: mistakes show early
             of_set = selections[name], amounts[name], plan.config, known, work, plan.log
-            infos[name] = write_set(temporary / name, *of_set, chunked=chunked)
-    return _prepared(plan, temporary, selections, infos, known)
+            infos[name] = write_set(temporary / name, *of_set, chunked=chunked, kept=kept)
+    prepared = _prepared(plan, temporary, selections, infos, known)
+    return prepared if kept is None else replace(prepared, bad_rows=kept.with_bad_rows(prepared.bad_rows))
 
 
 def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:

@@ -45,6 +45,13 @@ class CountedSet:
         self.unwritten: Counter[str] = Counter()
         self._start_s = self._logged_s = time.monotonic()
 
+    def go_on(self, info: SetInfo) -> None:
+        """What was counted of the sources whose shards are kept counts, too."""
+        self.documents, self.tokens, self.text_bytes = info.documents, info.tokens, info.bytes
+        self.bytes = info.bytes + (not info.bytes_add_up)
+        self.left_out, self.cut = info.left_out, info.cut
+        self.unwritten.update(info.unwritten)
+
     def through(self, parts: Iterator[FinishedPart], source: Source, number: int) -> Iterator[np.ndarray]:
         """The ids of one source up to its limit in tokens; of pairs and conversations those that fit."""
         fit: Iterator[FinishedPart] = _check_limit(source, parts)

@@ -90,6 +90,12 @@ class PreparePlan(NamedTuple):
     def training_files(self) -> list[SourceFile]:
         return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
 
+    def first(self, count: int) -> "PreparePlan":
+        """The plan with the first `count` sources alone."""
+        behind = [f"sources.{number}" for number in range(count, len(self.config.sources))]
+        config = self.config.model_copy(update={"sources": self.config.sources[:count], "stages": []})
+        return self._replace(config=config, files={k: v for k, v in self.files.items() if k not in behind})
+
     def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
         found = (what_changed(self.named[name], taken) for name, taken in written_order.items())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.prepare.appended import kept_sources
 from windlass.data.prepare.build import make, make_growing
 from windlass.data.prepare.directory import (
     alone,
@@ -134,8 +135,14 @@ def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None
         with refused_if_full(directory, directory), kept_work(directory) as work:
             make_growing(plan, directory, open_parts(work, plan.work, plan.date), begun)
         return
+    kept = kept_sources(plan, directory)
+    if kept is not None:
+        shards = sum(kept.prepared.sets["train"].source_shards)
+        plan.log(
+            f"sources appended to {kept.num_sources} that are as they were: their {shards} shards of training text are kept"
+        )
     with replaced(directory) as temporary, kept_work(directory) as work:
-        make(plan, temporary, open_parts(work, plan.work, plan.date)).save(temporary)
+        make(plan, temporary, open_parts(work, plan.work, plan.date), kept).save(temporary)
 
 
 def other_stream(place: str) -> UserError:

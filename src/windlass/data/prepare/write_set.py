@@ -13,6 +13,7 @@ import numpy as np
 
 from windlass.data import packing
 from windlass.data.config import DataConfig
+from windlass.data.prepare.appended import KeptSources
 from windlass.data.prepare.chunk_tasks import TextSettings
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import CountedSet
@@ -67,9 +68,10 @@ def write_set(
     log: Callable[[str], None],
     growing: Growing | None = None,
     chunked: ChunkedSets | None = None,
+    kept: KeptSources | None = None,
 ) -> SetInfo:
     """Encodes, packs and writes one set; `directory`'s name is the set's. `parts`: a directory that keeps ids across a kill;
-    `chunked`: the sources that workers read themselves."""
+    `chunked`: the sources that workers read themselves; `kept`: those whose shards are there."""
     eos_id, T = tokenizer.eos_id, config.sequence_length
     is_mixed = bool(config.mixture) and directory.name == "train"
     is_apart = is_mixed or (directory.name == "validation" and len(selection.sources) > 1)
@@ -91,7 +93,11 @@ def write_set(
     writer = _writer(directory, width * (T + 1), config, tokenizer, is_chat, growing)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = 0, 0, list[int]()
-    for numbers in _streams(selection.sources, is_apart):
+    if kept is not None and (info := kept.of_set(directory.name)) is not None:
+        num_samples, max_documents, shards = info.samples, info.max_documents, list(info.source_shards)
+        writer.take(kept.prepared.directory / directory.name, sum(shards))
+        counted.go_on(info)
+    for numbers in _streams(selection.sources, is_apart)[len(shards) :]:
         pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
         ids = chain.from_iterable(map(stream, numbers))
         for input_ids_NL, labels_NL in pack(ids, eos_id, T):

@@ -12,6 +12,7 @@ read as data. Where shards come from is the reader's `ShardSource`.
 
 import json
 import mmap
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,6 +112,17 @@ class Writer:
         self.put(entry, stored, count)
         self._entries.append(entry)
 
+    def take(self, directory: Path, count: int) -> None:
+        """The first `count` shards of a finished dataset, written with the same settings, become the first of this one: links to
+        the same files, or copies where there can be none."""
+        self._entries = json.loads((directory / INDEX_NAME).read_bytes())["shards"][:count]
+        for shard in read_index(directory)[:count]:
+            source = directory / shard.stored.name
+            try:
+                os.link(source, self.directory / shard.stored.name)
+            except OSError:
+                write_durably(self.directory / shard.stored.name, source.read_bytes())
+
     def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
         """Writes the file of a shard of `count` samples."""
         write_durably(self.directory / (entry["zip_data"] or entry["raw_data"])["basename"], *stored)
@@ -178,6 +190,13 @@ class Folder:
                 max_missing -= 1
                 if max_missing < 0:
                     raise
+
+    def verify(self) -> None:
+        """Reads every file and compares its hash. Raises BadShard."""
+        self.check()
+        for shard in self.shards:
+            with open(self.directory / shard.stored.name, "rb", buffering=0) as opened:
+                verify_file(shard.stored, opened, opened.name)
 
     def load(self, number: int) -> np.ndarray:
         shard = self.shards[number]
