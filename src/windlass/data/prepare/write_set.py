@@ -92,20 +92,15 @@ def write_set(
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     writer = _writer(directory, width * (T + 1), config, tokenizer, is_chat, growing)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
-    num_samples, max_documents, shards = 0, 0, list[int]()
-    if kept is not None and (info := kept.of_set(directory.name)) is not None:
-        num_samples, max_documents, shards = info.samples, info.max_documents, list(info.source_shards)
-        writer.take(kept.prepared.directory / directory.name, sum(shards))
-        counted.go_on(info)
+    num_samples, max_documents, shards = _take_kept(kept, writer, counted)
     for numbers in _streams(selection.sources, is_apart)[len(shards) :]:
         pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
-        ids = chain.from_iterable(map(stream, numbers))
-        for input_ids_NL, labels_NL in pack(ids, eos_id, T):
+        for input_ids_NL, labels_NL in pack(chain.from_iterable(map(stream, numbers)), eos_id, T):
             ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
             input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
             writer.write(input_ids_NL, labels_NL, ends_NL if is_chat else None)
             num_samples += len(input_ids_NL)
-            rows = ends_NL.reshape(-1, T + 1), labels_NL.reshape(-1, T + 1)
+            rows = (column.reshape(-1, T + 1) for column in (ends_NL, labels_NL))
             max_documents = max(max_documents, packing.most_documents(*rows))
         shards.append(writer.end_shard() - sum(shards))
         if not shards[-1] and is_mixed:
@@ -113,6 +108,16 @@ def write_set(
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_apart else [])
+
+
+def _take_kept(kept: KeptSources | None, writer: Writer, counted: CountedSet) -> tuple[int, int, list[int]]:
+    """The shards of sources that are prepared -> samples, the most documents in one, shards of each source."""
+    name = writer.directory.name
+    if kept is None or (info := kept.of_set(name)) is None:
+        return 0, 0, []
+    writer.take(kept.prepared.directory / name, sum(info.source_shards))
+    counted.go_on(info)
+    return info.samples, info.max_documents, list(info.source_shards)
 
 
 def _writer(
