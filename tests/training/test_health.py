@@ -9,6 +9,7 @@ from tests import tiny
 from tests.parallel.tiny import Operators
 from windlass.errors import Diverged
 from windlass.proof.pool import RankFailed
+from windlass.training.drift import newest_trainer_state
 from windlass.training.health import Health, Spike, open_health
 
 NAN = float("nan")
@@ -53,6 +54,24 @@ def test_a_norm_far_above_the_usual_is_found_once_with_its_step_and_the_median()
     give(one, [300.0] * 3 + [1e6])
     one.look()
     assert [found.norm for found in one.spikes()] == [1e6], "100 times is not more than 100 times"
+
+
+def test_a_run_that_goes_on_knows_the_norms_before(base, ranks):
+    whole, _ = health(step=0)
+    give(whole, [NAN, *[2.0] * 7, *[1.0] * 99])
+    whole.look()
+    give(whole, [3.0, NAN])
+    assert whole.recent() == [1.0] * 99 + [3.0], "those not looked at too, and 100"
+    one = Health(20, 4, lambda *_: None, "", recent=[2.0] * 9 + [4.0])
+    give(one, [250.0])
+    one.look()
+    assert [(found.step, found.median, found.count) for found in one.spikes()] == [(5, 2.0, 10)]
+    for steps in (4, 12):
+        config = tiny.recipe(base, "norms", run={"steps": steps}, report={"every_steps": 3})
+        ranks.run(1, tiny.train, config)
+        norms = [line["gradient_norm"] for line in tiny.lines(config.run.directory) if line["kind"] == "step"]
+        kept = newest_trainer_state(config.run.directory)["norms"]
+        assert len(kept) == steps and set(norms) <= set(kept)
 
 
 def test_the_incident_of_a_spike_names_its_samples_the_first_of_many_in_its_sentence():

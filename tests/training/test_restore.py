@@ -107,6 +107,18 @@ def test_fp16_begins_and_ends_in_a_run_where_that_is_accepted(base, ranks, copy)
     assert max(tiny.losses(copy)) == 8
 
 
+@pytest.mark.parametrize(
+    ("precision", "now"), [({"policy": "bf16-pure"}, "bf16 and bf16"), ({"states": "bf16"}, "fp32 and bf16")]
+)
+def test_what_weights_and_moments_are_stored_in_cannot_be_accepted(base, ranks, copy, precision, now):
+    run = {"steps": 6, "accept_drift": [f"precision.{key}" for key in precision]}
+    for given in ({"steps": 6}, run):
+        said = refusal(ranks, again(base, copy, run=given, precision=precision))
+        assert f"precision: weights in fp32 and moments in fp32 in the checkpoint, {now} now" in said
+        assert "keeps its optimizer's state" in said and "accept_drift" not in said
+    assert max(tiny.losses(copy)) == 4, "nothing was trained"
+
+
 def test_layout_and_micro_batch_may_change_without_a_word(base, ranks, copy):
     config = again(base, copy, run={"steps": 5, "micro_batch": 4}, parallel={"zero": 0})
     ranks.run(2, tiny.train, config)

@@ -165,7 +165,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
         base=base,
         base_files=files if reference is None else {**files, SCORES: reference.to_bytes()},
         start_step=start.step,
-        health=open_health(config, recorder, start.step),
+        health=open_health(config, recorder, start.step, start.trainer_state.get("norms", ())),
     )
     announce(run, start.source, rules, recompute, start.drift, own.names())
     return run

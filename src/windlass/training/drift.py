@@ -186,8 +186,7 @@ def begun(config: RunConfig) -> dict[str, Any] | None:
 def check_drift(trainer_state: dict[str, Any], config: RunConfig, stream: str | None) -> list[str]:
     """Sentences on settings, length and data that changed since the checkpoint, and may. Raises one UserError for all that may
     not. `stream`: that of the data as it is now (Prepared.stream); None where it is not known yet, and not judged."""
-    found = drift(_then(trainer_state), config.kept())
-    now = config.run.known_steps
+    found, now = drift(_then(trainer_state), config.kept()), config.run.known_steps
     lengths = [] if now is None else list(judged(_length_errors(trainer_state, config, now)))
     is_other = stream is not None and stream != trainer_state["data"]["stream"]
     is_refused = is_other and stream_to_keep(trainer_state, config) is not None
@@ -209,8 +208,7 @@ def _then(trainer_state: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         return RunConfig.model_validate(trainer_state["config"], context="").kept()
     except (ValidationError, UserError):  # a setting of it is none any more
-        found: dict[str, Any] = without_secrets(trainer_state["config"])
-        return found
+        return dict(without_secrets(trainer_state["config"]))
 
 
 def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -219,10 +217,9 @@ def moves_of(trainer_state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: list[Drift]) -> list[UserError]:
-    accepted = set(config.run.accept_drift)
-    moves = moves_of(trainer_state)
+    accepted, moves = set(config.run.accept_drift), moves_of(trainer_state)
     model = [item for item in found if item.key.startswith("model.") and item.key not in moves]
-    state = [item for item in found if item.key in ("optim.kind", "optim.groups")]
+    state = [item for item in found if item.key.startswith(("optim.kind", "optim.groups", "precision."))]
     errors = list(judged(_state_errors(trainer_state, config))) if state else []
     refused = [
         item
@@ -230,14 +227,12 @@ def _setting_errors(trainer_state: dict[str, Any], config: RunConfig, found: lis
         if item.key not in (*accepted, *moves) and item not in model and not (errors and item in state)
     ]
     if model:
-        errors.insert(
-            0,
-            UserError(
-                "; ".join(map(str, model)),
-                "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
-                "put the old value back, or begin another run.directory with run.start_from",
-            ),
+        error = UserError(
+            "; ".join(map(str, model)),
+            "a run keeps its model: the checkpoint's weights have its shape and were trained with its formulas",
+            "put the old value back, or begin another run.directory with run.start_from",
         )
+        errors = [error, *errors]
     if refused:
         errors.append(
             UserError(
@@ -254,8 +249,13 @@ def _state_errors(trainer_state: dict[str, Any], config: RunConfig) -> Iterator[
     """Where the optimizer would keep other state than the checkpoint holds: that cannot be accepted."""
     architecture, then = architecture_from_hf(trainer_state["model"]), check_recipe(trainer_state["config"])
     was, is_now = (frozen_names(rules_of(recipe, architecture)) for recipe in (then, config))
+    stored, is_stored = ((one.precision.stored, one.precision.kept) for one in (then, config))
     if then.optim.kind != config.optim.kind:
         given = f"optim.kind: {then.optim.kind} in the checkpoint, {config.optim.kind} now"
+    elif stored != is_stored:
+        given = "precision: weights in {} and moments in {} in the checkpoint, {} and {} now".format(
+            *stored, *is_stored
+        )
     elif was != is_now:
         given = (
             f"optim.groups: {len(is_now - was)} parameters are frozen that were trained, {len(was - is_now)} are trained "

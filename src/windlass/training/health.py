@@ -82,7 +82,9 @@ class Health:
         incident: Callable[[int, str], None],
         advice: str,
         skips_are_normal: bool = False,
+        recent: Sequence[float] = (),
     ):
+        """`recent`: of a run that goes on, the norms before `step`."""
         self._max_skips, self._incident, self._advice = max_skips, incident, advice
         self._skips_are_normal = skips_are_normal
         self._norms: list[torch.Tensor] = []
@@ -92,7 +94,7 @@ class Health:
         self._finite: Finite | None = None
         self._in_a_row, self._loss, self._norm = 0, 0.0, 0.0
         self._alarmed: set[str] = set()
-        self._recent: deque[float] = deque(maxlen=MEDIAN_OF)
+        self._recent: deque[float] = deque(recent, maxlen=MEDIAN_OF)
         self._spikes: list[Spike] = []
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, end: int) -> None:
@@ -123,6 +125,11 @@ class Health:
         if len(self._recent) >= MEDIAN_FROM and norm > SPIKE * (median := statistics.median(self._recent)) > 0:
             self._spikes.append(Spike(self._step, norm, median, len(self._recent), end))
         self._recent.append(norm)
+
+    def recent(self) -> list[float]:
+        """The finite norms of the last MEDIAN_OF steps. Reads those that were not looked at yet."""
+        waiting = torch.stack(self._norms).tolist() if self._norms else []
+        return [*self._recent, *filter(math.isfinite, waiting)][-MEDIAN_OF:]
 
     def spikes(self) -> list[Spike]:
         """Those that the last look found, each returned once."""
@@ -169,7 +176,7 @@ class Health:
         )
 
 
-def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Health:
+def open_health(config: RunConfig, recorder: Recorder, start_step: int, recent: Sequence[float] = ()) -> Health:
     advice = (
         "lower optim.learning_rate or raise optim.warmup_steps (run.accept_drift=[optim.learning_rate] goes on from the last "
         "checkpoint, which is of finite weights), or look at the data of the steps named"
@@ -183,4 +190,5 @@ def open_health(config: RunConfig, recorder: Recorder, start_step: int) -> Healt
         incident=lambda step, what: recorder.event("incident", step, what=what),
         advice=advice,
         skips_are_normal=is_scaled,
+        recent=recent,
     )

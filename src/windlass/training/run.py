@@ -245,6 +245,7 @@ class Run:
         return {
             "step": step,
             **self.source.state(),
+            "norms": self.health.recent(),
             "sequences_per_step": self.config.sequences_per_step,
             "total_steps": self.total_steps,
             "model": to_hf(self.architecture),

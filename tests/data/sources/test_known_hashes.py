@@ -55,6 +55,22 @@ def test_a_file_that_looks_changed_is_hashed_alone(hashed, tmp_path, how):
     assert second.corpus_hash != first.corpus_hash
 
 
+def test_hashes_are_kept_on_this_host_where_the_data_is_at_a_url(hashed, tmp_path):
+    cache = {"directory": str(tmp_path / "cache")}
+    places = {"directory": f"file://{tmp_path}/store", "cache": cache}
+    first = quietly(data_config(tmp_path, **places))
+    assert len(hashed) == 12
+    hashed.clear()
+    assert quietly(data_config(tmp_path, **places)).fingerprint == first.fingerprint and hashed == []
+    path = tmp_path / "corpus" / "a" / "001.txt"
+    path.write_bytes(path.read_bytes() + b" more")
+    assert quietly(data_config(tmp_path, **places)).fingerprint != first.fingerprint
+    assert set(hashed) == {"a/001.txt"}
+    hashed.clear()
+    quietly(data_config(tmp_path, **places, rehash=True))
+    assert len(hashed) == 12, "--rehash"
+
+
 def test_a_file_that_only_looks_changed_is_no_other_data(hashed, tmp_path):
     first = quietly(data_config(tmp_path))
     hashed.clear()

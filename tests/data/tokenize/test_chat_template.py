@@ -342,15 +342,37 @@ def test_turns_of_other_conversations_are_no_copies(planted, tmp_path, is_isolat
 def test_isolation_of_samples_without_stored_ends_is_a_finding_where_eos_ends_turns(planted, tmp_path):
     """As versions before prepared them."""
     template_of(planted, PLAIN, eos_token=TURN)
-    prepared, _ = prepared_chat(planted, tmp_path / "rows")
+    prepared = without_ends(prepared_chat(planted, tmp_path / "rows")[0])
+    found = {finding.code for finding in lint(prepared, is_isolated=True).findings}
+    assert found - {"mostly-padding"} == {"isolation-cuts-turns"}
+
+
+def test_turns_are_no_copies_where_no_ends_are_stored(planted, tmp_path):
+    """Nor up to case, nor in another set, nor where a chat begins with EOS."""
+    begins = "{{ eos_token }}" + AS_QWEN.replace("at once", "at once, in the words of an old sailor, " * 8)
+    template_of(planted, begins, eos_token=TURN)
+    rows = chat_rows(60)
+    for row in rows[1::2]:
+        row["messages"].insert(0, {"role": "user", "content": "tell me of the ropes and winds of old " * 9})
+    for row in rows[3::4]:
+        row["messages"][0]["content"] = row["messages"][0]["content"].upper()
+    (validation := tmp_path / "validation.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in chat_rows(69)[60:])
+    )
+    held_out = {"path": str(validation), "format": "chat"}
+    whole, _ = prepared_chat(planted, tmp_path / "rows", rows, sequence_length=1024, validation=held_out)
+    assert [found for found in lint(whole).findings if found.code != "mostly-padding"] == []
+    assert [found for found in lint(without_ends(whole)).findings if found.code != "mostly-padding"] == []
+
+
+def without_ends(prepared):
     for name in prepared.sets:
         samples = [np.stack(column) for column in zip(*Reader(prepared.directory / name))]
         shutil.rmtree(prepared.directory / name)
-        writer = Writer(prepared.directory / name, 129, 8192)
+        writer = Writer(prepared.directory / name, samples[0].shape[1], 8192)
         writer.write(*samples)
         writer.close()
-    found = {finding.code for finding in lint(replace(prepared), is_isolated=True).findings}
-    assert found - {"mostly-padding"} == {"isolation-cuts-turns"}
+    return replace(prepared)
 
 
 def test_a_sample_shows_turns_as_one_document(planted, tmp_path):

@@ -62,7 +62,7 @@ def prepare(
     directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
     check_is_directory(directory)
-    hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
+    hashes = KnownHashes(_kept_hashes(config, directory), config.rehash)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
         plan, found = _plan(config, sets, log, directory, hashes)
         is_stale = _is_stale(plan, None if is_url(config.directory) else found)
@@ -102,7 +102,7 @@ def planned(config: DataConfig, sets: Mapping[str, SourceConfig]) -> PreparePlan
     """What `prepare` would make of the sources as they are now, with the fingerprints by which it recognises its work. Every
     source that has changed since it was prepared is read, to be hashed; nothing is written. Raises UserError."""
     directory = local_directory(config)
-    hashes = KnownHashes(None if is_url(config.directory) else directory / KNOWN_NAME, config.rehash)
+    hashes = KnownHashes(_kept_hashes(config, directory), config.rehash)
     plan, _ = _plan(config, sets, lambda _line: None, directory, hashes, is_asked=True)
     return plan
 
@@ -190,6 +190,11 @@ def _what_is_there(config: DataConfig) -> Prepared | None:
         return find_prepared(config) or (None if is_url(config.directory) else find_growing(config))
     except (BadShard, UserError):  # logged when it is prepared again
         return None
+
+
+def _kept_hashes(config: DataConfig, directory: Path) -> Path:
+    """Where the hashes of local sources are kept. Of data at a URL they are on this host, beside its cache."""
+    return sibling(directory, KNOWN_NAME) if is_url(config.directory) else directory / KNOWN_NAME
 
 
 def _kept_dates(directory: Path, found: Prepared | None) -> Iterator[tuple[str, str | None]]:
