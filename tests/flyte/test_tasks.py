@@ -143,7 +143,7 @@ def test_a_pipeline_is_not_run_here_where_flyte_is_not_configured_or_does_not_an
     assert not (base / "run").exists()
 
 
-def container(python, base, name, *overrides, planted=False):
+def container(python, base, name, *overrides, planted=False, start_from=()):
     """The command of task `train`'s container, with two ranks, on the data that is in `base` -> its process and its folder."""
     act = base / f"act-{name}"
     for folder in ("out", "raw"):
@@ -153,7 +153,7 @@ def container(python, base, name, *overrides, planted=False):
     (base / "windlass_pipeline.py").write_text(text.replace(body, f"    import plant\n\n{body}") if planted else text)
     (base / "home").mkdir(exist_ok=True)
     given = [f"run.directory={base / name}", *overrides]
-    arguments = [act / "inputs.pb", base / "r.yaml", base / "data", json.dumps(given)]
+    arguments = [act / "inputs.pb", base / "r.yaml", base / "data", json.dumps(given), *start_from]
     command = [python, str(ROOT / "tests/flyte/inputs.py"), *map(str, arguments)]
     subprocess.run(command, cwd=base, env=environment(base), check=True, capture_output=True, timeout=LIMIT_S)
     backend = {"_U_EP_OVERRIDE": "localhost:1", "_U_ORG_NAME": "o", "ACTION_NAME": "a0", "RUN_NAME": "r1"}
@@ -200,6 +200,14 @@ def test_two_ranks_of_the_container_train_what_our_own_launcher_trains(python, b
         assert place.encode() in outputs and Path(place).is_dir()
     page = (started[1] / "out/report.html").read_text()
     assert ">finished</span>" in page and len(page) < 300_000
+
+
+def test_a_run_begins_from_the_checkpoint_that_another_gave_back(python, base):
+    trained(base, "ours")
+    checkpoint = base / f"ours/checkpoints/step-{tiny.STEPS:08d}"
+    trained(base, "begun-by-us", f"run.start_from={checkpoint}")
+    finished(*container(python, base, "begun", start_from=[f"file://{checkpoint}"]))
+    assert tiny.losses(base / "begun") == tiny.losses(base / "begun-by-us") != tiny.losses(base / "ours")
 
 
 def test_a_crash_in_the_container_is_an_error_that_is_retried_and_the_next_attempt_goes_on(python, base):

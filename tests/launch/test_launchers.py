@@ -48,11 +48,6 @@ def wait(is_so):
         time.sleep(0.05)
 
 
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def losses(directory):
     return [
         (line["step"], line["loss"], line["gradient_norm"]) for line in tiny.lines(directory) if line["kind"] == "step"
@@ -147,14 +142,22 @@ def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base)
     assert "connectFullMesh" not in out + err
 
 
+def worlds(directory):
+    """The ranks of each start that the run's events hold so far."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return [line["derived"]["ranks"] for line in tiny.lines(directory) if line["kind"] in ("start", "resume")]
+    return []
+
+
 def test_of_two_elastic_nodes_of_torchrun_one_leaves_and_the_other_trains_to_the_end(base):
-    """Each rank leaves by its own signal alone: with 0 where its agent is leaving, with 75 where the agent is to start again."""
+    """Each rank leaves by its own signal alone: with 0 where its agent is leaving, with 75 where the agent is to start again.
+    On a loaded machine the first node may begin before the second has come, which is taken in then."""
     directory = base / "elastic"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     rendezvous = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
-    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=30", "-m", "windlass"]
+    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf"]
     recipe = [
         "train",
         str(base / "tiny.yaml"),
@@ -162,17 +165,20 @@ def test_of_two_elastic_nodes_of_torchrun_one_leaves_and_the_other_trains_to_the
         "run.steps=400",
         "evaluate.every_steps=400",
     ]
-    command = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *recipe]
-    stays = start(command)
-    wait(lambda: listens(port))  # it holds the store, which is not to leave
-    leaves = start(command)
-    wait(lambda: committed_steps(directory / "checkpoints") or stays.poll() is not None)
+
+    def node(conf):
+        conf = f"last_call_timeout=30,read_timeout={LIMIT_S},{conf}"
+        return start([sys.executable, "-m", "torch.distributed.run", *rendezvous, conf, "-m", "windlass", *recipe])
+
+    stays, leaves = node("is_host=1"), node("is_host=0")  # who holds the store is not to leave
+    wait(lambda: "2 on CPU" in worlds(directory) or stays.poll() is not None)
+    begun = max(committed_steps(directory / "checkpoints"), default=0)
+    wait(lambda: max(committed_steps(directory / "checkpoints"), default=0) > begun or stays.poll() is not None)
     leaves.send_signal(signal.SIGTERM)
-    first, _ = leaves.communicate(timeout=LIMIT_S)
-    out, err = stays.communicate(timeout=LIMIT_S)
+    leaves.communicate(timeout=LIMIT_S)
+    _, err = stays.communicate(timeout=LIMIT_S)
     assert stays.returncode == 0, err[-3000:]
     lines = tiny.lines(directory)
-    saved = [line["step"] for line in lines if line["kind"] == "resume"]
-    assert len(saved) == 1 and lines[-1]["kind"] == "end" and lines[-1]["step"] == 400
-    assert (first + out).count("2 ranks, started by torchrun") == 1
+    assert worlds(directory)[-2:] == ["2 on CPU", "1 on CPU"], worlds(directory)
+    assert (lines[-1]["kind"], lines[-1]["step"]) == ("end", 400)
     assert sorted({line["step"] for line in lines if line["kind"] == "step"}) == list(range(1, 401))

@@ -37,7 +37,8 @@ class ElasticRanksTask(TorchFunctionTask):
         """Raises NonRecoverableError where a rank exited with a code of FINAL, RuntimeError after any other failure."""
         start = kwargs.get("start_from")
         if isinstance(start, Dir) and "://" in start.path:  # once per pod, not once per rank
-            kwargs["start_from"] = Dir(path=str(await start.download()))
+            # Flyte gives a file:// URL back as it is
+            kwargs["start_from"] = Dir(path=str(await start.download()).removeprefix("file://"))
         try:
             return await super().execute(*args, **kwargs)
         except RuntimeError as error:
