@@ -289,10 +289,29 @@ def one(base):
     return base / "one", windlass(base, "train", "tiny.yaml", "run.directory=one")
 
 
+LAUNCHER = """
+import runpy, sys
+try:
+    runpy.run_module("windlass", run_name="__main__", alter_sys=True)
+finally:
+    with open("modules", "w") as file:
+        print(*sys.modules, file=file)
+"""
+
+
 @pytest.fixture(scope="module")
 def two(base):
-    """A finished run of two, which prints its events."""
-    return base / "two", windlass(base, "train", "tiny.yaml", "run.directory=two", "--nproc", "2", "--json")
+    """A finished run of two, which prints its events; its launcher leaves the names of all modules that it has loaded."""
+    arguments = ("train", "tiny.yaml", "run.directory=two", "--nproc", "2", "--json")
+    return base / "two", windlass(base, *arguments, command=("-c", LAUNCHER))
+
+
+def test_the_launcher_of_two_loads_neither_torch_nor_data(base, two):
+    """Counted at its end: 331 modules where it prepared the run itself were 2,200, and 300 MiB beside its ranks."""
+    assert two[1].returncode == 0, two[1].stderr
+    modules = (base / "modules").read_text().split()
+    assert not {"torch", "numpy", "tokenizers", "transformers", "pyarrow"} & {name.split(".")[0] for name in modules}
+    assert "windlass.launch.spawn" in modules and len(modules) < 500
 
 
 def test_one_process_trains_with_an_empty_environment(one):
