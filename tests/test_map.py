@@ -253,12 +253,13 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "pins",
         "parameter_rules",
         "base_model",
+        "interruptible",
         "run_directory",
         "left_open",
         "open_program",
-        "out_of_memory",
+        "run",
     ),
-    "training.sizing": ("choose_sizes", "probe"),
+    "training.sizing": ("choose_sizes", "out_of_memory", "probe"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),
@@ -267,6 +268,8 @@ TORCH_FREE = (
         f"windlass.{name}"
         for name in (
             "config",
+            "launch.local",
+            "training.interruptible",
             "contract",
             "signals",
             "output",
@@ -351,6 +354,7 @@ NO_TEST_OF_ITS_OWN = {
     "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "cli/runs.py": "cli/test_main.py runs its commands, commands/test_status.py, test_stacks.py, speed/ what they call",
+    "launch/elastic.py": "launch/test_nodes_in_namespaces.py: whole runs on two and three hosts",
     "cli/launch.py": "commands/launch/test_slurm.py runs its commands",
     "cli/data.py": "cli/test_main.py runs its commands, commands/test_data_*.py what they call",
     "data/held_out.py": "data/test_config.py: every form of validation; data/prepare/test_hold_out.py: what is held out",

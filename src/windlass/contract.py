@@ -265,18 +265,13 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an agent of torchelastic started this rank: torchrun, Flyte, or our own."""
+    """Whether an agent of torchelastic started this rank: torchrun, Flyte, or our own of several hosts."""
     return "TORCHELASTIC_RUN_ID" in environ
 
 
 def has_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether our own launcher started this rank: it shows what a failing rank wrote."""
     return AGENT in environ
-
-
-def is_prepared(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether our own launcher has prepared the data: on one host. On several their ranks do, once."""
-    return AGENT in environ and HOSTS not in environ
 
 
 def exit_code_of_stop(is_signalled: bool, environ: Mapping[str, str] = os.environ) -> int:

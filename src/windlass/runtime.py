@@ -35,8 +35,8 @@ from windlass.signals import Signals
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
-FIRST_TIMEOUT = datetime.timedelta(days=1)
-"""How long other ranks wait for what rank 0 does once (preparing data)."""
+FIRST_TIMEOUT = datetime.timedelta(days=20)
+"""How long other ranks wait for what rank 0 does once: preparing data, which may be terabytes. Under 2^31 ms."""
 
 ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where torch reads the settings of its allocator, when that is first used; the second is the older name."""

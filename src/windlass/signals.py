@@ -157,6 +157,16 @@ def install_signals() -> Signals:
     return signals
 
 
+def note_signals() -> list[int]:
+    """A list to which SIGNALS are added as they come, and nothing else happens: for a launcher, whose ranks decide what one
+    means. Lasts until the process ends, or `catch_signals` does. Main thread only."""
+    received: list[int] = []
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _frame: received.append(number))
+    return received
+
+
 def ignore_at_end() -> None:
     """From Python's own end on, where it installs no handler, a signal changes nothing: what became of the run is written."""
 

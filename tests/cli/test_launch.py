@@ -56,7 +56,7 @@ def test_a_signal_before_ranks_begin_says_whether_the_run_goes_on(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(to_yaml(tiny.recipe(tmp_path)))
     monkeypatch.setattr(launcher, wait)
-    monkeypatch.setattr("windlass.training.run_directory.committed_steps", lambda _: steps)
+    monkeypatch.setattr("windlass.training.interruptible.committed_steps", lambda _: steps)
     monkeypatch.setattr(sys, "argv", ["windlass", *words])
     with pytest.raises(SystemExit) as caught:
         cli.main()

@@ -284,16 +284,49 @@ def test_a_run_that_diverges_ends_with_4_and_its_status_says_so(base):
 # ---- a whole run
 
 
+LEAVES_MODULES = """
+import runpy, sys
+name = sys.argv[3]
+try:
+    runpy.run_module("windlass", run_name="__main__", alter_sys=True)
+finally:
+    with open(f"{name}.modules", "w") as file:
+        print(*sys.modules, file=file)
+"""
+
+
 @pytest.fixture(scope="module")
 def one(base):
     """A finished run of one process."""
-    return base / "one", windlass(base, "train", "tiny.yaml", "run.directory=one")
+    arguments = ("train", "tiny.yaml", "run.directory=one")
+    return base / "one", windlass(base, *arguments, command=("-c", LEAVES_MODULES))
 
 
 @pytest.fixture(scope="module")
 def two(base):
     """A finished run of two, which prints its events."""
-    return base / "two", windlass(base, "train", "tiny.yaml", "run.directory=two", "--nproc", "2", "--json")
+    arguments = ("train", "tiny.yaml", "run.directory=two", "--nproc", "2", "--json")
+    return base / "two", windlass(base, *arguments, command=("-c", LEAVES_MODULES))
+
+
+def modules_of(base, name):
+    """What the process of that run, or its launcher, had loaded at its end."""
+    return (base / f"run.directory={name}.modules").read_text().split()
+
+
+def test_the_launcher_of_two_loads_neither_torch_nor_data(base, two):
+    """410 modules in its whole life; more in benchmarks/results/start.json."""
+    assert two[1].returncode == 0, two[1].stderr
+    modules = modules_of(base, "two")
+    assert not {"torch", "numpy", "tokenizers", "transformers", "pyarrow"} & {name.split(".")[0] for name in modules}
+    assert "windlass.launch.spawn" in modules and len(modules) < 500
+
+
+def test_a_run_without_a_pipeline_loads_none(base, one):
+    """torch's Optimizer loads dynamo by itself."""
+    modules = modules_of(base, "one")
+    assert "torch" in modules and "windlass.parallel.pipeline" in modules
+    assert not [name for name in modules if name.startswith("torch.distributed.pipelining")]
 
 
 def test_one_process_trains_with_an_empty_environment(one):

@@ -1,12 +1,12 @@
 """One start of the ranks: whose failure is the first. Starts themselves: test_local."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from windlass.launch import agent
 from windlass.launch.agent import SHUTDOWN_S, _death, _failure, _first
+from windlass.launch.spawn import Exit
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.kernel_log import DriverFault
 
@@ -26,7 +26,7 @@ from windlass.supervise.kernel_log import DriverFault
     ],
 )
 def test_the_first_to_fail_is_found(codes, rank):
-    failures = {rank: SimpleNamespace(timestamp=time_s, exitcode=code) for rank, (time_s, code) in codes.items()}
+    failures = {rank: Exit(code, time_s) for rank, (time_s, code) in codes.items()}
     assert _first(failures) == (rank, codes[rank][1])
 
 
@@ -54,8 +54,3 @@ def test_a_failure_has_the_step_and_the_batch_of_its_rank():
     assert [_death(1, code, beats, True).is_out_of_memory for code in (-9, 1, -15)] == [True, False, False]
     early = _death(2, 1, beats, False)
     assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats, False).step, 0)
-
-
-def test_ranks_of_one_host_meet_though_its_own_name_does_not_resolve():
-    """torchelastic alone gives them the host's name, and they would wait for half an hour."""
-    assert agent.ALONE["local_addr"] == "127.0.0.1"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
 from windlass.contract import has_agent
 from windlass.errors import EXIT_STOPPED, UserError
@@ -32,7 +31,7 @@ caught = signals.install_signals()  # as __main__ does first
 assert held, "signals are held back until now"
 for number in signals.SIGNALS:
     signal.signal(number, signal.SIG_DFL)  # these workers have nothing to save
-if caught.received:  # the other rank failed while this one started: torchelastic would wait 30 s for it
+if caught.received:  # the other rank failed while this one started: the launcher would wait 30 s for it
     os.kill(os.getpid(), caught.received)
 kind, _, only = case.partition("-")
 if hasattr(errors, kind) and only in ("", str(rank)):
@@ -159,7 +158,7 @@ def test_more_ranks_than_gpus_are_refused(gpus, count, word):
 
 
 def test_hidden_gpus_are_none_and_torch_is_asked_only_where_a_driver_is(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(local, "COUNT", (sys.executable, "-c", "print(3)"))
     monkeypatch.setattr(Path, "exists", lambda self: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert local.count_gpus() == 3
@@ -264,6 +263,7 @@ for case in json.loads(sys.argv[1]):
         code = "interrupted"
     ends.append((code, read_status(run).step))
     print("\\0", end="", file=sys.stderr, flush=True)
+assert "torch" not in sys.modules, "a launcher stays small for as long as its ranks live"
 print(json.dumps(ends))
 """
 
@@ -405,7 +405,7 @@ def test_a_signal_while_ranks_start_again_interrupts_them_too(launched, tmp_path
 
 
 def test_a_second_ctrl_c_waits_for_no_rank(launched, tmp_path):
-    """torchelastic alone gives them ten minutes more."""
+    """One alone gives them ten minutes."""
     assert launched("interrupted-twice")[0].code == 130
     status = read_status(tmp_path / "run")
     assert (status.state, status.step, status.exit_code) == ("failed", 3, 130)

@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.cli.arguments import endpoint_of
-from windlass.contract import exit_code_of_stop, is_prepared
+from windlass.contract import exit_code_of_stop
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import nodes as room
 from windlass.launch.nodes import check_worlds, nodes_of
@@ -62,11 +62,10 @@ def test_a_layout_that_some_number_of_hosts_cannot_hold_is_refused_before_they_m
     assert asked == [4, 6, 12, 16]
 
 
-def test_ranks_of_several_hosts_prepare_their_data_and_never_end_with_0_by_a_signal():
-    one = {"WINDLASS_AGENT_PID": "7", "TORCHELASTIC_RUN_ID": "run"}
-    several = {**one, "WINDLASS_RANKS_PER_HOST": "2"}
-    assert [is_prepared(environ) for environ in ({}, one, several)] == [False, True, False]
-    assert [exit_code_of_stop(True, environ) for environ in (one, several)] == [0, EXIT_STOPPED]
+def test_ranks_of_our_own_launchers_never_end_with_0_by_a_signal():
+    one, torchrun = {"WINDLASS_AGENT_PID": "7"}, {"TORCHELASTIC_RUN_ID": "run"}
+    several = {**one, **torchrun, "WINDLASS_RANKS_PER_HOST": "2"}
+    assert [exit_code_of_stop(True, environ) for environ in (torchrun, one, several)] == [0, *[EXIT_STOPPED] * 2]
 
 
 def test_a_host_whose_rank_does_not_leave_ends_as_the_run_did_and_starts_nothing_again(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from windlass.precision.config import PrecisionConfig
 from windlass.precision.masters import has_masters
 from windlass.precision.policy import precision_of
 from windlass.training.open_program import storage_of
-from windlass.training.out_of_memory import local_bytes
+from windlass.training.sizing.out_of_memory import local_bytes
 
 ROOMY = MODEL | {
     "hidden_size": 64,

@@ -125,7 +125,7 @@ def drift_apart(config, name="embed_tokens.weight"):
     patches = mock.patch.object(AdamW, "step", other), mock.patch.object(ShardedProgram, "run", watched)
     with patches[0], patches[1], contextlib.redirect_stdout(io.StringIO()):
         try:
-            train(config, is_prepared=True)
+            train(config)
         except OutOfSync as error:
             return exit_code_of(error), str(error)
 

@@ -1,5 +1,6 @@
 """Runs that begin while their data is prepared: the runs on finished data, waiting, killed, resumed, on other worlds."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests import tiny
@@ -188,17 +190,13 @@ def command(recipe, num_ranks):
     return [sys.executable, "-m", "windlass", "train", str(recipe), "--nproc", str(num_ranks)]
 
 
-def preparer_of(session):
-    """The process id of the preparation that the run of this session has started."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                os.getsid(int(path.name)) == session
-                and b"windlass.data.prepare.background" in (path / "cmdline").read_bytes()
-            ):
-                return int(path.name)
-        except (ProcessLookupError, FileNotFoundError):
-            continue
+def preparer_of(launcher):
+    """The process id of the preparation that the run of this process has started, in it or in its rank 0."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(launcher).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "windlass.data.prepare.background" in child.cmdline():
+                    return child.pid
     return None
 
 

@@ -4,7 +4,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,10 +62,14 @@ def rehashing(is_asked: bool) -> list[str]:
 
 def restarts_of(config: "RunConfig") -> Restarts:
     """What `launch` and `data` of a recipe say about starting its ranks again."""
-    from windlass.commands.data_consumed import batch_before
+
+    def batch_at(place: int) -> str:
+        from windlass.commands.data_consumed import batch_before  # with numpy: needed after three failures
+
+        return batch_before(config, place)
 
     data_s = math.inf if config.data.may_grow else config.data.timeout_s
-    return Restarts(config.launch.max_restarts, config.launch.stall_s, data_s, partial(batch_before, config))
+    return Restarts(config.launch.max_restarts, config.launch.stall_s, data_s, batch_at)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def launch_nodes(
     """Train on several hosts: the same command on each. A signal to one lets the others go on where they are MIN."""
     from windlass.config import load_recipe
     from windlass.launch.nodes import check_worlds, launch_nodes, nodes_of
-    from windlass.training.run_directory import interruptible
+    from windlass.training.interruptible import interruptible
 
     hosts, place = nodes_of(nodes), endpoint_of(endpoint)
     config, num_ranks = load_recipe(recipe, *overrides or ()), local.choose_ranks(nproc)

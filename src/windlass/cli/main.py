@@ -41,7 +41,6 @@ from windlass.errors import (
 )
 from windlass.launch import local
 from windlass.safe_text import say
-from windlass.status import note_failure
 from windlass.version import __version__
 
 if TYPE_CHECKING:  # it takes a second to load
@@ -151,7 +150,7 @@ def _train_as_worker(config: "RunConfig", smoke: bool, on_event: Callable[[Event
     from windlass.runtime import recorded
     from windlass.training.loop import train as run
 
-    result = recorded(run)(config, is_prepared=contract.is_prepared(), on_event=on_event)
+    result = recorded(run)(config, on_event=on_event)
     return contract.exit_code_of_stop(result.signalled) if result.stopped else 0
 
 
@@ -165,24 +164,17 @@ def _rehearse(config: "RunConfig", recipe: str, overrides: list[str], nproc: str
 
 
 def _train_here(config: "RunConfig", num_ranks: int, on_event: Callable[[Event], None] | None) -> int:
-    """On this machine -> the exit code of the run. What can be refused is refused here, before ranks start."""
-    from windlass.training.pins import pins
-    from windlass.training.run_directory import interruptible
-
+    """On this machine -> the exit code of the run. With several ranks this process stays without torch: it refuses what a recipe
+    alone says, and leaves the rest to rank 0."""
     if num_ranks == 1:
         from windlass.training.loop import train as run
 
         return EXIT_STOPPED if run(config, on_event=on_event).stopped else 0
-    from windlass.training.preflight import make_ready
+    from windlass.training.interruptible import interruptible
 
-    try:
-        config = make_ready(config, num_ranks, "cuda" if local.count_gpus() else "cpu").config
-    except WindlassError as error:
-        note_failure(config.run.directory, error.code)
-        raise
+    config.check_layout(config.model.shape(config.data.tokenizer.train), num_ranks)
     with interruptible(config.run.directory):
-        arguments = [*sys.argv[1:], *pins(config)]
-        return local.launch(arguments, num_ranks, config.run.directory, restarts_of(config))
+        return local.launch(sys.argv[1:], num_ranks, config.run.directory, restarts_of(config))
 
 
 @app.command()

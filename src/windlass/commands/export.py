@@ -3,7 +3,7 @@
 It is written beside its place, loaded back by transformers, compared, and only then renamed: a directory called export/ is
 one that works. Compared are, on ids that are no text and in fp32 from the weights as they were written (rounded, where a
 smaller dtype was asked for): the logits, within 1e-5 of the largest; the greedy continuation; and the token ids of a probe
-text. One model is in memory at a time, at 4 bytes per parameter.
+text. One model is in memory at a time, at 4 bytes per parameter, and beside it the tensor that is being written or rounded.
 """
 
 import json
@@ -198,7 +198,9 @@ def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype, is_ad
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    ours = saved.model.to(dtype).float()  # as the files have it
+    ours = saved.model.float()
+    for parameter in ours.parameters():
+        parameter.copy_(parameter.to(dtype))  # as the files have it, and in its own memory
     room, ids_BT = saved.architecture.max_positions, probe_ids(saved.architecture)
     length = ids_BT.shape[1]
     for _ in range(min(GREEDY_TOKENS, room - length)):

@@ -11,7 +11,9 @@ job_names   the name of a job, as every cluster takes it
 config      the recipe's launch block
 
 Inside:
-agent       starts the rank processes of this machine, once, under torchelastic
+agent       one start of the ranks of this machine, watched, and how they failed
+spawn       their processes on one host, without torch
+elastic     their processes on one of several hosts, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
 stalls      what the watchdogs of several hosts see, put together
 """

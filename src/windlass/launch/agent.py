@@ -1,28 +1,25 @@
-"""One start of the ranks on this machine, under torchelastic (what torchrun is made of), and how they failed.
+"""One start of the ranks on this machine, watched, and how they failed. Who starts their processes is the caller's: launch/spawn
+for one host, launch/elastic for one of several.
 
-Known flaws of torchelastic are fenced: the rendezvous store is not shared between incarnations
-(TORCH_DISABLE_SHARE_RDZV_TCP_STORE: with gloo the first restart worked 3 of 8 times without it, 15 of 15 with), each start has
-an agent of its own, so that nothing of the one before is left, and workers die with their agent (a killed torchrun leaves them
-training).
+Workers die with their agent (a killed torchrun leaves them training).
 """
 
 import contextlib
-import logging
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from windlass.errors import EXIT_BUG, EXIT_SIGNAL, EXIT_STOPPED
 from windlass.launch.restarts import Failure
+from windlass.launch.spawn import Exit, end_children
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
-from windlass.signals import SIGNALS, held_back, on_second_ctrl_c
+from windlass.signals import held_back, on_second_ctrl_c
 from windlass.supervise.gpu_health import new_faults, read_all
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
@@ -34,71 +31,41 @@ SHUTDOWN_S: Final = 600
 FAULTS_S: Final = 60
 """Faults of a GPU's driver that are older than this are not why a rank died."""
 SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-ALONE: Final = {
-    "min_nodes": 1,
-    "max_nodes": 1,
-    "rdzv_backend": "c10d",
-    "rdzv_endpoint": "localhost:0",
-    "local_addr": "127.0.0.1",
-}
-"""A world of this host alone, whose own name need not resolve."""
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
 
 
 def start_ranks(
-    command: list[str],
-    num_ranks: int,
+    run: Callable[[], Mapping[int, Exit]],
     run_directory: Path,
     deadlines: Deadlines | None,
-    meeting: Mapping[str, Any] = MappingProxyType({}),
     others: OtherHosts | None = None,
 ) -> Failure | None:
-    """Runs `command` on `num_ranks` workers of this host until all are gone -> how they failed, which has been printed; None
-    where they ended well. Raises torchelastic's SignalException for a signal to this process, after which ranks save; a second
-    Ctrl-C kills them. `deadlines`: None watches nothing. `meeting`: LaunchConfig's fields for a world of several hosts; its
-    rendezvous raises RendezvousError. `others`: their watchdogs."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    _silence("torch.distributed.elastic")  # the launcher says what happened itself
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault(SHUTDOWN, str(SHUTDOWN_S))
+    """Calls `run`, which starts ranks of this host and waits until all are gone -> how they failed, which has been printed; None
+    where they ended well. What `run` raises passes: a signal to this process, after which ranks save. A second Ctrl-C kills
+    them. `deadlines`: None watches nothing. `others`: the watchdogs of other hosts."""
     start_s, stalls, kills, health = time.time(), _Stalls(), oom_kills(), read_all()
     forget_beats(run_directory)
-    with _folder_of_errors() as (errors, logs):
-        config = LaunchConfig(
-            nproc_per_node=num_ranks,
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=str(logs)),  # its own directory would stay behind
-            signals_to_handle=",".join(number.name for number in SIGNALS),
-            **(meeting or {**ALONE, "run_id": f"windlass-{os.getpid()}"}),
-        )
-        try:
-            # signals are held back until a worker has installed its own handlers, in its first line
-            watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
-            with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
-                elastic_launch(config, command[0])(*command[1:])
-        except ChildFailedError as failed:
-            beats = read_beats(run_directory)
-            if stalls.found is not None:
-                seen = [place.beat for place in stalls.found.places]
-                return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
-            incident = _death(*_first(failed.failures), beats, oom_kills() > kills, new_faults(health, read_all()))
-            if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
-                return _failure(EXIT_STOPPED, incident, beats)
-            return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
-    return None
+    with _folder_of_errors() as errors:
+        # signals are held back until a worker has installed its own handlers, in its first line
+        watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
+        with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
+            failed = run()
+        if not failed:
+            return None
+        beats = read_beats(run_directory)
+        if stalls.found is not None:
+            seen = [place.beat for place in stalls.found.places]
+            return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
+        incident = _death(*_first(failed), beats, oom_kills() > kills, new_faults(health, read_all()))
+        if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
+            return _failure(EXIT_STOPPED, incident, beats)
+        return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
 
 
-def end_children() -> None:
-    """Kills the processes that this one has started: a rank that hangs at its end has no page among the heartbeats any more."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+def patience_s() -> float:
+    """How long ranks may take to end after a signal. The name in the environment is torchelastic's."""
+    return float(os.environ.setdefault(SHUTDOWN, str(SHUTDOWN_S)))
 
 
 class _Stalls:
@@ -117,35 +84,25 @@ class _Stalls:
 
 
 @contextlib.contextmanager
-def _folder_of_errors() -> Iterator[tuple[Path, Path]]:
-    """Where workers leave their errors, which is in the environment meanwhile, and torchelastic its logs."""
+def _folder_of_errors() -> Iterator[Path]:
+    """Where workers leave their errors, which is in the environment meanwhile."""
     with tempfile.TemporaryDirectory(prefix="windlass-launch-") as folder:
-        errors, logs = Path(folder, "errors"), Path(folder, "logs")
-        errors.mkdir()
-        os.environ[ERRORS] = str(errors)
+        os.environ[ERRORS] = folder
         try:
-            yield errors, logs
+            yield Path(folder)
         finally:
             del os.environ[ERRORS]
 
 
-def _silence(package: str) -> None:
-    """No log lines of `package`, each of whose modules has a level of its own."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _first(failures: dict[int, Any]) -> tuple[int, int]:
+def _first(failures: Mapping[int, Exit]) -> tuple[int, int]:
     """The rank that failed first, and its exit code. torchelastic knows the second of an error that a rank has recorded; of any
     other rank it knows only when it looked, with all of them gone. So a rank that was killed comes before those that fail by
-    its silence, unless torchelastic killed it itself, SHUTDOWN_S after the first; SIGTERM is what it ends the others with, and
+    its silence, unless torchelastic killed it itself, SHUTDOWN_S after the first; SIGTERM is what the others are ended with, and
     SIGABRT what NCCL ends a rank with whose peer is gone."""
-    patience_s = float(os.environ.get(SHUTDOWN, SHUTDOWN_S))
     earliest = min(failure.timestamp for failure in failures.values())
 
-    def order(rank: int) -> tuple[bool, bool, bool, int, int]:
-        code, late = failures[rank].exitcode, failures[rank].timestamp - earliest >= patience_s
+    def order(rank: int) -> tuple[bool, bool, bool, float, int]:
+        code, late = failures[rank].exitcode, failures[rank].timestamp - earliest >= patience_s()
         is_killed = code < 0 and code != -signal.SIGABRT
         return code == -signal.SIGTERM, late, not is_killed, failures[rank].timestamp, rank
 

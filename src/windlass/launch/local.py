@@ -1,30 +1,35 @@
-"""Ranks on this machine: how many, started by a small process without a model, and started again where one failed.
+"""Ranks on this machine: how many, started by a small process without torch, and started again where one failed.
 
-The launcher starts N workers with the same command line (launch/agent), waits, and turns what became of them into one exit code
-(the table of windlass.errors). A signal to it goes to every worker; they agree on a step, save, and leave with 0; the launcher
-reads "stopped" in status.json and leaves with the code of a stopped run. Ranks that died or stalled begin again from the last
-commit (launch/restarts).
+The launcher starts N workers with the same command line (launch/spawn), waits, and turns what became of them into one exit code
+(the table of windlass.errors). It looks neither at data nor at the hub: rank 0 does, as under torchrun, so nothing is imported
+twice before the first step. A signal to it goes to every worker; they agree on a step, save, and exit with 75; the launcher reads
+"stopped" in status.json and exits with the same. Ranks that died or stalled begin again from the last commit (launch/restarts).
 """
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from windlass.contract import AGENT
 from windlass.errors import EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
-from windlass.launch.agent import ERRORS, start_ranks
+from windlass.launch.agent import ERRORS, patience_s, start_ranks
 from windlass.launch.restarts import Restarts
+from windlass.launch.spawn import Signalled, run_ranks
 from windlass.report.events import EventLog
 from windlass.safe_text import say
-from windlass.signals import SIGNALS
+from windlass.signals import SIGNALS, note_signals
 from windlass.status import Status, is_locked, note_failure, read_status, write_status
 from windlass.supervise.heartbeat import forget_beats
 from windlass.supervise.incident import Incident
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+COUNT: Final = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
 
 
 def choose_ranks(nproc: str | None) -> int:
@@ -46,12 +51,10 @@ def choose_ranks(nproc: str | None) -> int:
 
 
 def count_gpus() -> int:
-    """Visible GPUs. torch is loaded only where a driver is."""
+    """Visible GPUs. torch is asked only where a driver is, in a process of its own: this one stays small."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not Path("/dev/nvidiactl").exists():
         return 0
-    import torch
-
-    return torch.cuda.device_count()
+    return int(subprocess.run(COUNT, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def is_worker() -> bool:
@@ -83,11 +86,10 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
     """Runs `windlass *arguments` on `num_ranks` workers -> the exit code of the whole. Blocks until all are gone.
 
     `restarts`: of a command that trains, whose workers write the status of the run; a signal before they do raises
-    KeyboardInterrupt. Other commands leave that as they found it,
-    and are not started again.
+    KeyboardInterrupt. Other commands leave that as they found it, and are not started again. Main thread only: from here on
+    signals to this process do no more than end the ranks.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
+    received = note_signals()
     command = [sys.executable, "-m", "windlass", *arguments]
     os.environ[AGENT] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
@@ -95,7 +97,8 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
     try:
         while True:
             start_s = time.time()  # on the clock of the files' times: an older log or status is not of this start
-            failure = start_ranks(command, num_ranks, run_directory, restarts.deadlines() if restarts else None)
+            run = partial(run_ranks, command, num_ranks, received, patience_s())
+            failure = start_ranks(run, run_directory, restarts.deadlines() if restarts else None)
             code = 0 if failure is None else failure.code
             code = settle(run_directory, start_s, code) if restarts else code
             if failure is None or not restarts or code in (0, EXIT_STOPPED):
@@ -109,8 +112,8 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
                     say(f"windlass: {reason}", sys.stderr)
                 return code
             say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
-    except SignalException as received:
-        return stopped(run_directory, start_s, received.sigval) if restarts else EXIT_SIGNAL + received.sigval
+    except Signalled as signalled:
+        return stopped(run_directory, start_s, signalled.number) if restarts else EXIT_SIGNAL + signalled.number
     finally:
         forget_beats(run_directory)
         del os.environ[AGENT]

@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from windlass.contract import AGENT, HOSTS
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch.agent import start_ranks
+from windlass.launch.elastic import run_elastic
 from windlass.launch.local import note, settle, stopped
 from windlass.launch.rendezvous import MeetingPlace, too_few
 from windlass.launch.restarts import Failure, Restarts
@@ -99,8 +101,8 @@ def _start(
 ) -> int | None:
     """One start of the ranks -> the exit code of this launch; None where they are to start again."""
     try:
-        ranks = int(os.environ[HOSTS])
-        failure = start_ranks(command, ranks, run_directory, restarts.deadlines(), meeting.start(), meeting.watch())
+        run = partial(run_elastic, command, int(os.environ[HOSTS]), meeting.start())
+        failure = start_ranks(run, run_directory, restarts.deadlines(), meeting.watch())
     except RendezvousClosedError:
         return meeting.end(0)
     except RendezvousConnectionError:

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from windlass.errors import Unavailable, UserError
-from windlass.launch.agent import end_children
+from windlass.launch.spawn import end_children
 from windlass.launch.stalls import SharedWatch
 from windlass.safe_text import say
 

@@ -26,4 +26,5 @@ Inside:
 
 routing       the routers' load-balancing loss, and the load of each expert
 rope          rotary position tables, and the rotation
+shard_writer  safetensors files whose tensors arrive one by one
 """

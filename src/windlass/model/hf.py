@@ -6,12 +6,10 @@ is read once per host. Every tensor of the file must be expected, and every expe
 shape: a model with a hole is not loaded.
 
 Out: the names, shapes and shards (at most 5 GB each) follow from the architecture alone, so parameters may arrive one
-by one; a shard is written when its last tensor arrives. Memory is one shard. Padded rows of the vocabulary are neither
-read nor written.
+by one (model/shard_writer). Memory is one tensor. Padded rows of the vocabulary are neither read nor written.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,19 +17,19 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from windlass.errors import UserError
-from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.model.lora import nf4
 from windlass.model.lora.adapter import BLOCK, CODES, SCALES
-from windlass.model.names import VOCABULARY, Stored, expected_name, stored_as, stored_bytes, stored_shapes
+from windlass.model.names import VOCABULARY, expected_name, stored_as, stored_shapes
 from windlass.model.open_config import StoredSizes, fewer_rows
+from windlass.model.shard_writer import ShardWriter, write_json
 from windlass.model.slices import GrownRows, local_part, owned_ranges
-from windlass.model.weight_files import INDEX, SINGLE, check_stored_head, is_pointer, listed, weight_files
+from windlass.model.weight_files import check_stored_head, is_pointer, listed, weight_files
 
 GENERATION: Final = "generation_config.json"
 FLOATS: Final = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that a weight may have
@@ -198,91 +196,19 @@ def save_weights(
     out = Path(directory)
     if write:
         _prepare_directory(out)
-    shards = _plan_shards(arch, dtype.itemsize, max_shard_bytes)
-    writer = _ShardWriter(out, arch, dtype, shards)
+    writer = ShardWriter(out, arch, dtype, max_shard_bytes) if write else None
     for name, tensor in tensors:
         full = tensor.detach()
         if isinstance(full, DTensor):
             full = full.full_tensor()
-        if write and not (arch.tied and name == VOCABULARY[1]):
+        if writer and not (arch.tied and name == VOCABULARY[1]):
             writer.add(name, full)
-    if write:
+    if writer:
         writer.finish()
         kind = str(dtype).removeprefix("torch.")
-        _write_json(out / "config.json", {**to_hf(arch), "dtype": kind, "torch_dtype": kind})
+        write_json(out / "config.json", {**to_hf(arch), "dtype": kind, "torch_dtype": kind})
         ids = {name: value for name, value in to_hf(arch).items() if name.endswith("_token_id") and value is not None}
-        _write_json(out / GENERATION, {"_from_model_config": True, **ids})
-
-
-class _ShardWriter:
-    """Collects tensors per shard, and writes a shard when it is complete."""
-
-    def __init__(self, directory: Path, arch: Architecture, dtype: torch.dtype, shards: list[list[str]]):
-        self._directory, self._arch, self._dtype = directory, arch, dtype
-        self._shapes = stored_shapes(arch)
-        self._files = _shard_names(len(shards))
-        self._file_of = {name: file for file, names in zip(self._files, shards, strict=True) for name in names}
-        self._waiting: dict[str, set[tuple[str, int]]] = {file: set() for file in self._files}
-        for name in parameter_shapes(arch):
-            where = stored_as(name, arch)
-            for stored in where.names:
-                self._waiting[self._file_of[stored]].add((stored, where.first))
-        self._tensors: dict[str, dict[str, Tensor]] = {file: {} for file in self._files}
-
-    def add(self, name: str, full: Tensor) -> None:
-        where = stored_as(name, self._arch)
-        if name in VOCABULARY:
-            full = full[: self._arch.vocab_size]
-        for index, stored in enumerate(where.names):
-            self._add_to(stored, where, full[index] if where.experts else full)
-
-    def _add_to(self, stored: str, where: Stored, full: Tensor) -> None:
-        file = self._file_of[stored]
-        assert (stored, where.first) in self._waiting[file], f"{stored} came twice"
-        kept = self._tensors[file]
-        if stored not in kept:
-            kept[stored] = torch.empty(self._shapes[stored], dtype=self._dtype)
-        part = kept[stored].narrow(1 if where.transposed else 0, where.first, full.shape[0])
-        part.copy_(full.T if where.transposed else full)
-        self._waiting[file].remove((stored, where.first))
-        if not self._waiting[file]:
-            _save(self._tensors.pop(file), self._directory / file)
-
-    def finish(self) -> None:
-        """Call it after the last parameter: writes an index where there are several files."""
-        left = sorted(name for names in self._waiting.values() for name, _first in names)
-        assert not left, f"parameters that never came: {left}"
-        if len(self._files) > 1:
-            size = sum(stored_bytes(shape, self._dtype.itemsize) for shape in self._shapes.values())
-            _write_json(self._directory / INDEX, {"metadata": {"total_size": size}, "weight_map": self._file_of})
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    """Writes safetensors with the access of any new file of this user: safetensors itself gives access to the owner alone."""
-    file.touch()
-    mode = file.stat().st_mode
-    save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(mode)
-
-
-def _plan_shards(arch: Architecture, item_bytes: int, max_shard_bytes: int) -> list[list[str]]:
-    """Stored tensors in order, cut before one that would exceed the limit; a larger tensor is a shard of its own."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name, shape in stored_shapes(arch).items():
-        size = stored_bytes(shape, item_bytes)
-        if shards[-1] and filled + size > max_shard_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += size
-    return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE]
-    return [f"model-{index:05d}-of-{count:05d}.safetensors" for index in range(1, count + 1)]
+        write_json(out / GENERATION, {"_from_model_config": True, **ids})
 
 
 def _prepare_directory(directory: Path) -> None:
@@ -294,7 +220,3 @@ def _prepare_directory(directory: Path) -> None:
             "an export never mixes with older files",
             "give another directory or remove this one",
         )
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 """A training run from recipe to last checkpoint.
 
-sizing/           micro-batch, recomputation and compile, where the recipe leaves them open
+sizing/           micro-batch, recomputation and compile, where the recipe leaves them open; what fills a device
 
 config            the run section of a recipe
 loop              the loop
@@ -12,14 +12,14 @@ open_saved        opens a run, a checkpoint, a Hugging Face directory or an adap
 pins              hub names of a recipe, pinned to commits
 parameter_rules   which parameters are trained, and how
 base_model        the model that a run began from: what checkpoints keep of it, and whether a frozen base is the same
+interruptible     work before the first step, which a signal ends at once
 run_directory     makes and locks the run directory; its checkpoints
 left_open         resolves what a recipe leaves open: steps, warm-up, `precision.policy: auto`
 open_program      the model laid out over the ranks, and its optimizer
-out_of_memory     what fills a device, by kind; where that is too much, what each change to the recipe frees
+run               the parts of a run, and what happens between steps: validate, save, close
 
 Inside:
 
-run               the parts of a run, and what happens between steps: validate, save, close
 drift             settings that differ between a checkpoint and the recipe that would continue it
 health            whether a run still learns: skipped steps, updates that round to nothing
 reference_scores  scores of pairs under the model that a preference run began with: read, or computed before step 0

@@ -44,13 +44,13 @@ from windlass.training.health import open_health
 from windlass.training.left_open import choose_policy, keep_choices, with_steps
 from windlass.training.open_data import evaluation_sets, open_source
 from windlass.training.open_program import open_program
-from windlass.training.out_of_memory import MemoryParts, explained, no_room, standing_bytes
 from windlass.training.preflight import Ready, check_data, make_ready_once, plan_model
 from windlass.training.reference_scores import reference_scores
 from windlass.training.restore import compared_tensors, kept_weights, restore, starting_weights
 from windlass.training.run import Run
 from windlass.training.run_directory import locked_directory, open_checkpoints, open_mirror
 from windlass.training.sizing.choose_sizes import choose_sizes
+from windlass.training.sizing.out_of_memory import MemoryParts, explained, no_room, standing_bytes
 from windlass.training.sizing.probe import FindRoom, room_of
 
 
@@ -102,9 +102,11 @@ def _silent(_sentence: str) -> None:
     """What the ranks other than 0 do with sentences for the user."""
 
 
-def assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Probe = UNWATCHED, own: Own = Own()) -> Run:
-    """Everything that training `config` needs, on this rank. Collective. Raises UserError before the first step, and then lets
-    go of what it had opened."""
+def assemble(
+    config: RunConfig, runtime: Runtime, is_prepared: bool = False, probe: Probe = UNWATCHED, own: Own = Own()
+) -> Run:
+    """Everything that training `config` needs, on this rank. `is_prepared`: the caller has just prepared the data. Collective.
+    Raises UserError before the first step, and then lets go of what it had opened."""
     try:
         with explained(partial(no_room, config, runtime)), ExitStack() as opened:
             config.parallel.layout(runtime.world)  # refused before anything slow

@@ -19,9 +19,10 @@ from windlass.report.sinks.sink import Sink
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import Own, assemble
-from windlass.training.out_of_memory import explained, out_of_memory
+from windlass.training.interruptible import interruptible
 from windlass.training.run import Run
-from windlass.training.run_directory import interruptible, open_heartbeat
+from windlass.training.run_directory import open_heartbeat
+from windlass.training.sizing.out_of_memory import explained, out_of_memory
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class Result:
 
 def train(
     config: RunConfig,
-    is_prepared: bool = False,
     *,
     objective: Objective | None = None,
     source: Callable[[BatchSource], BatchSource] | None = None,
@@ -61,9 +61,8 @@ def train(
     """Trains as `config` says, on every rank alike, from the last checkpoint of the run directory. Raises WindlassError;
     whatever it raises, it has let go of the run directory, stdout, its signal handlers and, on one process, the process group.
 
-    `is_prepared`: the launcher has just prepared the data, so sources are not looked at again. `signals`: SIGTERM, SIGINT,
-    SIGUSR1 and SIGHUP save and stop; off the main thread, or in a process group of the caller's, they are not caught.
-    `raise_on_stop`: a run that a signal ended raises Stopped, for callers that retry by exceptions.
+    `signals`: SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop; off the main thread, or in a process group of the caller's,
+    they are not caught. `raise_on_stop`: a run that a signal ended raises Stopped, for callers that retry by exceptions.
 
     Parts of the caller's own, on every rank alike (docs/howto/own-parts.md has all): `objective` in place of the recipe's;
     `source`, called with the stream of batches, returns the one that is read; `schedule(completed steps, all steps)` is the
@@ -78,7 +77,7 @@ def train(
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
             runtime = opened.enter_context(start_runtime())
-            run = opened.enter_context(assemble(config, runtime, is_prepared, own=own))
+            run = opened.enter_context(assemble(config, runtime, own=own))
             run.attach(heartbeat)
         with explained(partial(out_of_memory, run)):
             result = loop(run, Stop(runtime, caught))

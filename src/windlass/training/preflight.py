@@ -34,10 +34,11 @@ from windlass.runtime import Runtime
 from windlass.safe_text import say
 from windlass.training.base_model import check_adapter, complete_adapter, reads_weights
 from windlass.training.drift import begun, check_drift, stream_to_keep
+from windlass.training.interruptible import interruptible
 from windlass.training.left_open import keep_choices
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import fetch_weights, keep_pins, pin_lines, pin_model, pin_tokenizer
-from windlass.training.run_directory import fetch_run, interruptible
+from windlass.training.run_directory import fetch_run
 
 SHOWN: Final = 3  # errors that a refusal names; `windlass data lint` prints all
 RUNS_OF_REMOTE: Final = 2  # shards of a store that are fetched before step 0, at most twice as many
@@ -53,7 +54,7 @@ class Ready(NamedTuple):
 def make_ready(config: RunConfig, world: int, device_type: str) -> Ready:
     """Prepares the data of a run that may begin on `world` ranks, and fetches what it names of the hub. With a first epoch in
     written order, preparation goes on in the background until this process ends. Raises UserError, and Interrupted where a signal
-    comes. Rank 0 or the launcher calls it, alone."""
+    comes. Rank 0 calls it, alone."""
     with interruptible(config.run.directory):
         return _make_ready(config, world, device_type)
 
@@ -147,8 +148,8 @@ def _prepare_or_take(config: RunConfig, keep: str | None) -> Prepared:
 
 
 def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
-    """The same on all ranks of a launcher that has prepared nothing: rank 0 makes ready, then one rank per host fetches the
-    weights that rank 0 pinned. The data is open on rank 0 alone. Collective."""
+    """The same on all ranks: rank 0 makes ready, then one rank per host fetches the weights that rank 0 pinned.
+    The data is open on rank 0 alone. Collective."""
     ready = runtime.first(lambda: make_ready(config, runtime.world, runtime.device.type))
     pinned = runtime.shared(None if ready is None else ready.config)
     assert pinned is not None

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,38 +15,17 @@ from typing import BinaryIO, Final
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import KEPT_BESIDE, Mirror, fetch_newest, open_remote
 from windlass.checkpoint.shared_storage import probe_shared_storage
-from windlass.checkpoint.store import check_takes_steps, committed_steps, named_errors
+from windlass.checkpoint.store import check_takes_steps, named_errors
 from windlass.config import RunConfig
-from windlass.contract import has_agent, num_ranks, rank
-from windlass.errors import Interrupted, UserError
+from windlass.contract import has_agent, rank
+from windlass.errors import UserError
 from windlass.flight_recorder import last_collectives
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.runtime import Runtime, is_embedded
 from windlass.safe_text import say
-from windlass.signals import signals_of_process
 from windlass.status import FILE, LOCK
 from windlass.supervise.heartbeat import Heartbeat, folder_of
-
-
-@contextlib.contextmanager
-def interruptible(run_directory: Path) -> Iterator[None]:
-    """Work before the first step: a signal ends it at once, since it changes nothing that a checkpoint would keep. Raises
-    Interrupted, with 75 where the run has a checkpoint to go on from, else with 130."""
-
-    def interrupted() -> Interrupted:
-        return Interrupted(bool(committed_steps(run_directory / "checkpoints")))
-
-    signals = signals_of_process()
-    is_main = threading.current_thread() is threading.main_thread()
-    may_wait = is_main and num_ranks() > 1  # in C, for ranks that do not come
-    try:
-        with (
-            signals.leaving((lambda: interrupted().code) if may_wait else None) if signals else contextlib.nullcontext()
-        ):
-            yield
-    except KeyboardInterrupt:
-        raise interrupted() from None
 
 
 def open_heartbeat(run_directory: Path, signals: bool) -> Heartbeat:

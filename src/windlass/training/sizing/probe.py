@@ -26,8 +26,8 @@ from windlass.parallel.program import Batch
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
 from windlass.training.open_program import open_program
-from windlass.training.out_of_memory import is_out_of_memory
 from windlass.training.preflight import ModelPlan
+from windlass.training.sizing.out_of_memory import is_out_of_memory
 
 SILENT: Final = "fake"
 HEADROOM: Final = 0.06

@@ -16,7 +16,7 @@ from windlass.parallel.config import ParallelConfig
 from windlass.parallel.records import Record
 from windlass.status import read_status
 from windlass.training.open_saved import open_saved
-from windlass.training.out_of_memory import DeviceBytes, MemoryParts, asked, explained, held_by, remedies
+from windlass.training.sizing.out_of_memory import DeviceBytes, MemoryParts, asked, explained, held_by, remedies
 
 MIB = 1 << 20
 HELD = DeviceBytes(parameters=100 * MIB, gradients=50 * MIB, states=200 * MIB, peak=1000 * MIB)
