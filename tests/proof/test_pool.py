@@ -1,6 +1,5 @@
 """The pool of ranks that every multi-rank test stands on: what it returns, and how it fails."""
 
-import ctypes
 import os
 import re
 import signal
@@ -100,7 +99,7 @@ def sleep_for_ever():
     ],
 )
 def test_a_failure_names_its_rank_and_cause_and_the_next_case_works(pool, kind, said):
-    with pytest.raises(RankFailed) as caught, warnings.catch_warnings(action="error"):  # none of these is run again
+    with pytest.raises(RankFailed) as caught, warnings.catch_warnings(action="ignore" if kind == "crash" else "error"):
         pool.run(2, fail, kind, 1, timeout_s=5.0 if kind == "hang" else 60.0)
     message = str(caught.value)
     assert said in message and "rank 1 of 2" in message
@@ -113,29 +112,36 @@ def test_a_failure_names_its_rank_and_cause_and_the_next_case_works(pool, kind, 
     assert [result[1] for result in pool.run(2, who, "again")] == [0, 1]
 
 
-def crash_outside_python(times, directory):
-    """A thread without Python, that begins at an address where nothing is: in the first `times` runs."""
+def crash(number, times, directory):
+    """Rank 1 dies of the signal `number` in the first `times` runs -> runs before this one."""
     runs = Path(directory, f"runs-{dist.get_rank()}")
-    number = len(runs.read_text()) if runs.exists() else 0
-    runs.write_text("x" * (number + 1))
+    before = len(runs.read_text()) if runs.exists() else 0
+    runs.write_text("x" * (before + 1))
     dist.barrier()
-    if dist.get_rank() == 1 and number < times:
-        thread = ctypes.c_ulong()
-        ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, ctypes.c_void_p(8), None)
-        sleep_for_ever()
+    if dist.get_rank() == 1 and before < times:
+        os.kill(os.getpid(), number)
     dist.barrier()
-    return number
+    return before
 
 
-def test_a_crash_of_a_thread_without_python_is_said_and_its_case_runs_once_more(pool, tmp_path):
-    with pytest.warns(UserWarning, match="the case runs once more, on new ranks: rank 1 of 2 failed first: died"):
-        assert pool.run(2, crash_outside_python, 1, str(tmp_path)) == [1, 1]
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT])
+def test_a_rank_that_dies_in_a_library_is_printed_and_its_case_runs_once_more(pool, tmp_path, number):
+    said = f"the case runs once more, on new ranks: rank 1 of 2 failed first: died with exit code -{number:d}"
+    with pytest.warns(UserWarning, match=said):
+        assert pool.run(2, crash, number, 1, str(tmp_path)) == [1, 1]
 
 
-def test_the_second_such_crash_of_a_case_fails_it(pool, tmp_path):
+def test_the_second_crash_of_a_case_fails_it(pool, tmp_path):
     with pytest.warns(UserWarning), pytest.raises(RankFailed, match="Segmentation fault"):
-        pool.run(2, crash_outside_python, 2, str(tmp_path))
+        pool.run(2, crash, signal.SIGSEGV, 2, str(tmp_path))
     assert Path(tmp_path, "runs-1").read_text() == "xx"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_somebody_ends_fails_its_case_at_once(pool, tmp_path, number):
+    with pytest.raises(RankFailed, match=f"died with exit code -{number:d}"), warnings.catch_warnings(action="error"):
+        pool.run(2, crash, number, 1, str(tmp_path))
+    assert Path(tmp_path, "runs-1").read_text() == "x"
 
 
 def lay_out():

@@ -10,8 +10,9 @@ segmentation fault), one that hangs with its Python stack. Messages keep the ord
 the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
 collective for ever; the next case starts new ones.
 
-A segmentation fault in a thread without Python is gloo's, whose groups come and go here as in no training run: it is printed,
-and the case runs once more on new ranks. What a case does itself, it does in a Python thread.
+A rank that the kernel or malloc ends (SIGSEGV, SIGBUS, SIGABRT) died in a library: windlass is Python alone. Once in some ten
+thousand cases torch or gloo, whose groups come and go here as in no training run, do that to a rank that has served many. It is
+printed, and the case runs once more on new ranks; a fault of the case itself comes again.
 """
 
 import datetime
@@ -28,7 +29,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 MAX_RANKS = 16
 PRELOAD = (
@@ -47,8 +48,11 @@ class RankFailed(AssertionError):
     """At least one rank raised, died or hung; the message holds each one's cause, the first cause first."""
 
 
-class NativeCrash(RankFailed):
-    """The first to fail was a rank with a segmentation fault outside of Python's threads."""
+CRASHES: Final = tuple(f"died with exit code -{one:d}" for one in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT))
+
+
+class RankCrashed(RankFailed):
+    """A rank died in the code of a library."""
 
 
 def _forget_groups() -> None:
@@ -150,7 +154,7 @@ class Ranks:
             raise ValueError(f"world {world} is outside 1..{MAX_RANKS}")
         try:
             return self._run(world, function, args, timeout_s)
-        except NativeCrash as crash:
+        except RankCrashed as crash:
             warnings.warn(f"the case runs once more, on new ranks: {crash}", stacklevel=2)
             return self._run(world, function, args, timeout_s)
 
@@ -163,7 +167,7 @@ class Ranks:
         if len(results) == world:
             return [results[rank] for rank in range(world)]
         message = self._explain(world, results, failed, timeout_s)
-        kind = NativeCrash if self._crashed_outside_python(failed) else RankFailed
+        kind = RankCrashed if any(text in CRASHES for text in failed.values()) else RankFailed
         self.close()
         raise kind(message)
 
@@ -205,11 +209,6 @@ class Ranks:
             state = "was still waiting" if failed else f"did not finish within {timeout_s} s"
             parts.append(f"rank {rank} of {world} {state}, at:\n{self._stack(rank)}")
         return "\n".join(parts)
-
-    def _crashed_outside_python(self, failed: dict[int, str]) -> bool:
-        """faulthandler names the thread that crashed "Current thread", if it is one of Python's."""
-        stacks = [self._stack(rank) for rank, text in failed.items() if text.endswith(f"code -{signal.SIGSEGV:d}")]
-        return any("Segmentation fault" in stack and "Current thread" not in stack for stack in stacks)
 
     def _stack(self, rank: int) -> str:
         """What faulthandler wrote in this rank: empty while nothing has asked for it."""
