@@ -13,7 +13,7 @@ from tests.data.conftest import data_config, write_corpus
 from windlass.data.prepare.prepare import prepare
 from windlass.data.tokenize import pool
 from windlass.data.tokenize import resume as room
-from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, kept, limited, open_parts
+from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, found_once, kept, limited, open_parts
 
 EOS = 0
 TEXTS = ["a" * (1 + 7 * number % 13) for number in range(40)]
@@ -152,3 +152,17 @@ def test_texts_of_several_documents_and_of_none_are_kept_as_such(tmp_path):
     again = list(encode_in_parts(texts, encode, EOS, tmp_path, 20))
     assert joined(again) == joined(found)
     assert [[*map(tuple, part.refused)] for part in again] == [[*map(tuple, part.refused)] for part in found]
+
+
+def test_what_was_found_once_is_not_looked_for_again_unless_it_is_damaged(tmp_path):
+    calls = []
+
+    def find():
+        calls.append(1)
+        return {"a": [1, None]}
+
+    path = tmp_path / "deep" / "counts"
+    for _ in range(2):
+        assert found_once(path, find) == {"a": [1, None]} and len(calls) == 1
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    assert found_once(path, find) == {"a": [1, None]} and len(calls) == 2
