@@ -116,7 +116,7 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
     monkeypatch.setattr(pool, "batches", spied)
     lines = []
     resumed = prepare(data_config(tmp_path), {}, log=lines.append)
-    assert "tokenizer: trained before the preparation was interrupted" in lines
+    assert "tokenizer: trained before, on the same text" in lines
     num_again = len(encoded)
     assert sorted(os.listdir(tmp_path)) == [".data.lock", "corpus", "data"]
     whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, log=lambda line: None)

@@ -218,7 +218,7 @@ def _train_tokenizer(
 ) -> None:
     kept = work / TOKENIZER_NAME
     if kept.is_dir():
-        log("tokenizer: trained before the preparation was interrupted")
+        log("tokenizer: trained before, on the same text")
         shutil.copytree(kept, directory)
         return
     border = int(min(1.0, TOKENIZER_TRAINING_BYTES / amount.bytes) * HASHES)
