@@ -91,7 +91,7 @@ def test_what_is_left_are_the_shards_of_the_good_rows_alone(tmp_path):
 
 def test_one_too_many_is_refused_with_all_of_them_named_before_anything_is_encoded(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, BAD))
-    monkeypatch.setattr("windlass.data.prepare.build._tokenizer", None)
+    monkeypatch.setattr("windlass.data.prepare.build.set_tokenizer", None)
     lines = []
     error = refused(config_of(tmp_path, len(BAD) - 1), lines)
     assert sum(line.startswith("bad rows: ") for line in lines) == len(KINDS)
