@@ -275,7 +275,7 @@ def test_what_was_fetched_stays_where_rows_are_refused(tmp_path, monkeypatch):
     assert "7 of 27 rows" in refused(config(2)).given
     lines = []
     prepared = quietly(config(7), lines=lines)
-    assert f"{url}: 27 rows were fetched before; going on behind them" in lines
+    assert f"{url}: all 27 rows were fetched before" in lines
     assert prepared.bad_rows == {"sources.0": KINDS}
     assert sorted(documents_of(prepared, "train") + documents_of(prepared, "validation")) == sorted(GOOD[1:21])
     assert not (tmp_path / ".data.work").exists()

@@ -76,7 +76,9 @@ class Stream:
         """`is_whole`: all rows are kept, and nobody is asked for one."""
         self._config, self._log, self._most_bytes = config, log, most_bytes
         self._chunks = _Chunks(directory)
-        if self._chunks.rows and not is_whole:
+        if is_whole:
+            log(f"{config.label}: all {self._chunks.rows} rows were fetched before")
+        elif self._chunks.rows:
             log(f"{config.label}: {self._chunks.rows} rows were fetched before; going on behind them")
         first, end = config.slice
         if is_whole:
