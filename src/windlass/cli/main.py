@@ -92,12 +92,34 @@ def prepare(
     overrides: Overrides = None,
     data_only: Annotated[bool, typer.Option("--data-only", help="Do not fetch the weights of model.from.")] = False,
     rehash: Rehash = False,
+    tokenizer_only: Annotated[
+        bool, typer.Option("--tokenizer-only", help="Hash and count the sources and make the tokenizer, for --part.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Encode part I, from 0, of N; `auto` asks the scheduler's variables."),
+    ] = None,
+    join: Annotated[bool, typer.Option("--join", help="Make the shards of the N parts, and delete these.")] = False,
 ) -> None:
     """Tokenise the recipe's data into shards, and fetch what it names of the hub. Skipped when nothing changed."""
     from windlass.config import load_recipe
+
+    given = [
+        name
+        for name, is_given in {"--tokenizer-only": tokenizer_only, "--part": part is not None, "--join": join}.items()
+        if is_given
+    ]
+    if len(given) > 1:
+        change = "run them one after the other; `windlass prepare RECIPE` alone does it all on one machine"
+        raise UserError(" with ".join(given), "each is a step of a preparation on several machines", change)
+    config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
+    if tokenizer_only or part is not None:
+        from windlass.commands.prepare_parts import prepare_part, prepare_tokenizer
+
+        return prepare_tokenizer(config) if part is None else prepare_part(config, part)
     from windlass.training.preflight import prepare_only
 
-    prepared = prepare_only(load_recipe(recipe, *overrides or (), *rehashing(rehash)), with_weights=not data_only)
+    prepared = prepare_only(config, with_weights=not data_only, is_join=join)
     for name, info in prepared.sets.items():
         print(f"{name}: {info.documents:,} documents, {info.tokens:,} tokens, {info.samples:,} samples")
 

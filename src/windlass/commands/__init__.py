@@ -20,6 +20,7 @@ doctor         `windlass doctor`: what is wrong with a machine, and with a recip
 data_inspect   `windlass data inspect`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed
+prepare_parts  `windlass prepare --part` and `--tokenizer-only`: a preparation on several machines
 
 Inside:
 

@@ -157,9 +157,10 @@ def make_ready_once(config: RunConfig, runtime: Runtime) -> Ready:
     return ready or Ready(pinned, None)
 
 
-def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
+def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = False) -> Prepared:
     """The recipe's data, prepared without a run, and what it names of the hub, fetched: a run then needs no network. A run that
-    has begun keeps the stream it began with; its weights are in its checkpoints, but for an adapter's base. Raises UserError."""
+    has begun keeps the stream it began with; its weights are in its checkpoints, but for an adapter's base. `is_join`: the data
+    is encoded in parts, which are joined. Raises UserError."""
     trainer_state = begun(config)
     keep = None
     if trainer_state is not None:
@@ -174,7 +175,7 @@ def prepare_only(config: RunConfig, with_weights: bool = True) -> Prepared:
         fetch_weights(config)
     for line in pin_lines(config):
         say(line)
-    return prepare(config.data, config.evaluate.sets, begun=keep)
+    return prepare(config.data, config.evaluate.sets, begun=keep, is_join=is_join)
 
 
 def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_type: str) -> RecomputePlan:

@@ -1,56 +1,14 @@
 """Read in chunks, by whichever process: the shards, the counts and the bad rows of one reading from front to back."""
 
-import gzip
-import json
-
 import pytest
 
-from tests.data.conftest import data_config, make_text, write_corpus
+from tests.data.conftest import data_config
+from tests.data.prepare.conftest import BAD
 from tests.data.prepare.test_prepare import content, quietly
-from windlass.data import verified_file
-from windlass.data.prepare import chunk_tasks
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.sources import formats, source_files
 from windlass.data.sources.bad_rows import TooManyBadRows
 from windlass.data.tokenize import pool, resume
-
-BAD = ('{"text": ', '{"text": null}', "[]", '{"text": "\\ud800"}', '{"no": 1}')
-
-
-def write_rows(path, num_rows, seed, bad=()):
-    texts = [make_text(num_words=(seed + number) % 40, seed=1000 * seed + number) for number in range(num_rows)]
-    lines = [json.dumps({"text": text}) for text in texts]
-    for number, line in enumerate(bad):
-        lines.insert((number + 1) * num_rows // 6, line)
-    path.write_text("\n".join(["", *lines, ""]))
-
-
-@pytest.fixture
-def sources(tmp_path):
-    """Lines with bad ones among them, a packed file of lines, a folder of texts; the first ones also limited and mixed."""
-    write_rows(tmp_path / "a.jsonl", 300, 1, BAD)
-    write_rows(tmp_path / "b.jsonl", 200, 2)
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress((tmp_path / "b.jsonl").read_bytes(), mtime=0))
-    write_corpus(tmp_path / "corpus")
-    allowed = {"at_most": len(BAD), "report": str(tmp_path / "report")}
-    return [{"path": str(tmp_path / name)} for name in ("b.jsonl.gz", "corpus")] + [
-        {"path": str(tmp_path / "a.jsonl"), "bad_rows": allowed}
-    ]
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """Call it, and files are cut into chunks of a kilobyte."""
-
-    def cut():
-        for room in (verified_file, formats, source_files):
-            monkeypatch.setattr(room, "BLOCK_BYTES", 512)
-        monkeypatch.setattr(formats, "CHUNK_BLOCKS", 2)
-        monkeypatch.setattr(formats, "MIB", 1024)
-        monkeypatch.setattr(source_files, "MIB", 1024)  # of max_row_mib
-        monkeypatch.setattr(chunk_tasks, "CHARS_AT_ONCE", 300)
-
-    return cut
 
 
 @pytest.mark.parametrize("packing", ["concatenate", "best-fit"])

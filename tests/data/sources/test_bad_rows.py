@@ -91,7 +91,7 @@ def test_what_is_left_are_the_shards_of_the_good_rows_alone(tmp_path):
 
 def test_one_too_many_is_refused_with_all_of_them_named_before_anything_is_encoded(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, BAD))
-    monkeypatch.setattr("windlass.data.prepare.build._tokenizer", None)
+    monkeypatch.setattr("windlass.data.prepare.build.set_tokenizer", None)
     lines = []
     error = refused(config_of(tmp_path, len(BAD) - 1), lines)
     assert sum(line.startswith("bad rows: ") for line in lines) == len(KINDS)
@@ -275,7 +275,7 @@ def test_what_was_fetched_stays_where_rows_are_refused(tmp_path, monkeypatch):
     assert "7 of 27 rows" in refused(config(2)).given
     lines = []
     prepared = quietly(config(7), lines=lines)
-    assert f"{url}: 27 rows were fetched before; going on behind them" in lines
+    assert f"{url}: all 27 rows were fetched before" in lines
     assert prepared.bad_rows == {"sources.0": KINDS}
     assert sorted(documents_of(prepared, "train") + documents_of(prepared, "validation")) == sorted(GOOD[1:21])
     assert not (tmp_path / ".data.work").exists()

@@ -97,6 +97,18 @@ def test_a_killed_fetch_goes_on_behind_its_last_whole_chunk(place, tmp_path, mon
     assert list(Source(again).documents()) == TEXTS[2:35]
 
 
+def test_what_is_fetched_whole_is_not_asked_for_again(place, tmp_path, monkeypatch):
+    config, lines = SourceConfig(path=f"file://{place}"), []
+    files = scan(config, print)
+    fetched = fetch(config, files, tmp_path / "here", print)
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "url_rows", lambda *_: pytest.fail("asked for again"))
+        assert [file[1:] for file in fetch(config, files, tmp_path / "here", lines.append)] == [f[1:] for f in fetched]
+    assert lines == [f"{config.label}: all 40 rows were fetched before"]
+    fetched[-1].path.unlink()
+    assert list(Source(fetch(config, files, tmp_path / "here", print)).documents()) == TEXTS, "but for what is lost"
+
+
 def test_a_file_that_changes_behind_its_url_is_an_error(place, tmp_path):
     config = SourceConfig(path=f"file://{place}")
     files = scan(config, print)

@@ -106,3 +106,14 @@ def test_a_file_that_changes_unseen_is_found_when_it_is_read(hashed, tmp_path):
     lines = []
     quietly(data_config(tmp_path, rehash=True), lines=lines)
     assert any("have changed since it was prepared" in line for line in lines)
+
+
+def test_what_a_begun_preparation_knows_is_read_and_kept(hashed, tmp_path):
+    path = tmp_path / "corpus" / "a" / "001.txt"
+    begun = known_hashes.KnownHashes(tmp_path / "begun.json")
+    file = begun.file(path, "001.txt", "text")
+    begun.save()
+    later = known_hashes.KnownHashes(tmp_path / "later.json", begun=tmp_path / "begun.json")
+    assert later.file(path, "001.txt", "text") == file and hashed == ["001.txt"]
+    later.save()
+    assert (tmp_path / "later.json").read_bytes() == (tmp_path / "begun.json").read_bytes()

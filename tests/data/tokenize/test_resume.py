@@ -13,7 +13,7 @@ from tests.data.conftest import data_config, write_corpus
 from windlass.data.prepare.prepare import prepare
 from windlass.data.tokenize import pool
 from windlass.data.tokenize import resume as room
-from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, kept, limited, open_parts
+from windlass.data.tokenize.resume import FinishedPart, encode_in_parts, found_once, kept, limited, open_parts
 
 EOS = 0
 TEXTS = ["a" * (1 + 7 * number % 13) for number in range(40)]
@@ -116,7 +116,7 @@ def test_a_preparation_that_was_killed_goes_on_and_gives_the_same(tmp_path, monk
     monkeypatch.setattr(pool, "batches", spied)
     lines = []
     resumed = prepare(data_config(tmp_path), {}, log=lines.append)
-    assert "tokenizer: trained before the preparation was interrupted" in lines
+    assert "tokenizer: trained before, on the same text" in lines
     num_again = len(encoded)
     assert sorted(os.listdir(tmp_path)) == [".data.lock", "corpus", "data"]
     whole = prepare(data_config(tmp_path, directory=str(tmp_path / "whole")), {}, log=lambda line: None)
@@ -152,3 +152,17 @@ def test_texts_of_several_documents_and_of_none_are_kept_as_such(tmp_path):
     again = list(encode_in_parts(texts, encode, EOS, tmp_path, 20))
     assert joined(again) == joined(found)
     assert [[*map(tuple, part.refused)] for part in again] == [[*map(tuple, part.refused)] for part in found]
+
+
+def test_what_was_found_once_is_not_looked_for_again_unless_it_is_damaged(tmp_path):
+    calls = []
+
+    def find():
+        calls.append(1)
+        return {"a": [1, None]}
+
+    path = tmp_path / "deep" / "counts"
+    for _ in range(2):
+        assert found_once(path, find) == {"a": [1, None]} and len(calls) == 1
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    assert found_once(path, find) == {"a": [1, None]} and len(calls) == 2

@@ -3,6 +3,8 @@
 prepare      opens a finished preparation or makes one
 manifest     prepared.json: what a preparation holds
 background   prepares in a process of its own while training runs
+part         one of several machines' parts of a preparation
+part_record  parts on disk, and which of them are joined
 
 Inside:
 

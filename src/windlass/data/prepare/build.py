@@ -39,14 +39,14 @@ from windlass.units import MIB, format_bytes, format_duration
 TOKENIZER_TRAINING_BYTES = 512 * MIB  # a sample of a larger corpus trains the tokenizer; about 2 minutes on 2 cores
 
 
-def _tokenizer(
+def set_tokenizer(
     plan: PreparePlan,
     selections: Mapping[str, Selection],
     amounts: Mapping[str, list[Amount]],
     directory: Path,
     work: Path,
 ) -> SetTokenizer:
-    """The tokenizer, written to `directory`."""
+    """The tokenizer, written to `directory`; one that is trained is kept in `work` too."""
     if plan.config.tokenizer.train is not None:
         total = total_of(amounts["train"])
         _train_tokenizer(plan.config.tokenizer.train, selections["train"], total, directory, work, plan.log)
@@ -72,7 +72,7 @@ def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | Non
         selections, amounts, chunked = choose(plan, work, runner)
         check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
         _log_corpus(plan)
-        known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+        known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
         infos = {}
         for name in sorted(
             selections, key=lambda name: total_of(amounts[name]).bytes
@@ -93,7 +93,7 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
         goes_on = _goes_on(plan, directory)
     if not goes_on:
         with replaced(directory) as temporary:
-            known = _tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
+            known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
             others = sorted(selections.keys() - {"train"}, key=lambda name: total_of(amounts[name]).bytes)
             infos = {
                 name: write_set(temporary / name, selections[name], amounts[name], plan.config, known, work, plan.log)
@@ -221,7 +221,7 @@ def _train_tokenizer(
 ) -> None:
     kept = work / TOKENIZER_NAME
     if kept.is_dir():
-        log("tokenizer: trained before the preparation was interrupted")
+        log("tokenizer: trained before, on the same text")
         shutil.copytree(kept, directory)
         return
     border = int(min(1.0, TOKENIZER_TRAINING_BYTES / amount.bytes) * HASHES)

@@ -5,9 +5,9 @@ The documents of all sets that are taken from one source are chosen in one readi
 whoever encodes it, and in whatever order, the parts are the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 
@@ -46,6 +46,15 @@ class Counted(NamedTuple):
     """With the number of each, from 1."""
     amounts: dict[str, Amount]
     """By set."""
+
+    def as_json(self) -> list[Any]:
+        return [self.num_rows, [(number, row.as_texts()) for number, row in self.bad], self.amounts]
+
+    @classmethod
+    def of_json(cls, found: Sequence[Any]) -> Self:
+        num_rows, bad, amounts = found
+        bad_rows = [(number, BadRow(*texts)) for number, texts in bad]
+        return cls(num_rows, bad_rows, {name: Amount(*pair) for name, pair in amounts.items()})
 
 
 class CountChunk(NamedTuple):

@@ -5,10 +5,11 @@ are dropped, or a source is read as it arrives, or holds ids already, the parent
 (write_set).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from windlass.data.prepare.chunk_tasks import ChunkParts, CountChunk, Counted, EncodeChunk, SourceChunk, TextSettings
 from windlass.data.sources.bad_rows import BadRows
@@ -16,7 +17,7 @@ from windlass.data.sources.select import UNKNOWN, Amount, Selection, measure
 from windlass.data.sources.source_files import CHUNKING, Source, chunks_of
 from windlass.data.tokenize.encode_rows import RowSettings
 from windlass.data.tokenize.pool import TaskRunner
-from windlass.data.tokenize.resume import FinishedPart, is_whole, kept
+from windlass.data.tokenize.resume import FinishedPart, found_once, is_whole, kept
 
 Settings = TextSettings | RowSettings
 
@@ -43,8 +44,9 @@ class ChunkedSource(NamedTuple):
 
 
 class ChunkedSets:
-    def __init__(self, selections: Mapping[str, Selection], runner: TaskRunner):
-        self._selections, self._runner = selections, runner
+    def __init__(self, selections: Mapping[str, Selection], runner: TaskRunner, counts: Path):
+        """`counts`: a directory that keeps what is counted."""
+        self._selections, self._runner, self._counts = selections, runner, counts
         self._found: dict[tuple[str, int], ChunkedSource] = {}
         for name, selection in selections.items():
             for number, source in enumerate(selection.sources):
@@ -57,12 +59,15 @@ class ChunkedSets:
         found.numbers[name], found.rules[name] = number, rules
         self._found[name, number] = found
 
-    def measure(self, unknown: Collection[str] = ()) -> dict[str, list[Amount]]:
-        """Documents and bytes of every set, per source. `unknown`: sets that are not read before they are written. Raises
-        UserError."""
+    def measure(self, unknown: Collection[str] = (), only_chunked: bool = False) -> dict[str, list[Amount]]:
+        """Documents and bytes of every set, per source. `unknown`: sets that are not read before they are written;
+        `only_chunked`: nor are sources that workers do not read themselves. Raises UserError."""
         return {
             name: [
-                UNKNOWN if name in unknown else self._measured(name, number) for number in range(len(selection.sources))
+                UNKNOWN
+                if name in unknown or (only_chunked and (name, number) not in self._found)
+                else self._measured(name, number)
+                for number in range(len(selection.sources))
             ]
             for name, selection in self._selections.items()
         }
@@ -72,13 +77,14 @@ class ChunkedSets:
         if found is None:
             return measure(self._selections[name].documents_of(number))
         if not found.counted:
-            num_rows, bad_rows = 0, found.source.bad_rows
-            counts: Iterator[Counted] = self._runner.map(map(CountChunk, found.chunks()), found.num_bytes)
-            for chunk in counts:
-                if isinstance(bad_rows, BadRows):
-                    bad_rows.count(num_rows, chunk.num_rows, chunk.bad)
-                num_rows += chunk.num_rows
-                found.counted.append(chunk.amounts)
+            bad_rows = found.source.bad_rows
+
+            def count() -> list[Any]:
+                counts: Iterator[Counted] = self._runner.map(map(CountChunk, found.chunks()), found.num_bytes)
+                return [chunk.as_json() for chunk in _noted(counts, bad_rows)]  # a hopeless source ends it
+
+            chunks = map(Counted.of_json, found_once(self._counts / f"{name}-{number:03}-by-{CHUNKING}", count))
+            found.counted.extend(chunk.amounts for chunk in _noted(chunks, bad_rows))
         amounts = [chunk[name] for chunk in found.counted]
         return Amount(sum(one.documents for one in amounts), sum(one.bytes for one in amounts))
 
@@ -92,9 +98,7 @@ class ChunkedSets:
         """The ids of one source of one set, in order, kept below `work`; those of the other sets of this source are made
         with them. settings: set -> what encodes it. Raises UserError."""
         found = self._found[name, number]
-        sets = [one for one in found.numbers if self.is_chunked(one, found.numbers[one])]
-        encoders = {one: settings(one) for one in sets}
-        done = self._runner.map(_tasks(found, encoders, work, eos_id), found.num_bytes)
+        done = self._runner.map(self._tasks(found, settings, work, eos_id), found.num_bytes)
         for at, task in enumerate(done):
             directory, num_parts = _directory(work, name, number, at), 0
             for part in kept(directory):
@@ -104,20 +108,57 @@ class ChunkedSets:
                 task({})
                 yield from islice(kept(directory), num_parts, None)
 
+    @property
+    def _sources(self) -> list[ChunkedSource]:
+        return list({id(one): one for one in self._found.values()}.values())
+
+    @property
+    def num_chunks(self) -> int:
+        """Of all sources, once they are measured."""
+        return sum(len(one.counted) for one in self._sources)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of their files."""
+        return sum(one.num_bytes for one in self._sources)
+
+    def rest(self) -> list[tuple[str, int]]:
+        """(set, number of its source) of all that is not encoded by `tasks`."""
+        every = [(name, number) for name, one in self._selections.items() for number in range(len(one.sources))]
+        return [one for one in every if not self.is_chunked(*one)]
+
+    def tasks(self, settings: Callable[[Source, str], Settings], work: Path, eos_id: int) -> Iterator[EncodeChunk]:
+        """What encodes the chunks of all sources, which `measure` has counted, into `work`. settings: (source, set) -> what
+        encodes it."""
+        for found in self._sources:
+            yield from self._tasks(found, partial(settings, found.source), work, eos_id)
+
+    def _tasks(
+        self, found: ChunkedSource, settings: Callable[[str], Settings], work: Path, eos_id: int
+    ) -> Iterator[EncodeChunk]:
+        names = [name for name, number in found.numbers.items() if self.is_chunked(name, number)]
+        encoders, before = {name: settings(name) for name in names}, dict.fromkeys(names, 0)
+        for at, chunk in enumerate(found.chunks()):
+            parts = {
+                name: ChunkParts(_directory(work, name, found.numbers[name], at), encoders[name], before[name])
+                for name in names
+            }
+            yield EncodeChunk(chunk._replace(sets={name: chunk.sets[name] for name in names}), parts, eos_id)
+            for name in names:
+                before[name] += found.counted[at][name].documents
+
 
 def _directory(work: Path, name: str, number: int, at: int) -> Path:
     # a version with other chunks must not take these parts for its own
     return work / name / f"{number:03}" / f"chunk-{at:06}-by-{CHUNKING}"
 
 
-def _tasks(found: ChunkedSource, encoders: Mapping[str, Settings], work: Path, eos_id: int) -> Iterator[EncodeChunk]:
-    before = dict.fromkeys(encoders, 0)
-    for at, chunk in enumerate(found.chunks()):
-        sets = {name: chunk.sets[name] for name in encoders}
-        parts = {
-            name: ChunkParts(_directory(work, name, found.numbers[name], at), encoders[name], before[name])
-            for name in encoders
-        }
-        yield EncodeChunk(chunk._replace(sets=sets), parts, eos_id)
-        for name in encoders:
-            before[name] += found.counted[at][name].documents
+def _noted(chunks: Iterable[Counted], bad_rows: Any) -> Iterator[Counted]:
+    """`chunks`, from the first on; those that are new have their bad rows added to `bad_rows`, the source's. Raises
+    TooManyBadRows."""
+    num_rows = 0
+    for chunk in chunks:
+        if isinstance(bad_rows, BadRows):
+            bad_rows.count(num_rows, chunk.num_rows, chunk.bad)
+        num_rows += chunk.num_rows
+        yield chunk

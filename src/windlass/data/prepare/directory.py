@@ -69,19 +69,27 @@ def check_apart(directory: Path, paths: Iterable[str], what: str = "data.directo
 @contextlib.contextmanager
 def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(sibling(directory, "lock"), "a")  # noqa: SIM115  closed below, which frees the lock
-    except OSError as error:
-        given = f"{directory.parent} cannot be written: {error.strerror}"
-        raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
-    with lock:
-        _lock(lock, directory, log)
+    with locked(sibling(directory, "lock"), directory, log):
         old = sibling(directory, "old")
         if old.exists() and not directory.exists():  # killed between the two renames of replaced()
             os.rename(old, directory)
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(sibling(directory, "preparing"), ignore_errors=True)
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path, directory: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock file `path`, which is made. `directory`: what is prepared, for messages. Raises UserError where it cannot
+    write."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "a")  # noqa: SIM115  closed below, which frees the lock
+    except OSError as error:
+        given = f"{path.parent} cannot be written: {error.strerror}"
+        raise UserError(given, "prepared data is written beside its lock file", "give another data.directory") from None
+    with lock:
+        _lock(lock, directory, log)
         yield
 
 

@@ -30,15 +30,18 @@ from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import Amount, Selection, check_not_empty, select
+from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, select
 from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import TaskRunner
+from windlass.data.tokenize.resume import found_once
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.data.tokens.documents import IdVocabulary, stored_documents
 from windlass.data.tokens.token_files import scan_tokens, vocabulary_of
 from windlass.errors import UserError
 
+COUNTS_NAME: Final = ".counts"
+FETCHED_NAME: Final = "fetched"
 DEFAULT_SHARE: Final = 0.02  # held out where a dataset lacks the split that was asked for
 
 
@@ -162,10 +165,15 @@ def _pin(source: SourceConfig) -> str:
 
 
 def choose(
-    plan: PreparePlan, work: Path, runner: TaskRunner, tick: Callable[[], None] = lambda: None
+    plan: PreparePlan,
+    work: Path,
+    runner: TaskRunner,
+    tick: Callable[[], None] = lambda: None,
+    counts: Path | None = None,
 ) -> tuple[dict[str, Selection], dict[str, list[Amount]], ChunkedSets]:
     """The documents of every set, and how many; and what workers read of them, in processes of `runner`. Sources that are not
-    local are fetched, or, for a growing set, read as they arrive; `tick` is called while waiting. Raises UserError."""
+    local are fetched, or, for a growing set, read as they arrive; `tick` is called while waiting. What was found by reading all
+    is kept in `work`; or in `counts`, by a part, which reads no more than it needs to encode chunks. Raises UserError."""
     config, files, log = plan.config, plan.files, plan.log
     named = plan.named
     share = config.validation if isinstance(config.validation, float) else None
@@ -180,9 +188,10 @@ def choose(
         _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
     sources = _opened(plan, named, streamed, work, tick)
+    kept = counts or work / COUNTS_NAME
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
-        partial(border_of, amount, plan.loaded, log) if amount is not None else share or sources.get("validation"),
+        share or sources.get("validation") if amount is None else partial(_border, plan, amount, kept),
         {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
         config.deduplicate,
         config.order.held_out_of,
@@ -194,11 +203,17 @@ def choose(
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
         )
         log(f"{held_out}; those behind are trained on, but for copies of what is held out")
-    chunked = ChunkedSets(selections, runner)
-    amounts = chunked.measure(["train"] if streamed else [])
+    chunked = ChunkedSets(selections, runner, kept)
+    amounts = chunked.measure(["train"] if streamed else [], only_chunked=counts is not None)
     judge([plan.bad_rows[name] for name in named], log)
     check_not_empty(amounts, share)
     return selections, amounts, chunked
+
+
+def _border(plan: PreparePlan, amount: HeldOutConfig, kept: Path, documents: Selection) -> Border:
+    """`border_of` all documents, which are read once."""
+    found, cut = found_once(kept / "border", lambda: border_of(amount, plan.loaded, plan.log, documents))
+    return Border(found, None if cut is None else Split(*cut))
 
 
 def _opened(
@@ -221,7 +236,7 @@ def _opened(
         taken: dict[str, str] = {}
         if source.grows_until is not None:
             plan.written_order[name] = taken
-        kept, patience = work / "fetched" / name, Patience(plan.config.order.deadline_s, tick, taken.__setitem__)
+        kept, patience = work / FETCHED_NAME / name, Patience(plan.config.order.deadline_s, tick, taken.__setitem__)
         sources[name] = source_of(source, [])._replace(rows=(0, None), num_documents=None, bad_rows=bad_rows)
         if name in streamed:
             stream = Stream(source, files, kept, plan.log, patience)

@@ -7,8 +7,9 @@ waits until the first is done or dead, then continues its work.
 """
 
 import contextlib
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from windlass.data.config import DataConfig, SourceConfig
@@ -34,6 +35,15 @@ from windlass.data.prepare.manifest import (
     load_prepared,
     open_prepared,
 )
+from windlass.data.prepare.part_record import (
+    PartDirectory,
+    check_complete,
+    check_same,
+    found_parts,
+    kept_dates,
+    parts_of,
+    take,
+)
 from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
 from windlass.data.shards.journal import beating
 from windlass.data.shards.remote import claim, publish
@@ -52,47 +62,47 @@ def prepare(
     log: Callable[[str], None] = say,
     begun: str | None = None,
     on_fingerprint: Callable[[str], None] = lambda _fingerprint: None,
+    is_join: bool = False,
 ) -> Prepared:
     """The preparation of `config` and of the further `sets`: found if unchanged, else made. `log` is called with lines of text.
 
     `begun`: the stream (Prepared.stream) that a run has begun to read. A different one is refused and nothing is replaced.
-    `on_fingerprint(fp)` is called once all sources are scanned.
+    `on_fingerprint(fp)` is called once all sources are scanned. `is_join`: of the parts that were encoded before (part), which
+    are then deleted.
     Raises UserError for what is wrong with sources, tokenizer, split or directory; then nothing half-made is left.
     """
     directory = local_directory(config)
     place = config.directory if is_url(config.directory) else str(directory)
     check_is_directory(directory)
-    hashes = KnownHashes(_kept_hashes(config, directory), config.rehash)
+    parts = _parts(config, directory) if is_join else []
+    hashes = known_hashes(config, directory)
     with beating(directory) if config.may_grow else contextlib.nullcontext():
-        plan, found = _plan(config, sets, log, directory, hashes)
+        plan, found = make_plan(config, sets, log, directory, hashes)
         is_stale = _is_stale(plan, None if is_url(config.directory) else found)
+    check_same(parts, plan)
     wanted = plan.fingerprint
     if begun is not None and (plan.stream != begun or is_stale):
         raise other_stream(place)
     if not is_stale:  # else only once the old one is gone: it has the same fingerprint
         on_fingerprint(wanted)
     whole = found if found is not None and found.is_whole else None
-    if _what_is_wrong(
-        lambda: whole or find_prepared(config), plan, config.max_bad_shards
-    ) is None and not has_leftovers(directory):
+    if what_is_wrong(lambda: whole or find_prepared(config), plan, config.max_bad_shards) is None and not (
+        parts or has_leftovers(directory)
+    ):
         prepared = open_prepared(config, sets, whole)
         hashes.save()
         log(f"{place} is prepared already and unchanged: skipped (corpus {prepared.corpus_hash})")
         return prepared
     check_writable(directory)
     with alone(directory, log):
-        wrong = _what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
+        wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
+            if is_join:
+                check_complete(parts, directory)  # none may be there
             log(f"preparing {place}: {wrong}")
-            if is_url(config.directory):
-                log(f"shards are written to {directory} first, and copied when all are whole")
-            store = Store(config.directory, config.cache.deadline_s) if config.cache is not None else None
-            token = claim(store) if store is not None else b""
-            if _what_is_wrong(lambda: load_prepared(directory), plan) is not None:  # else made, but not published
-                _make(plan, directory, lambda: on_fingerprint(wanted))
-            if store is not None:
-                publish(directory, store, token, log)
-                shutil.rmtree(directory)
+            _make_and_publish(plan, directory, lambda: on_fingerprint(wanted), parts)
+        if parts:
+            _delete_parts(directory)
     on_fingerprint(wanted)
     hashes.save()
     return open_prepared(config, sets)
@@ -102,12 +112,19 @@ def planned(config: DataConfig, sets: Mapping[str, SourceConfig]) -> PreparePlan
     """What `prepare` would make of the sources as they are now, with the fingerprints by which it recognises its work. Every
     source that has changed since it was prepared is read, to be hashed; nothing is written. Raises UserError."""
     directory = local_directory(config)
-    hashes = KnownHashes(_kept_hashes(config, directory), config.rehash)
-    plan, _ = _plan(config, sets, lambda _line: None, directory, hashes, is_asked=True)
+    hashes = known_hashes(config, directory)
+    plan, _ = make_plan(config, sets, lambda _line: None, directory, hashes, is_asked=True)
     return plan
 
 
-def _plan(
+def known_hashes(config: DataConfig, directory: Path) -> KnownHashes:
+    """The hashes of local files that are kept beside what was prepared of them, or begun; of data at a URL on this host, beside
+    its cache."""
+    path = sibling(directory, KNOWN_NAME) if is_url(config.directory) else directory / KNOWN_NAME
+    return KnownHashes(path, config.rehash, sibling(directory, "work") / KNOWN_NAME)
+
+
+def make_plan(
     config: DataConfig,
     sets: Mapping[str, SourceConfig],
     log: Callable[[str], None],
@@ -130,7 +147,48 @@ def _plan(
     return dated(plan, _kept_dates(directory, found)), found
 
 
-def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None:
+def _parts(config: DataConfig, directory: Path) -> list[PartDirectory]:
+    """The parts to join; none where none is there. Raises UserError where some are missing."""
+    check_may_be_joined(config)
+    parts = found_parts(directory)
+    if parts:
+        check_complete(parts, directory)
+    return parts
+
+
+def check_may_be_joined(config: DataConfig) -> None:
+    """Raises UserError where the training set is to be read while it is written."""
+    if config.may_grow:
+        raise UserError(
+            "data.order.first_epoch: written, and a preparation in parts",
+            "parts are joined when all are encoded, and a first epoch in written order begins before",
+            "prepare with data.order.first_epoch=shuffled: the shards are the same, and a run may read them in written order",
+        )
+
+
+def _delete_parts(directory: Path) -> None:
+    """Renamed first, since the next join would refuse some of them alone; `alone` deletes what is left of that name."""
+    if parts_of(directory).exists():  # else another process has joined them
+        os.rename(parts_of(directory), sibling(directory, "preparing"))
+        shutil.rmtree(sibling(directory, "preparing"))
+
+
+def _make_and_publish(
+    plan: PreparePlan, directory: Path, begun: Callable[[], None], parts: Sequence[PartDirectory]
+) -> None:
+    config, log = plan.config, plan.log
+    if is_url(config.directory):
+        log(f"shards are written to {directory} first, and copied when all are whole")
+    store = Store(config.directory, config.cache.deadline_s) if config.cache is not None else None
+    token = claim(store) if store is not None else b""
+    if what_is_wrong(lambda: load_prepared(directory), plan) is not None:  # else made, but not published
+        _make(plan, directory, begun, parts)
+    if store is not None:
+        publish(directory, store, token, log)
+        shutil.rmtree(directory)
+
+
+def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None], parts: Sequence[PartDirectory]) -> None:
     if plan.config.may_grow:
         with refused_if_full(directory, directory), kept_work(directory) as work:
             make_growing(plan, directory, open_parts(work, plan.work, plan.date), begun)
@@ -142,7 +200,8 @@ def _make(plan: PreparePlan, directory: Path, begun: Callable[[], None]) -> None
             f"sources appended to {kept.num_sources} that are as they were: their {shards} shards of training text are kept"
         )
     with replaced(directory) as temporary, kept_work(directory) as work:
-        make(plan, temporary, open_parts(work, plan.work, plan.date), kept).save(temporary)
+        take(parts, open_parts(work, plan.work, plan.date))
+        make(plan, temporary, work, kept).save(temporary)
 
 
 def other_stream(place: str) -> UserError:
@@ -165,7 +224,7 @@ def _is_stale(plan: PreparePlan, found: Prepared | None) -> bool:
     )
 
 
-def _what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
+def what_is_wrong(find: Callable[[], Prepared | None], plan: PreparePlan, max_missing: int = 0) -> str | None:
     """Why what `find` returns is not the preparation of this plan; None if it is. `max_missing`: training shards that may be
     missing: those that a run may skip are no reason to prepare again."""
     try:
@@ -192,13 +251,9 @@ def _what_is_there(config: DataConfig) -> Prepared | None:
         return None
 
 
-def _kept_hashes(config: DataConfig, directory: Path) -> Path:
-    """Where the hashes of local sources are kept. Of data at a URL they are on this host, beside its cache."""
-    return sibling(directory, KNOWN_NAME) if is_url(config.directory) else directory / KNOWN_NAME
-
-
 def _kept_dates(directory: Path, found: Prepared | None) -> Iterator[tuple[str, str | None]]:
     """(fingerprint or stream, date) of what is prepared, or was begun."""
     if found is not None:
         yield found.stream, found.date
     yield kept_for(sibling(directory, "work"))
+    yield from kept_dates(directory)

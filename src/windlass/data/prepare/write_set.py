@@ -81,7 +81,7 @@ def write_set(
     at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
 
     def stream(number: int) -> Iterator[np.ndarray]:
-        settings = _SourceSettings(source := selection.sources[number], tokenizer, config)
+        settings = SourceSettings(source := selection.sources[number], tokenizer, config)
         if chunked is not None and chunked.is_chunked(directory.name, number):
             found = chunked.parts(directory.name, number, settings.of_set, parts, eos_id)
         else:
@@ -133,7 +133,7 @@ def _parts_of_source(
     selection: Selection,
     number: int,
     amount: Amount,
-    settings: "_SourceSettings",
+    settings: "SourceSettings",
     kept: Path,
     growing: Growing | None,
     at_once: int | None,
@@ -176,7 +176,7 @@ def _packing(is_pairs: bool, is_chat: bool, config: DataConfig, name: str, log: 
 
 
 def _encode(
-    texts: Iterable[str], settings: "_SourceSettings", amount: Amount, at_once: int | None, name: str
+    texts: Iterable[str], settings: "SourceSettings", amount: Amount, at_once: int | None, name: str
 ) -> Iterator[Any]:
     """at_once: about how many characters to encode at once."""
     found, num_cores = settings.of_set(name), num_workers(settings.config)
@@ -185,7 +185,7 @@ def _encode(
     return encode_rows(texts, found, amount.bytes, num_cores)
 
 
-class _SourceSettings(NamedTuple):
+class SourceSettings(NamedTuple):
     """What encodes a source."""
 
     source: Source

@@ -29,6 +29,7 @@ CHUNK_BYTES: Final = 64 * MIB
 BYTES_PER_TOKEN: Final = 8  # fetched for a limit in tokens; more than text has (the demo's Python: 3.1)
 ANY_SIZE: Final = 1 << 40  # of a row that is kept: it was measured when it was read
 REPORT_EVERY_S: Final = 10.0
+WHOLE: Final = "whole"  # a file beside the chunks that holds the number of rows, once none is missing
 CHUNK_NAME: Final = re.compile(r"\d+-\d+-\d+-(\d+)\.jsonl\.zst")
 
 
@@ -44,10 +45,18 @@ def fetch(
     same source left there are reused. `patience`: for a source that grows; `bad_rows` collects bad rows, and ends a fetch that is
     of nothing else. Raises UserError."""
     most_bytes = math.inf if config.tokens is None else config.tokens * BYTES_PER_TOKEN
-    stream = Stream(config, files, directory, log, patience, most_bytes)
+    stream = Stream(config, files, directory, log, patience, most_bytes, is_fetched(directory))
     for _ in stream.rows() if bad_rows is None else bad_rows.without(stream.rows()):
         pass
+    if config.grows_until is None:  # of a source that grows, what is listed is read again
+        write_durably(directory / WHOLE, str(stream.num_rows).encode())
     return stream.files()
+
+
+def is_fetched(directory: Path) -> bool:
+    """Whether `fetch` has put all rows of its source there."""
+    whole = directory / WHOLE
+    return whole.is_file() and int(whole.read_bytes()) == _Chunks(directory).rows
 
 
 class Stream:
@@ -62,19 +71,25 @@ class Stream:
         log: Callable[[str], None],
         patience: Patience | None = None,
         most_bytes: float = math.inf,
+        is_whole: bool = False,
     ):
+        """`is_whole`: all rows are kept, and nobody is asked for one."""
         self._config, self._log, self._most_bytes = config, log, most_bytes
         self._chunks = _Chunks(directory)
-        if self._chunks.rows:
+        if is_whole:
+            log(f"{config.label}: all {self._chunks.rows} rows were fetched before")
+        elif self._chunks.rows:
             log(f"{config.label}: {self._chunks.rows} rows were fetched before; going on behind them")
         first, end = config.slice
-        if config.grows_until is None:
+        if is_whole:
+            self._rows: Iterator[Row] = iter(())
+        elif config.grows_until is None:
             self._rows = _rows_of(config, files, first + self._chunks.rows, end)
         else:
             rows = islice(growing_rows(config, patience or Patience(), files[0].specials), first, end)
             self._rows = _behind(self._chunks.kept(), rows, config.label)
         self._most_texts = math.inf if config.documents is None else config.documents
-        self._begun_bytes, self._is_whole = self._chunks.bytes, False
+        self._begun_bytes, self._is_whole = self._chunks.bytes, is_whole
         self._start_s = self._logged_s = time.monotonic()
 
     def advance(self) -> Row | None:
@@ -106,6 +121,11 @@ class Stream:
         yield from self._chunks.kept()
         while (row := self.advance()) is not None:
             yield row
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are kept."""
+        return self._chunks.rows
 
     def files(self) -> list[SourceFile]:
         """The chunks, once all rows are fetched."""

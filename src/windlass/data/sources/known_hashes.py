@@ -19,15 +19,17 @@ SETTLED_NS: Final = 2_000_000_000
 
 
 class KnownHashes:
-    """`path`: the file that keeps them, if any; with `rehash` it is written and not read."""
+    """`path`: the file that keeps them, if any; with `rehash` it is written and not read. `begun`: the file of a preparation that
+    is not finished, which is read where `path` knows nothing."""
 
-    def __init__(self, path: Path | None = None, rehash: bool = False):
+    def __init__(self, path: Path | None = None, rehash: bool = False, begun: Path | None = None):
         self._path = path
         self._found: dict[str, Any] = {}
-        if path is not None and not rehash:
-            with contextlib.suppress(OSError, ValueError, RecursionError):  # then all is hashed
-                found = json.loads(path.read_bytes())
-                self._found = found if isinstance(found, dict) else {}
+        for kept in (begun, path):
+            if kept is not None and not rehash:
+                with contextlib.suppress(OSError, ValueError, RecursionError):  # then all is hashed
+                    found = json.loads(kept.read_bytes())
+                    self._found |= found if isinstance(found, dict) else {}
         self._kept: dict[str, Any] = {}
 
     def is_known(self, path: Path) -> bool:
@@ -57,7 +59,7 @@ class KnownHashes:
 
     def save(self) -> None:
         """Keeps the hashes, where the directory can be written."""
-        if self._path is not None and self._kept != self._found:
+        if self._path is not None and self._kept and (self._kept != self._found or not self._path.exists()):
             with contextlib.suppress(OSError):
                 write_durably(self._path, json.dumps(self._kept).encode())
 

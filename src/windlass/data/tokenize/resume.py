@@ -7,6 +7,7 @@ beside the preparation, under the fingerprint of all that decides them; with ano
 bytes per token until the preparation ends.
 """
 
+import contextlib
 import io
 import json
 import shutil
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
@@ -65,6 +66,19 @@ def kept_for(directory: Path) -> tuple[str, str | None]:
     mark = directory / FINGERPRINT
     fingerprint, _, date = mark.read_text().partition(" ") if mark.is_file() else ("", "", "")
     return fingerprint, date or None
+
+
+def found_once(path: Path, find: Callable[[], Any]) -> Any:
+    """What `find` returns, as JSON reads it back: from the file `path`, under its hash, where that is there and undamaged; else
+    it is called, and what it returns is kept there."""
+    with contextlib.suppress(OSError):
+        digest, _, data = path.read_bytes().partition(b"\n")
+        if digest == xxhash.xxh3_64_hexdigest(data).encode():
+            return json.loads(data)
+    data = json.dumps(find()).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_durably(path, xxhash.xxh3_64_hexdigest(data).encode(), b"\n", data)
+    return json.loads(data)
 
 
 def kept(directory: Path) -> Iterator[FinishedPart]:

@@ -1,0 +1,46 @@
+"""`windlass prepare --tokenizer-only` and `--part`: what each of several machines does of a preparation. It loads no torch."""
+
+from windlass.config import RunConfig
+from windlass.contract import array_task
+from windlass.data.prepare import part as room
+from windlass.data.prepare.part_record import Part
+from windlass.errors import UserError
+from windlass.training.pins import pin_tokenizer
+
+
+def prepare_tokenizer(config: RunConfig) -> None:
+    """The first step of a preparation in parts. Raises UserError."""
+    config = pin_tokenizer(config)
+    room.prepare_tokenizer(config.data, config.evaluate.sets)
+
+
+def prepare_part(config: RunConfig, text: str) -> None:
+    """One part: `text` is I/N, or what `chosen_part` understands. Raises UserError."""
+    part = chosen_part(text)
+    config = pin_tokenizer(config)
+    room.prepare_part(config.data, config.evaluate.sets, part)
+
+
+def chosen_part(text: str) -> Part:
+    """I/N; or `auto`, which takes both from the variables of an array of tasks, or `auto/N` where these name no N. Raises
+    UserError."""
+    begin, _, count = text.partition("/")
+    if begin != "auto":
+        return Part.of_text(text)
+    task = array_task()
+    if task is None:
+        raise UserError(
+            f"--part {text} in a process that is no task of an array",
+            "SLURM_ARRAY_TASK_ID, BATCH_JOB_ARRAY_INDEX_VAR_NAME (Flyte) or JOB_COMPLETION_INDEX (Kubernetes) says which it is",
+            "start it as one, or give the part: --part 0/8",
+        )
+    if task.of is None and not count:
+        given, rule = (
+            f"--part auto with {task.name}={task.number}",
+            f"{task.name} does not come with the number of tasks",
+        )
+        raise UserError(given, rule, "give it: --part auto/8")
+    if task.of is not None and count not in ("", str(task.of)):
+        given = f"--part {text} in an array of {task.of} tasks"
+        raise UserError(given, "each task of the array is one part", f"give the part of this task: --part I/{count}")
+    return Part.of_text(f"{task.number}/{count or task.of}")

@@ -1,0 +1,266 @@
+"""Parts that are joined are one machine's preparation, to the byte, whatever their number; a part that is killed goes on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.conftest import data_config, write_corpus
+from tests.data.prepare.conftest import cut_small, write_rows
+from tests.data.prepare.test_prepare import content, quietly
+from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
+from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
+from windlass.data.config import SourceConfig
+from windlass.data.prepare import part as room
+from windlass.data.prepare.part_record import Part
+from windlass.data.prepare.prepare import prepare
+from windlass.data.sources.bad_rows import TooManyBadRows
+from windlass.data.tokenize import pool, resume
+from windlass.errors import UserError
+
+
+def make_part(config, number, of, sets=None, lines=None):
+    room.prepare_part(config, sets or {}, Part(number, of), log=(lines if lines is not None else []).append)
+
+
+def join(config, sets=None, lines=None):
+    return prepare(config, sets or {}, log=(lines if lines is not None else []).append, is_join=True)
+
+
+def check_parts(root, config, counts=(1, 2, 3, 7), sets=None):
+    """Of `config(directory)`: one machine's, and that of the parts. Returns the lines that each part logged."""
+    whole, said = quietly(config("whole"), sets), []
+    for of in counts:
+        of_parts = config(f"parts-{of}")
+        if of_parts.tokenizer.train is not None:
+            room.prepare_tokenizer(of_parts, sets or {}, log=lambda line: None)
+        for number in reversed(range(of)):
+            make_part(of_parts, number, of, sets, lines := [])
+            said.append(lines)
+        joined = join(of_parts, sets)
+        assert joined.fingerprint == whole.fingerprint and joined.sets == whole.sets
+        assert content(joined.directory) == content(whole.directory)
+        left = [name for name in os.listdir(root) if name.startswith(f".parts-{of}")]
+        assert left == [f".parts-{of}.lock"]
+        assert join(of_parts, sets) == joined, "once more: found"
+    return said
+
+
+def texts(root, sources, **settings):
+    return lambda name: data_config(root, sources=sources, directory=str(root / name), **settings)
+
+
+@pytest.mark.parametrize(
+    ("counts", "settings"),
+    [
+        ((1, 2, 3, 7), {}),
+        ((1, 2, 3, 7), {"packing": "best-fit", "validation": {"bytes": 4000}}),
+        ((1, 2), {"validation": "none", "compression": "zstd"}),
+    ],
+    ids=["concatenate", "best-fit", "none"],
+)
+def test_parts_of_text_are_one_machines_shards(tmp_path, sources, small_chunks, counts, settings):
+    small_chunks()
+    said = iter(check_parts(tmp_path, texts(tmp_path, sources, **settings), counts))
+    found = [[int(next(said)[-2].split()[4]) for _ in range(of)] for of in counts]
+    assert found[0][0] > 60 and {sum(chunks) for chunks in found} == {found[0][0]}
+    assert all(max(chunks) - min(chunks) <= 1 for chunks in found)
+
+
+def test_parts_of_a_mixture_with_a_named_tokenizer_and_sets_of_their_own(tmp_path, sources, small_chunks, small):
+    mixed = [{**source, "weight": number} for number, source in enumerate(sources, 1)]
+    write_rows(tmp_path / "held.jsonl", 30, 5)
+    write_corpus(tmp_path / "extra", 10, seed=4)
+    settings = {"validation": {"path": str(tmp_path / "held.jsonl")}}
+    small_chunks()
+    tokenizer = {"from": str(small[1].tokenizer_directory)}
+    sets = {"extra": SourceConfig(path=str(tmp_path / "extra"))}
+    check_parts(tmp_path, texts(tmp_path, mixed, tokenizer=tokenizer, **settings), (3,), sets)
+    check_parts(tmp_path / "share", texts(tmp_path / "share", mixed, tokenizer=tokenizer, validation=0.2), (1, 2, 7))
+
+
+def test_parts_of_conversations(tmp_path, planted, small_chunks):
+    never = "{{ raise_exception('no') if 'never' in messages[0].content }}{% for m"
+    template_of(planted, PLAIN.replace("{% for m", never))
+    answer = {"role": "assistant", "content": "y"}
+    refused = {"messages": [{"role": "user", "content": "never"}, answer]}
+    rows = [refused, *chat_rows(), refused, {"messages": []}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"path": str(tmp_path / "a.jsonl"), "format": "chat", "bad_rows": {"at_most": 3}}
+    given = {"from": str(planted.directory / "tokenizer")}
+    small_chunks()
+    check_parts(tmp_path, texts(tmp_path, [source], tokenizer=given, sequence_length=256))
+
+
+def test_what_needs_the_whole_is_left_to_join(tmp_path, sources, small_chunks):
+    """A limit by count and by tokens, beside a source without; and duplicates."""
+    limited = [{**sources[0], "documents": 50}, sources[1], {**sources[2], "tokens": 900}]
+    small_chunks()
+    said = check_parts(tmp_path, texts(tmp_path, limited), (1, 3))
+    left = "left to `--join`, which reads it from front to back"
+    assert [line for line in said[0] if "left to" in line] == [
+        f"train, source 0: {left}", f"train, source 2: {left}", f"validation, source 0: {left}",
+    ]  # fmt: skip
+    (tmp_path / "twice").mkdir()
+    twice = texts(tmp_path / "twice", [*sources[:1], *sources], deduplicate=True)
+    said = check_parts(tmp_path / "twice", twice, (2,))
+    assert said[0][-2] == "data.deduplicate: a text may have come before in any part: `--join` encodes all"
+
+
+def test_no_part_reads_more_than_its_chunks_after_the_first_step(tmp_path, sources, small_chunks, monkeypatch):
+    small_chunks()
+    config = texts(tmp_path, sources, validation={"bytes": 4000})("parts")
+    room.prepare_tokenizer(config, {}, log=lambda line: None)
+
+    def never(*_):
+        pytest.fail("counted again")
+
+    monkeypatch.setattr("windlass.data.prepare.chunk_tasks.CountChunk.__call__", never)
+    monkeypatch.setattr("windlass.data.prepare.plan.border_of", never)
+    batches, encoded = pool.batches, []
+    monkeypatch.setattr(pool, "batches", lambda texts: batches(encoded.append(len(texts)) or texts))
+    for number in range(3):
+        make_part(config, number, 3)
+    encoded.append(None)
+    assert join(config).bad_rows["sources.2"] and encoded[-1] is None, "join encodes nothing"
+
+
+def test_bad_rows_are_refused_before_a_part_encodes_and_allowed_without_doing_it_again(
+    tmp_path, sources, small_chunks, small
+):
+    small_chunks()
+    tokenizer = {"from": str(small[1].tokenizer_directory)}
+    sources[2]["bad_rows"] = {"at_most": 2}
+    config = texts(tmp_path, sources, tokenizer=tokenizer)
+    with pytest.raises(TooManyBadRows, match="5 of 305 rows"):
+        make_part(config("data"), 0, 2)
+    assert not list((tmp_path / ".data.parts").rglob("chunk-*"))
+    sources[2]["bad_rows"] = {"at_most": 9}
+    for number in range(2):
+        make_part(config("data"), number, 2)
+    sources[2]["bad_rows"] = {"at_most": 3}
+    with pytest.raises(TooManyBadRows):
+        join(config("data"))
+    sources[2]["bad_rows"] = {"at_most": 5}
+    assert join(config("data")).bad_rows == quietly(config("whole")).bad_rows
+
+
+def test_rows_that_are_not_local_are_fetched_by_the_first_step_alone(tmp_path, small, small_chunks, monkeypatch):
+    write_rows(tmp_path / "a.jsonl", 40, 3)
+    sources, tokenizer = [{"path": f"file://{tmp_path}/a.jsonl"}], {"from": str(small[1].tokenizer_directory)}
+    config = texts(tmp_path, sources, tokenizer=tokenizer)
+    with pytest.raises(UserError) as caught:
+        make_part(config("parts"), 0, 2)
+    assert caught.value.given == "--part with sources.0 not on this host, and not fetched"
+    assert caught.value.change.endswith("where the parts find them: windlass prepare RECIPE --tokenizer-only")
+    room.prepare_tokenizer(config("parts"), {}, log=lambda line: None)
+    with monkeypatch.context() as patched:
+        patched.setattr("windlass.data.sources.fetch.url_rows", lambda *_: pytest.fail("fetched again"))
+        for number in range(2):
+            make_part(config("parts"), number, 2)
+        joined = join(config("parts"))
+    assert content(joined.directory) == content(quietly(config("whole")).directory)
+
+
+# ---- kills
+
+ROOT = Path(__file__).parents[3]  # KILLED imports from tests
+KILLED = """
+import os, pathlib, signal, sys
+from tests.data.prepare.test_part import config_of_rows, cut_smallest, join, make_part
+cut_smallest(setattr)
+root, number, left = pathlib.Path(sys.argv[1]), int(sys.argv[2]), [int(sys.argv[3])]
+def counted(call):
+    def wrapper(*args, **kwargs):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **kwargs)
+    return wrapper
+for name in ("rename", "replace", "fsync", "mkdir", "symlink", "unlink", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+join(config_of_rows(root)) if number < 0 else make_part(config_of_rows(root), number, 2)
+print(left[0])
+"""
+
+
+def cut_smallest(set_attribute):
+    cut_small(set_attribute)
+    set_attribute(resume, "PART_TOKENS", 60)
+    set_attribute(pool, "BATCH_CHARS", 60)
+
+
+def config_of_rows(root):
+    sources = [{"path": str(root / "a.jsonl")}]
+    return data_config(root, sources=sources, tokenizer={"from": str(root / "tokenizer")})
+
+
+def killed_at(root, number, event):
+    """Makes part `number`, or joins where it is -1, and dies at the event-th call that changes the disk. The number of calls that
+    are left, or None."""
+    command = [sys.executable, "-c", KILLED, str(root), str(number), str(event)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (0, -9), done.stderr
+    return int(done.stdout) if done.returncode == 0 else None
+
+
+@pytest.fixture
+def rows(tmp_path, small, monkeypatch):
+    """(root of a source, the shards of one machine); chunks and what is written of them at once are small."""
+    root = tmp_path / "rows"
+    root.mkdir()
+    write_rows(root / "a.jsonl", 30, 3)
+    os.utime(root / "a.jsonl", (1, 1))  # so old that its hash is kept, whenever this runs
+    shutil.copytree(small[1].tokenizer_directory, root / "tokenizer")
+    whole = content(quietly(config_of_rows(root)).directory)
+    shutil.rmtree(root / "data")
+    (root / ".data.lock").unlink()
+    cut_smallest(monkeypatch.setattr)
+    return root, whole
+
+
+def check_kills(rows, tmp_path, number, events):
+    """Whatever the moment: the part made again, the other one and the join give one machine's shards."""
+    root, whole = rows
+    config, saved = config_of_rows(root), tmp_path / "saved"
+    for other in (0, 1) if number < 0 else ():
+        make_part(config, other, 2)
+    root.rename(saved)
+
+    def killed(event):
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(saved, root)
+        return killed_at(root, number, event)
+
+    last = -killed(0)
+    assert last > 20
+    for event in events(last):
+        assert killed(event) is None
+        if (root / "data").exists():
+            assert content(root / "data") == whole
+        for one in (0, 1) if number >= 0 else ():
+            make_part(config, one, 2)
+        assert content(join(config).directory) == whole
+        assert sorted(os.listdir(root)) == [".data.lock", "a.jsonl", "data", "tokenizer"]
+
+
+def few(last):
+    return 2, last // 2, last
+
+
+def test_a_part_that_is_killed_goes_on(rows, tmp_path):
+    check_kills(rows, tmp_path, 1, few)
+
+
+def test_a_join_that_is_killed_goes_on(rows, tmp_path):
+    check_kills(rows, tmp_path, -1, few)
+
+
+@pytest.mark.long
+def test_kills_at_every_change_of_the_disk(rows, tmp_path):
+    check_kills(rows, tmp_path, 0, lambda last: range(1, last + 1))
+    check_kills(rows, tmp_path, -1, lambda last: range(1, last + 1))
