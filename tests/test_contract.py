@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.contract import adopt, array_task, attempt, exit_code_of_stop, first_node, restart_warning
+from windlass.contract import adopt, attempt, exit_code_of_stop, first_node, restart_warning
 from windlass.errors import UserError
 
 SRUN = {
@@ -179,41 +179,3 @@ def test_a_stopped_rank_leaves_with_0_only_where_its_own_elastic_agent_is_leavin
     assert [exit_code_of_stop(signalled, environ) for environ in (elastic, {}) for signalled in (True, False)] == [
         0, 75, 75, 75,
     ]  # fmt: skip
-
-
-def slurm_array(task, first=0, of=8, **more):
-    found = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": first, "SLURM_ARRAY_TASK_COUNT": of, **more}
-    return {name: str(value) for name, value in found.items()}
-
-
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({}, None),
-        (slurm_array(0), (0, 8)),
-        (slurm_array(8, first=1), (7, 8)),
-        (slurm_array(15, first=1, SLURM_ARRAY_TASK_STEP=2), (7, 8)),
-        ({"SLURM_ARRAY_TASK_ID": "2"}, (2, None)),
-        ({"JOB_COMPLETION_INDEX": "0"}, (0, None)),
-        ({"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX", "FLYTE_K8S_ARRAY_INDEX": "4"}, (4, None)),
-        (
-            {
-                "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
-                "FLYTE_K8S_ARRAY_INDEX": "1",
-                "BATCH_JOB_ARRAY_INDEX_OFFSET": "6",
-            },
-            (7, None),
-        ),
-        ({"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX"}, None),
-    ],
-)
-def test_a_task_of_an_array_is_numbered_from_0(environ, found):
-    task = array_task(environ)
-    assert found == (None if task is None else task[1:])
-
-
-@pytest.mark.parametrize("environ", [slurm_array(5, of=3), slurm_array(2, first=1, SLURM_ARRAY_TASK_STEP=2)])
-def test_an_array_that_is_not_numbered_evenly_is_refused(environ):
-    with pytest.raises(UserError) as caught:
-        array_task(environ)
-    assert "in an array of" in caught.value.given and "--part I/N" in caught.value.change

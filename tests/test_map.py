@@ -327,8 +327,10 @@ SAME_NAME = {
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 50
 LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
-# recipe.py for ${NAME} alone, the doctor to look at the whole environment
-ENVIRONMENT_READERS = ("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py")
+# recipe.py for ${NAME} alone, the doctor to look at the whole environment, prepare_parts for the task's number in its array
+ENVIRONMENT_READERS = (
+    *("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py", "commands/prepare_parts.py"),
+)
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}
 BROAD_EXCEPT = {

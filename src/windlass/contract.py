@@ -249,35 +249,6 @@ def environment_of_child(environ: Mapping[str, str] = os.environ) -> dict[str, s
     }
 
 
-class ArrayTask(NamedTuple):
-    """One of many tasks that are alike. `name`: the variable that says which."""
-
-    name: str
-    number: int
-    """From 0."""
-    of: int | None
-    """None where the scheduler does not export it."""
-
-
-def array_task(environ: Mapping[str, str] = os.environ) -> ArrayTask | None:
-    """Which task of a SLURM array, a Flyte map task or a Kubernetes indexed Job this process is, if any. Raises UserError."""
-    if (slurm := "SLURM_ARRAY_TASK_ID") in environ:  # counts from where `--array` says, in its steps
-        number, first = int(environ[slurm]), int(environ.get("SLURM_ARRAY_TASK_MIN", "0"))
-        step, of = int(environ.get("SLURM_ARRAY_TASK_STEP") or "1") or 1, environ.get("SLURM_ARRAY_TASK_COUNT")
-        at, rest = divmod(number - first, step)
-        if rest or at < 0 or (of is not None and at >= int(of)):
-            raise UserError(
-                f"{slurm}={number} in an array of {of} tasks from {first} in steps of {step}",
-                "the tasks of the array are numbered evenly, so that each is one part",
-                "submit with --array=0-7, or give the part: --part I/N",
-            )
-        return ArrayTask(slurm, at, None if of is None else int(of))
-    flyte, kubernetes = environ.get("BATCH_JOB_ARRAY_INDEX_VAR_NAME", ""), "JOB_COMPLETION_INDEX"
-    if flyte in environ:  # of a subtask that is run again alone, Flyte exports where its index begins
-        return ArrayTask(flyte, int(environ[flyte]) + int(environ.get("BATCH_JOB_ARRAY_INDEX_OFFSET") or "0"), None)
-    return ArrayTask(kubernetes, int(environ[kubernetes]), None) if kubernetes in environ else None
-
-
 def num_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """How many processes train together, as far as the environment says; after `adopt`."""
     return int(environ.get("WORLD_SIZE", "1"))

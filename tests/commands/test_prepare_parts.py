@@ -7,8 +7,8 @@ import pytest
 
 from tests import tiny
 from tests.commands.command_line import run_command
-from windlass import contract
 from windlass.commands import prepare_parts as room
+from windlass.commands.prepare_parts import array_task
 from windlass.config import to_yaml
 from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.errors import UserError
@@ -18,7 +18,7 @@ KUBERNETES = {"JOB_COMPLETION_INDEX": "3"}
 
 
 def chosen(monkeypatch, text, environ):
-    monkeypatch.setattr(room, "array_task", lambda: contract.array_task(environ))
+    monkeypatch.setattr(room, "array_task", lambda: array_task(environ))
     return str(room.chosen_part(text))
 
 
@@ -78,3 +78,41 @@ def test_three_commands_are_one_preparation(tmp_path, monkeypatch, capsys):
 def test_a_part_loads_no_torch():
     code = "import sys, windlass.commands.prepare_parts; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def slurm_array(task, first=0, of=8, **more):
+    found = {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": first, "SLURM_ARRAY_TASK_COUNT": of, **more}
+    return {name: str(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        (slurm_array(0), (0, 8)),
+        (slurm_array(8, first=1), (7, 8)),
+        (slurm_array(15, first=1, SLURM_ARRAY_TASK_STEP=2), (7, 8)),
+        ({"SLURM_ARRAY_TASK_ID": "2"}, (2, None)),
+        ({"JOB_COMPLETION_INDEX": "0"}, (0, None)),
+        ({"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX", "FLYTE_K8S_ARRAY_INDEX": "4"}, (4, None)),
+        (
+            {
+                "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+                "FLYTE_K8S_ARRAY_INDEX": "1",
+                "BATCH_JOB_ARRAY_INDEX_OFFSET": "6",
+            },
+            (7, None),
+        ),
+        ({"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX"}, None),
+    ],
+)
+def test_a_task_of_an_array_is_numbered_from_0(environ, found):
+    task = array_task(environ)
+    assert found == (None if task is None else task[1:])
+
+
+@pytest.mark.parametrize("environ", [slurm_array(5, of=3), slurm_array(2, first=1, SLURM_ARRAY_TASK_STEP=2)])
+def test_an_array_that_is_not_numbered_evenly_is_refused(environ):
+    with pytest.raises(UserError) as caught:
+        array_task(environ)
+    assert "in an array of" in caught.value.given and "--part I/N" in caught.value.change

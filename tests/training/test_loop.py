@@ -257,3 +257,25 @@ def test_a_resume_records_the_drift_it_accepts_and_its_table_begins_where_the_ru
     assert "step 3: resume\n" in out, "the terminal has had the sentences already"
     first = next(line["loss"] for line in lines if line["kind"] == "validation")
     assert f"validation     0       {first:.4f}" in out and "validation     8 " in out
+
+
+def test_a_second_run_of_a_process_is_refused_and_does_not_touch_the_first(base):
+    from windlass import train
+
+    refused = []
+
+    def call_train():
+        with pytest.raises(UserError, match="while another run of this process is under way") as caught:
+            train(tiny.recipe(base, "second"))
+        refused.append(caught.value)
+
+    def on_event(line):
+        if line["kind"] == "step" and line["step"] == 1:
+            thread = threading.Thread(target=call_train)
+            thread.start()
+            thread.join()
+            call_train()
+
+    result = train(tiny.recipe(base, "first"), on_event=on_event)
+    assert len(refused) == 2 and not result.stopped and not (base / "second").exists()
+    assert train(tiny.recipe(base, "second")).step == result.step, "afterwards it may"

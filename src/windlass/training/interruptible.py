@@ -1,14 +1,33 @@
-"""Work before the first step, which a signal ends at once. No torch: the launcher of ranks does such work too."""
+"""Work before the first step, which a signal ends at once, and one run of a process at a time. No torch: the launcher of ranks
+does such work too."""
 
 import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from windlass.checkpoint.store import committed_steps
 from windlass.contract import num_ranks
-from windlass.errors import Interrupted
+from windlass.errors import Interrupted, UserError
 from windlass.signals import signals_of_process
+
+_UNDER_WAY: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def only_run() -> Iterator[None]:
+    """No other run of this process is under way: signals and the process group are the process's. Raises UserError."""
+    if not _UNDER_WAY.acquire(blocking=False):
+        raise UserError(
+            "train() is called while another run of this process is under way",
+            "a process trains one run at a time",
+            "call it when the other run has ended, or in a process of its own",
+        )
+    try:
+        yield
+    finally:
+        _UNDER_WAY.release()
 
 
 @contextlib.contextmanager

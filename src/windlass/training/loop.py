@@ -19,7 +19,7 @@ from windlass.report.sinks.sink import Sink
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import Own, assemble
-from windlass.training.interruptible import interruptible
+from windlass.training.interruptible import interruptible, only_run
 from windlass.training.run import Run
 from windlass.training.run_directory import open_heartbeat
 from windlass.training.sizing.out_of_memory import explained, out_of_memory
@@ -73,7 +73,7 @@ def train(
     own = Own(objective, source, schedule, family, sinks, on_event)
     if not is_embedded():
         adopt()  # before what asks for this process's rank
-    with catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
+    with only_run(), catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
             runtime = opened.enter_context(start_runtime())

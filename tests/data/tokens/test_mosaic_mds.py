@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.data.tokens import writers
+from windlass.data.packing import NOT_COUNTED
+from windlass.data.shards.mds import Writer
 from windlass.data.tokens.mosaic_mds import mosaic_rows, read_mosaic_index, verify_shard
 from windlass.errors import UserError
 
@@ -93,3 +96,16 @@ def test_a_short_file_is_refused(tmp_path):
         verify_shard(path, shard)
     with pytest.raises(UserError, match="bytes, unpacked"):
         rows_of(tmp_path)
+
+
+def test_shards_that_say_what_is_learned_are_not_read_as_ids_alone(tmp_path):
+    """As windlass writes conversations."""
+    ids = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
+    labels = np.where(ids % 3 == 0, ids, NOT_COUNTED).astype(np.int32)
+    writer = Writer(tmp_path / "chats", 4, 1 << 12, has_ends=True, vocab_size=300)
+    writer.write(ids, labels, (ids == 4).astype(np.uint8))
+    writer.close()
+    with pytest.raises(UserError) as caught:
+        rows_of(tmp_path / "chats")
+    assert "has `loss_mask` and `document_ends` beside its ids" in caught.value.given
+    assert [row.ids.tolist() for row in rows_of(tmp_path / "chats", "input_ids")] == ids.tolist()

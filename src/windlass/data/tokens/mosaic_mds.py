@@ -21,6 +21,8 @@ from windlass.data.tokens.stored_row import StoredRow, damaged
 from windlass.errors import UserError
 
 COLUMNS: Final = ("tokens", "input_ids")  # where the recipe names none
+MASKS: Final = ("labels", "loss_mask", "document_ends")
+"""Columns that ids alone do not keep."""
 TYPES: Final = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 LIST_RULE: Final = "index.json of MDS lists shards: `raw_data` with a file beside it and its size, columns, and samples"
 
@@ -94,6 +96,13 @@ def mosaic_rows(path: Path, shard: MosaicShard, column: str | None, id_type: str
         given = f"{path} has the columns {', '.join(shard.columns)}"
         rule = f"ids are in the column {name or ' or '.join(COLUMNS)}"
         raise UserError(given, rule, "name the column of ids in `text` of the source")
+    masks = [one for one in MASKS if one in shard.columns]
+    if masks and column is None:
+        raise UserError(
+            f"{path} has {' and '.join(f'`{one}`' for one in masks)} beside its ids",
+            "such a column says which ids are learned, or where documents end, and a source of tokens learns every id",
+            f"prepare its conversations from their texts; or set `text: {name}` of the source to learn every id",
+        )
     encoding, fixed = shard.columns[name]
     dtype = _type_of(path, name, encoding, id_type)
     before = list(shard.columns)[: list(shard.columns).index(name)]
