@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import xxhash
 
+from windlass.data.curate.filters import Filters
 from windlass.data.sources.bad_rows import BadRow, FoundRows
 from windlass.data.sources.select import Amount, Selection
 from windlass.data.sources.source_files import Document, Source, bytes_of
@@ -46,6 +47,8 @@ class Counted(NamedTuple):
     """With the number of each, from 1."""
     amounts: dict[str, Amount]
     """By set."""
+    filters: Filters | None = None
+    """With what they removed of the chunk."""
 
 
 class CountChunk(NamedTuple):
@@ -56,7 +59,8 @@ class CountChunk(NamedTuple):
         for name, document in self.chunk.documents(found):
             documents, num_bytes = amounts[name]
             amounts[name] = documents + 1, num_bytes + len(bytes_of(document))
-        return Counted(found.num_rows, found.bad, {name: Amount(*pair) for name, pair in amounts.items()})
+        of_sets = {name: Amount(*pair) for name, pair in amounts.items()}
+        return Counted(found.num_rows, found.bad, of_sets, self.chunk.source.filters)
 
 
 class TextSettings(NamedTuple):

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from windlass.data.curate.filters import Filters
 from windlass.data.prepare.chunk_tasks import ChunkParts, CountChunk, Counted, EncodeChunk, SourceChunk, TextSettings
 from windlass.data.sources.bad_rows import BadRows
 from windlass.data.sources.select import UNKNOWN, Amount, Selection, measure
@@ -39,7 +40,8 @@ class ChunkedSource(NamedTuple):
     def chunks(self) -> Iterator[SourceChunk]:
         alone = self.source._replace(num_tokens=None, bad_rows=None)
         for files in chunks_of(self.source.files):
-            yield SourceChunk(alone._replace(files=files), self.rules)
+            filters = None if self.source.filters is None else self.source.filters.fresh()
+            yield SourceChunk(alone._replace(files=files, filters=filters), self.rules)
 
 
 class ChunkedSets:
@@ -72,13 +74,17 @@ class ChunkedSets:
         if found is None:
             return measure(self._selections[name].documents_of(number))
         if not found.counted:
-            num_rows, bad_rows = 0, found.source.bad_rows
+            num_rows, bad_rows, filters, parts = 0, found.source.bad_rows, found.source.filters, list[Filters]()
             counts: Iterator[Counted] = self._runner.map(map(CountChunk, found.chunks()), found.num_bytes)
             for chunk in counts:
                 if isinstance(bad_rows, BadRows):
                     bad_rows.count(num_rows, chunk.num_rows, chunk.bad)
                 num_rows += chunk.num_rows
+                if chunk.filters is not None:
+                    parts.append(chunk.filters)
                 found.counted.append(chunk.amounts)
+            if filters is not None:
+                filters.count(parts)
         amounts = [chunk[name] for chunk in found.counted]
         return Amount(sum(one.documents for one in amounts), sum(one.bytes for one in amounts))
 

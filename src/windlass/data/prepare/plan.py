@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.curate.filters import Filters
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.fingerprint import (
@@ -56,6 +57,8 @@ class PreparePlan(NamedTuple):
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
     bad_rows: dict[str, BadRows]
     """What was found of each source, by its use; filled while they are read."""
+    filters: dict[str, Filters]
+    """Those of each source that has some, by its use, with what they removed; filled while they are read."""
     vocabulary: IdVocabulary | None = None
     """What ids mean, where a source holds some."""
     date: str | None = None
@@ -122,7 +125,10 @@ def scan_sources(
         else scan(source, log, commits.get(_pin(source)), hashes)
         for name, source in named.items()
     }
-    return PreparePlan(config, sets, files, loaded, log, {}, {}, vocabulary)
+    filters = {
+        name: Filters(source.filters, source.label) for name, source in named.items() if source.filters is not None
+    }
+    return PreparePlan(config, sets, files, loaded, log, {}, {}, filters, vocabulary)
 
 
 def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
@@ -173,7 +179,8 @@ def choose(
     for name in streamed:
         _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
-    sources = _opened(plan, named, streamed, work, tick)
+    opened = _opened(plan, named, streamed, work, tick)
+    sources = {name: source._replace(filters=plan.filters.get(name)) for name, source in opened.items()}
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
         partial(border_of, amount, plan.loaded, log) if amount is not None else share or sources.get("validation"),
@@ -191,6 +198,9 @@ def choose(
     chunked = ChunkedSets(selections, runner)
     amounts = chunked.measure(["train"] if streamed else [])
     judge([plan.bad_rows[name] for name in named], log)
+    for name, filters in plan.filters.items():
+        if name in named and name not in streamed:
+            filters.end(log)
     check_not_empty(amounts, share)
     return selections, amounts, chunked
 
