@@ -2,4 +2,8 @@
 
 config       the filters of a source, in a recipe
 filters      the table of filters, applied in its order; each document that is removed is counted by the filter that removed it
+
+Inside:
+
+language     the language of a text
 """

@@ -30,6 +30,9 @@ class FiltersConfig(Settings):
     mark. FineWeb: 0.12."""
     max_short_lines: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Removes documents with a larger share of lines of at most 30 characters. FineWeb: 0.67."""
+    language: str | list[str] | None = None
+    """Removes documents whose first 2,000 characters are in another language than this one, or than these: codes of py3langid
+    such as en, de, zh (zxx: no language). Needs the extra `curate`."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._some(), self._lengths())
@@ -37,12 +40,18 @@ class FiltersConfig(Settings):
     def _some(self) -> Iterator[ValueError]:
         if not self.given:
             yield ValueError("`filters` names no filter: name one, such as min_chars: 200, or leave it out")
+        if self.language is not None and not all(self.languages or [""]):
+            yield ValueError("`language` is empty, and no document is left: give a code, such as en, or leave it out")
 
     def _lengths(self) -> Iterator[ValueError]:
         if self.min_chars is not None and self.max_chars is not None and self.min_chars > self.max_chars:
             yield ValueError(
                 f"`min_chars: {self.min_chars}` is above `max_chars: {self.max_chars}`, and no document is left: swap them"
             )
+
+    @property
+    def languages(self) -> list[str]:
+        return [self.language] if isinstance(self.language, str) else self.language or []
 
     @property
     def given(self) -> list[str]:

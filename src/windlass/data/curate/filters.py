@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from windlass.data.curate.config import FiltersConfig
+from windlass.data.curate.language import check_languages, is_in_another
 from windlass.errors import UserError
 
 LINE_ENDS: Final = tuple(".!?…\"'”’»。！？」")
@@ -23,6 +24,7 @@ FILTERS: Final[dict[str, Callable[[str, Any], bool]]] = {
     "max_line_repetition": lambda text, most: repeated(lines_of(text)) > most,
     "min_punctuated_lines": lambda text, least: share(line.endswith(LINE_ENDS) for line in lines_of(text)) < least,
     "max_short_lines": lambda text, most: share(len(line) <= SHORT_LINE for line in lines_of(text)) > most,
+    "language": is_in_another,
 }
 """Filter -> whether it removes a text, for the value that the recipe gives."""
 
@@ -52,10 +54,18 @@ class Filters:
         self.config, self.label = config, label
         self.num_documents = 0
         self.counts = dict.fromkeys(config.given, 0)
+        self._limits = {name: getattr(config, name) for name in config.given}
+        if "language" in self._limits:
+            self._limits["language"] = config.languages
+
+    def check(self) -> None:
+        """Raises UserError where a filter cannot be applied on this machine."""
+        if "language" in self._limits:
+            check_languages(self.config.languages)
 
     def removed_by(self, text: str) -> str | None:
         """The first filter that removes a document; None where it is kept."""
-        return next((name for name in self.counts if FILTERS[name](text, getattr(self.config, name))), None)
+        return next((name for name, limit in self._limits.items() if FILTERS[name](text, limit)), None)
 
     def kept(self, documents: Iterable[str], text_of: Callable[[str], str] = str) -> Iterator[str]:
         """The documents that no filter removes. `text_of`: document -> the text that is looked at."""

@@ -179,6 +179,8 @@ def choose(
     for name in streamed:
         _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
+    for filters in plan.filters.values():
+        filters.check()
     opened = _opened(plan, named, streamed, work, tick)
     sources = {name: source._replace(filters=plan.filters.get(name)) for name, source in opened.items()}
     selections, num_dropped = select(
