@@ -23,7 +23,7 @@ TEXTS = {
 @pytest.mark.parametrize("wanted", ["de", ["de", "ru"], ["zxx"]])
 def test_texts_in_other_languages_are_removed_and_counted(wanted):
     filters = Filters(FiltersConfig(language=wanted), "a")
-    filters.check()
+    filters.check(print)
     kept = [code for code in TEXTS if code in wanted]
     assert list(filters.kept(TEXTS.values())) == [TEXTS[code] for code in kept]
     assert filters.counts == {"language": len(TEXTS) - len(kept)}
@@ -37,7 +37,7 @@ def test_the_begin_of_a_text_decides(monkeypatch):
 
 def test_a_language_that_is_not_known_is_refused_with_the_nearest_and_all():
     with pytest.raises(UserError) as caught:
-        Filters(FiltersConfig(language=["en", "english"]), "a").check()
+        Filters(FiltersConfig(language=["en", "english"]), "a").check(print)
     assert caught.value.given == "`filters.language` names `english`"
     assert caught.value.rule == f"a language is one of the {len(room.identifier().labels)} codes of py3langid"
     assert "the codes are ace, af, am, " in caught.value.change
@@ -53,10 +53,10 @@ def test_where_the_package_is_missing_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     room.identifier.cache_clear()
     with pytest.raises(UserError) as caught:
-        Filters(FiltersConfig(language="en"), "a").check()
+        Filters(FiltersConfig(language="en"), "a").check(print)
     assert caught.value.given == "`filters.language`, and py3langid is not installed"
     assert caught.value.change == "pip install 'windlass-lm[curate]'"
-    Filters(FiltersConfig(min_chars=2), "a").check()
+    Filters(FiltersConfig(min_chars=2), "a").check(print)
 
 
 def test_nobody_loads_it_who_does_not_ask_for_it():

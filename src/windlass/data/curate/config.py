@@ -7,6 +7,34 @@ from pydantic import Field
 from windlass.settings import Count, Settings, Violation
 
 
+class DecontaminateConfig(Settings):
+    """Texts that must not be learned, such as the questions of a benchmark."""
+
+    path: str | list[str]
+    """Local files, directories or globs that hold the texts, read as those of a source are: a line of `.jsonl`, a row of a table,
+    or another file as a whole is one text."""
+    text: str | None = None
+    """The key or column that holds the text; `text` if not given."""
+    n: int = Field(default=13, ge=2, le=1000)
+    """How many words that follow each other are compared, in lower case and without punctuation. A text of fewer words is not
+    looked for; `prepare` prints how many are."""
+
+    def rules(self) -> Sequence[Iterator[Violation]]:
+        return (self._local(),)
+
+    def _local(self) -> Iterator[ValueError]:
+        if not self.paths or not all(self.paths):
+            yield ValueError("`path` is empty; give a file, a directory or a glob")
+        elif any("://" in path for path in self.paths):
+            yield ValueError(
+                "`path` is a URL, and every worker reads these texts on this host: copy them here and name them"
+            )
+
+    @property
+    def paths(self) -> list[str]:
+        return [self.path] if isinstance(self.path, str) else self.path
+
+
 class FiltersConfig(Settings):
     """Which documents are left out for what they are. A document that several filters would remove is counted for the first of
     them, in this order. Shares and lines are those of Gopher (arXiv 2112.11446), C4 (1910.10683) and FineWeb (2406.17557); a
@@ -33,6 +61,8 @@ class FiltersConfig(Settings):
     language: str | list[str] | None = None
     """Removes documents whose first 2,000 characters are in another language than this one, or than these: codes of py3langid
     such as en, de, zh (zxx: no language). Needs the extra `curate`."""
+    decontaminate: DecontaminateConfig | None = None
+    """Removes documents that share an n-gram of words with one of these texts."""
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (self._some(), self._lengths())

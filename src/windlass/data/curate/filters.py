@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from windlass.data.curate.config import FiltersConfig
+from windlass.data.curate.decontaminate import Listed, Texts
 from windlass.data.curate.language import check_languages, is_in_another
 from windlass.errors import UserError
 
@@ -25,6 +26,7 @@ FILTERS: Final[dict[str, Callable[[str, Any], bool]]] = {
     "min_punctuated_lines": lambda text, least: share(line.endswith(LINE_ENDS) for line in lines_of(text)) < least,
     "max_short_lines": lambda text, most: share(len(line) <= SHORT_LINE for line in lines_of(text)) > most,
     "language": is_in_another,
+    "decontaminate": lambda text, listed: listed.is_shared(text),
 }
 """Filter -> whether it removes a text, for the value that the recipe gives."""
 
@@ -49,19 +51,24 @@ class Filters:
     """Those of one source, and how many documents each removed. Every pass over the documents begins at the first; each is
     counted once."""
 
-    def __init__(self, config: FiltersConfig, label: str):
-        """`label`: the source, in messages."""
-        self.config, self.label = config, label
+    def __init__(self, config: FiltersConfig, label: str, texts: Texts | None = None):
+        """`label`: the source, in messages. `texts`: what reads those of `decontaminate`; equal where it reads the same."""
+        self.config, self.label, self._texts = config, label, texts
         self.num_documents = 0
         self.counts = dict.fromkeys(config.given, 0)
         self._limits = {name: getattr(config, name) for name in config.given}
         if "language" in self._limits:
             self._limits["language"] = config.languages
+        if config.decontaminate is not None:
+            assert texts is not None
+            self._limits["decontaminate"] = Listed(texts, config.decontaminate.n)
 
-    def check(self) -> None:
-        """Raises UserError where a filter cannot be applied on this machine."""
+    def check(self, log: Callable[[str], None]) -> None:
+        """Raises UserError where a filter cannot be applied on this machine, or has nothing to compare with."""
         if "language" in self._limits:
             check_languages(self.config.languages)
+        if "decontaminate" in self._limits:
+            self._limits["decontaminate"].check(self.label, log)
 
     def removed_by(self, text: str) -> str | None:
         """The first filter that removes a document; None where it is kept."""
@@ -80,7 +87,7 @@ class Filters:
 
     def fresh(self) -> "Filters":
         """The same filters, with nothing counted: for a part of the source."""
-        return Filters(self.config, self.label)
+        return Filters(self.config, self.label, self._texts)
 
     def count(self, parts: Iterable["Filters"]) -> None:
         """Takes the counts of all parts of the source, in place of what was counted of its first documents."""

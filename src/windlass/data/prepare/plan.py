@@ -32,7 +32,7 @@ from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Selection, check_not_empty, select
-from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
+from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
@@ -49,7 +49,7 @@ class PreparePlan(NamedTuple):
     config: DataConfig
     sets: Mapping[str, SourceConfig]
     files: Mapping[str, list[SourceFile]]
-    """The files of every source, by its use: sources.0, validation, sets.NAME."""
+    """The files of every source, by its use: sources.0, validation, sets.NAME; and sources.0.decontaminate."""
     loaded: list[Path]
     """The tokenizer's files, where one is given."""
     log: Callable[[str], None]
@@ -91,7 +91,7 @@ class PreparePlan(NamedTuple):
 
     @property
     def training_files(self) -> list[SourceFile]:
-        return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
+        return [file for name in self.named if name.startswith("sources.") for file in self.files[name]]
 
     def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
@@ -125,9 +125,14 @@ def scan_sources(
         else scan(source, log, commits.get(_pin(source)), hashes)
         for name, source in named.items()
     }
-    filters = {
-        name: Filters(source.filters, source.label) for name, source in named.items() if source.filters is not None
-    }
+    filters = dict[str, Filters]()
+    for name, source in named.items():
+        if source.filters is not None:
+            avoided = source.filters.decontaminate
+            of_texts = scan(SourceConfig(path=avoided.path, text=avoided.text), log, None, hashes) if avoided else []
+            filters[name] = Filters(source.filters, source.label, ListedTexts(tuple(of_texts)))
+            if of_texts:
+                files[f"{name}.decontaminate"] = of_texts  # decides what is on disk
     return PreparePlan(config, sets, files, loaded, log, {}, {}, filters, vocabulary)
 
 
@@ -180,7 +185,7 @@ def choose(
         _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
     for filters in plan.filters.values():
-        filters.check()
+        filters.check(log)
     opened = _opened(plan, named, streamed, work, tick)
     sources = {name: source._replace(filters=plan.filters.get(name)) for name, source in opened.items()}
     selections, num_dropped = select(

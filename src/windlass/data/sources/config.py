@@ -264,6 +264,11 @@ class SourceConfig(Settings):
         return [self.path] if isinstance(self.path, str) else self.path
 
     @property
+    def avoided_paths(self) -> list[str]:
+        """Of the texts that no document may share an n-gram with."""
+        return [] if self.filters is None or self.filters.decontaminate is None else self.filters.decontaminate.paths
+
+    @property
     def slice(self) -> tuple[int, int | None]:
         """`rows` as numbers: first row, and the row behind the last."""
         first, _, end = (self._slice_text or "0:").partition(":")

@@ -187,6 +187,16 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
                 raise _changed(file) from None
 
 
+class ListedTexts(NamedTuple):
+    """The texts in files of this host; hashable."""
+
+    files: tuple[SourceFile, ...]
+
+    def __call__(self) -> Iterator[str]:
+        """Every text that is not empty. Raises UserError, also for a row that is no text."""
+        return filter(None, raised(all_rows(list(self.files))))
+
+
 CHUNKING: Final = formats.CHUNK_BLOCKS
 """Where chunks_of cuts: part of the name of what is kept by chunk."""
 
