@@ -119,9 +119,6 @@ def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable
         train = directory / "train"
         info = write_set(train, selections["train"], amounts["train"], plan.config, known, work, plan.log, growing)
         infos = {name: SetInfo(**facts) for name, facts in written.begin["sets"].items()} | {"train": info}
-        for source in selections["train"].sources:
-            if source.stream is not None and source.filters is not None:
-                source.filters.end(plan.log)
         _check_enough(plan, info)
         if written.end is None:
             written.add({"kind": "end", "train": asdict(info)})

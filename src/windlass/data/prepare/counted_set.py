@@ -73,6 +73,8 @@ class CountedSet:
                     done, left = format_bytes(self.text_bytes), ""
                 self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
+        if source.stream is not None and source.filters is not None and self._name == "train":
+            source.filters.end(self._log)  # only now is it read to its end
         where, num_tokens = f"source {number}: ", self.tokens - before[1]
         samples = num_tokens / (
             self._length * (ROWS if self._is_pairs else 1)

@@ -7,6 +7,7 @@ hash (verified_file), so a file that changes in between is an error, not a mixtu
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -187,8 +188,9 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
                 raise _changed(file) from None
 
 
-class ListedTexts(NamedTuple):
-    """The texts in files of this host; hashable."""
+@dataclass(frozen=True)
+class ListedTexts:
+    """The texts in files of this host."""
 
     files: tuple[SourceFile, ...]
 
