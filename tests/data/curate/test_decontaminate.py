@@ -74,7 +74,7 @@ def test_short_texts_are_counted_and_none_that_is_long_enough_is_refused():
     Listed(Given([QUESTION, "Too short", OTHER]), 13).check("a.txt", (lines := []).append)
     num = len(QUESTION.split()) - 12 + len(OTHER.split()) - 12
     assert lines == [
-        f"decontaminate: a.txt is compared with {num} n-grams of 13 words of 3 texts; 1 shorter ones are not looked for"
+        f"decontaminate: a.txt is compared with {num} n-grams of 13 words of 3 texts; shorter, and not looked for: 1"
     ]
     with pytest.raises(UserError) as caught:
         Listed(Given([QUESTION, "Too short"]), 99).check("a.txt", print)

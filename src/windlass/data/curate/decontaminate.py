@@ -47,7 +47,7 @@ class Listed(NamedTuple):
                 "a text is looked for by the n-grams of its words",
                 "give a smaller `n`, or, as `text`, the key or column that holds the texts",
             )
-        short = f"; {found.num_short:,} shorter ones are not looked for" if found.num_short else ""
+        short = f"; shorter, and not looked for: {found.num_short:,}" if found.num_short else ""
         amount = f"{len(found.hashes):,} n-grams of {self.n} words of {found.num_texts:,} texts"
         log(f"decontaminate: {label} is compared with {amount}{short}")
 
