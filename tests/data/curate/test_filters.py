@@ -112,19 +112,21 @@ def test_counts_are_the_same_whoever_reads(tmp_path, source, changes):
     assert prepared.filtered == {"sources.0": COUNTS} and sum(info.documents for info in prepared.sets.values()) >= 60
 
 
-def test_workers_count_what_one_process_counts(tmp_path, monkeypatch):
+def test_chunks_count_what_one_reading_counts_in_this_process_and_in_workers(tmp_path, monkeypatch):
     one = quietly(config_of(tmp_path, name="one"))
-    monkeypatch.setattr(chunked_sets, "chunks_of", lambda files: ([file] for file in files))
-    monkeypatch.setattr(pool, "IN_PROCESS_BYTES", 0)
-    monkeypatch.setattr(pool, "BYTES_PER_WORKER", 1000)
     folder = tmp_path / "split"
     folder.mkdir()
     for number in range(4):
         rows = "".join(json.dumps({"text": text}) + "\n" for text in MIXED[20 * number : 20 * number + 20])
         (folder / f"{number}.jsonl").write_text(rows)
-    several = quietly(config_of(tmp_path, name="several", source={"path": str(folder / "*.jsonl")}))
-    assert several.filtered == one.filtered == {"sources.0": COUNTS} and several.sets == one.sets
-    assert content(several.directory / "train") == content(one.directory / "train")
+    monkeypatch.setattr(chunked_sets, "chunks_of", lambda files: ([file] for file in files))
+    for name in ("here", "workers"):
+        if name == "workers":
+            monkeypatch.setattr(pool, "IN_PROCESS_BYTES", 0)
+            monkeypatch.setattr(pool, "BYTES_PER_WORKER", 1000)
+        several = quietly(config_of(tmp_path, name=name, source={"path": str(folder / "*.jsonl")}))
+        assert several.filtered == one.filtered == {"sources.0": COUNTS} and several.sets == one.sets
+        assert content(several.directory / "train") == content(one.directory / "train")
 
 
 def test_limits_in_documents_count_before_filters(tmp_path):
