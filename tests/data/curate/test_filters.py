@@ -2,6 +2,7 @@
 
 import json
 
+import fsspec
 import pytest
 
 from tests.data.conftest import data_config, make_text
@@ -163,6 +164,19 @@ def test_a_source_that_grows_and_has_nothing_left_is_refused_at_its_end(planted,
         UserError, match=r"71 of 71 documents of .*incoming are removed by its filters \(min_words 71\)"
     ):
         quietly(config)
+
+
+def test_a_limit_in_tokens_that_filters_leave_out_of_reach_is_refused(planted, tmp_path):
+    """Of a source that is not on this host eight bytes are fetched for each token, before filters."""
+    system = fsspec.filesystem("memory")
+    texts = [GOOD[0], *(f"# {number} " * 300 for number in range(9)), *GOOD]
+    system.pipe("/curate/a.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    source = {"path": "memory://curate/a.jsonl", "tokens": 500, "filters": {"max_symbol_share": 0.1}}
+    tokenizer = {"from": str(planted.directory / "tokenizer")}
+    with pytest.raises(UserError) as caught:
+        quietly(data_config(tmp_path, sources=[source], tokenizer=tokenizer, validation="none"))
+    assert caught.value.rule.endswith("and this text has more, or its filters remove too much")
+    system.rm("/curate", recursive=True)
 
 
 @pytest.mark.parametrize("changes", [{}, {"deduplicate": True}])

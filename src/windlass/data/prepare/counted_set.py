@@ -137,9 +137,10 @@ def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[Fini
         num_tokens += len(part.ids)
         yield part
     fetched = fetched_bytes(source.files)
+    removed = "" if source.filters is None else ", or its filters remove too much"
     if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
         raise UserError(
             f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
-            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
+            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more{removed}",
             "give the limit as `documents` or `rows`",
         )
