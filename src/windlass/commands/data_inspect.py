@@ -61,7 +61,7 @@ def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
     positions = info.samples * found.rows_per_sample * found.sequence_length
     yield f"  padding     {info.padding:,} positions of {positions:,}"
     yield from _sources(prepared, found)
-    yield from _bad_rows(prepared, found.name)
+    yield from _left_out(prepared, found.name)
     part = "all" if found.num_read == info.samples else f"{found.num_read:,} of {info.samples:,}"
     yield f"in {part} samples:"
     yield f"  fill        {found.fill:.2%}"
@@ -83,14 +83,14 @@ def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
         yield f"  source {number}    {held:,} samples, {held / sum(per_source):.1%} of the set: {name}"
 
 
-def _bad_rows(prepared: Prepared, name: str) -> Iterator[str]:
-    """What is left out of the sources that the set is made of."""
-    own = f"sets.{name}"
-    for use, counts in prepared.bad_rows.items():
-        given = prepared.settings["validation"]
-        is_share = name == "validation" and not (isinstance(given, dict) and "path" in given)
-        if use in (name, own) or (use.startswith("sources.") and (name == "train" or is_share)):
-            yield f"  bad rows    {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
+def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
+    """Bad rows, and what filters removed, of the sources that the set is made of."""
+    given = prepared.settings["validation"]
+    is_share = name == "validation" and not (isinstance(given, dict) and "path" in given)
+    for title, found in {"bad rows": prepared.bad_rows, "filters": prepared.filtered}.items():
+        for use, counts in found.items():
+            if use in (name, f"sets.{name}") or (use.startswith("sources.") and (name == "train" or is_share)):
+                yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
 
 
 def _lengths(found: Survey) -> Iterator[str]:

@@ -4,6 +4,7 @@
           tokens ----------^               \\-> lint
 
 sources    where text comes from: files, URLs, the hub, directories that still grow
+curate     which documents are worth learning
 tokenize   text -> token ids, in a pool of processes
 tokens     files of token ids that another tool made, as a source
 prepare    sources -> shards, once; what is unchanged is not prepared again

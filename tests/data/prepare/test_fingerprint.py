@@ -7,8 +7,8 @@ from tests.data.conftest import data_config
 from tests.data.prepare.test_build import Killed, killed_at
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
-from windlass.data.config import SourceConfig
-from windlass.data.prepare.fingerprint import settings_of
+from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.prepare.fingerprint import fingerprint, settings_of, stream_fingerprint
 from windlass.data.prepare.manifest import load_prepared
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
@@ -115,6 +115,15 @@ def test_a_limit_on_rows_is_no_setting_of_the_shards_and_a_format_of_files_is_on
         *of()["sets"]["more"],
     }
     assert of(file_format="jsonl")["sources"][0]["file_format"] == "jsonl"
+
+
+def test_recipes_without_filters_have_the_fingerprint_of_before_there_were_some():
+    two = [{"path": "a", "weight": 1}, {"path": "b.jsonl", "format": "chat", "weight": 2}]
+    given = {"sources": two, "tokenizer": {"from": "t"}, "directory": "d", "sequence_length": 33}
+    config = DataConfig.model_validate({**given, "validation": {"path": "v"}})
+    settings = settings_of(config, {"more": SourceConfig(path="m")})
+    assert fingerprint(settings, {}, []) == "a93962c7f8ac008c29fed366ece1a7ac"
+    assert stream_fingerprint(settings, {}, []) == "d392780935d00aef61357e2ac3cbcb8f"
 
 
 def test_a_validation_set_of_several_sources_is_another_than_the_one_stream_that_it_was(tmp_path):

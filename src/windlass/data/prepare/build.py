@@ -183,6 +183,7 @@ def _prepared(
         commits=plan.commits,
         written_order=plan.written_order,
         bad_rows={name: dict(found.counts) for name, found in plan.bad_rows.items() if found.num},
+        filtered={name: found.counts for name, found in plan.filters.items()},
         date=plan.date,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 
+from windlass.data.curate.filters import Removed
 from windlass.data.sources.bad_rows import BadRow, FoundRows
 from windlass.data.sources.select import Amount, Selection
 from windlass.data.sources.source_files import Document, Source, bytes_of
@@ -46,15 +47,17 @@ class Counted(NamedTuple):
     """With the number of each, from 1."""
     amounts: dict[str, Amount]
     """By set."""
+    removed: Removed
+    """What the source's filters removed of the chunk."""
 
     def as_json(self) -> list[Any]:
-        return [self.num_rows, [(number, row.as_texts()) for number, row in self.bad], self.amounts]
+        return [self.num_rows, [(number, row.as_texts()) for number, row in self.bad], self.amounts, self.removed]
 
     @classmethod
     def of_json(cls, found: Sequence[Any]) -> Self:
-        num_rows, bad, amounts = found
+        num_rows, bad, amounts, removed = found
         bad_rows = [(number, BadRow(*texts)) for number, texts in bad]
-        return cls(num_rows, bad_rows, {name: Amount(*pair) for name, pair in amounts.items()})
+        return cls(num_rows, bad_rows, {name: Amount(*pair) for name, pair in amounts.items()}, Removed(*removed))
 
 
 class CountChunk(NamedTuple):
@@ -65,7 +68,9 @@ class CountChunk(NamedTuple):
         for name, document in self.chunk.documents(found):
             documents, num_bytes = amounts[name]
             amounts[name] = documents + 1, num_bytes + len(bytes_of(document))
-        return Counted(found.num_rows, found.bad, {name: Amount(*pair) for name, pair in amounts.items()})
+        of_sets = {name: Amount(*pair) for name, pair in amounts.items()}
+        filters = self.chunk.source.filters
+        return Counted(found.num_rows, found.bad, of_sets, Removed(0, {}) if filters is None else filters.removed)
 
 
 class TextSettings(NamedTuple):

@@ -40,7 +40,8 @@ class ChunkedSource(NamedTuple):
     def chunks(self) -> Iterator[SourceChunk]:
         alone = self.source._replace(num_tokens=None, bad_rows=None)
         for files in chunks_of(self.source.files):
-            yield SourceChunk(alone._replace(files=files), self.rules)
+            filters = None if self.source.filters is None else self.source.filters.fresh()
+            yield SourceChunk(alone._replace(files=files, filters=filters), self.rules)
 
 
 class ChunkedSets:
@@ -77,14 +78,17 @@ class ChunkedSets:
         if found is None:
             return measure(self._selections[name].documents_of(number))
         if not found.counted:
-            bad_rows = found.source.bad_rows
+            bad_rows, filters = found.source.bad_rows, found.source.filters
 
             def count() -> list[Any]:
                 counts: Iterator[Counted] = self._runner.map(map(CountChunk, found.chunks()), found.num_bytes)
                 return [chunk.as_json() for chunk in _noted(counts, bad_rows)]  # a hopeless source ends it
 
-            chunks = map(Counted.of_json, found_once(self._counts / f"{name}-{number:03}-by-{CHUNKING}", count))
-            found.counted.extend(chunk.amounts for chunk in _noted(chunks, bad_rows))
+            kept = map(Counted.of_json, found_once(self._counts / f"{name}-{number:03}-by-{CHUNKING}", count))
+            chunks = list(_noted(kept, bad_rows))
+            found.counted.extend(chunk.amounts for chunk in chunks)
+            if filters is not None:
+                filters.count(chunk.removed for chunk in chunks)
         amounts = [chunk[name] for chunk in found.counted]
         return Amount(sum(one.documents for one in amounts), sum(one.bytes for one in amounts))
 

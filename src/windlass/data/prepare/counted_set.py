@@ -80,6 +80,8 @@ class CountedSet:
                     done, left = format_bytes(self.text_bytes), ""
                 self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
             yield part.ids
+        if source.stream is not None and source.filters is not None and self._name == "train":
+            source.filters.end(self._log)  # only now is it read to its end
         where, num_tokens = f"source {number}: ", self.tokens - before[1]
         samples = num_tokens / (
             self._length * (ROWS if self._is_pairs else 1)
@@ -142,9 +144,10 @@ def _check_limit(source: Source, parts: Iterable[FinishedPart]) -> Iterator[Fini
         num_tokens += len(part.ids)
         yield part
     fetched = fetched_bytes(source.files)
+    removed = "" if source.filters is None else ", or its filters remove too much"
     if source.num_tokens is not None and num_tokens < source.num_tokens <= fetched // BYTES_PER_TOKEN:
         raise UserError(
             f"`tokens: {source.num_tokens}` of a source; {format_bytes(fetched)} of its text were fetched, {num_tokens} tokens",
-            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more",
+            f"for a limit in tokens {BYTES_PER_TOKEN} bytes of text are fetched for each, and this text has more{removed}",
             "give the limit as `documents` or `rows`",
         )

@@ -48,9 +48,11 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
                 del source["bad_rows"]
             else:
                 del source["bad_rows"]["report"]
-            for key in ("file_format", "id_type", "stored"):
+            for key in ("file_format", "id_type", "stored", "filters"):
                 if source[key] is None:  # as before there was the setting
                     del source[key]
+            if source.get("filters"):  # a filter that is new is not in a preparation of before
+                source["filters"] = {key: value for key, value in source["filters"].items() if value is not None}
             if source["too_long"] == "refuse":  # the same as none
                 source["too_long"] = None
     found: dict[str, Any] = without_secrets(settings)  # a fresh signature is no other source

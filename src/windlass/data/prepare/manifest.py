@@ -31,7 +31,7 @@ from windlass.errors import BadShard, UserError
 from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
-ADDED = ("unwritten", "date", "cut", "bad_rows")  # keys that earlier versions do not write
+ADDED = ("unwritten", "date", "cut", "bad_rows", "filtered")  # keys that earlier versions do not write
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
 """Of a preference run's reference scores, which are kept beside the data that they are of."""
@@ -86,6 +86,8 @@ class Prepared:
     """Of each source that grew, by its use: the files that were read -> xxh3-128."""
     bad_rows: dict[str, dict[str, int]] = field(default_factory=dict)
     """Of each source with some, by its use: kind -> number of bad rows, which are left out."""
+    filtered: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of each source with filters, by its use: filter -> number of documents that it removed."""
     date: str | None = None
     """The day that the chat template saw as today, YYYY-MM-DD; None where it does not ask."""
     remote: Remote | None = None

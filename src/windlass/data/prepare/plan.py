@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.curate.filters import Filters
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.fingerprint import (
@@ -31,7 +32,7 @@ from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, select
-from windlass.data.sources.source_files import Source, SourceFile, is_remote, source_of
+from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.resume import found_once
@@ -51,7 +52,7 @@ class PreparePlan(NamedTuple):
     config: DataConfig
     sets: Mapping[str, SourceConfig]
     files: Mapping[str, list[SourceFile]]
-    """The files of every source, by its use: sources.0, validation, sets.NAME."""
+    """The files of every source, by its use: sources.0, validation, sets.NAME; and sources.0.decontaminate."""
     loaded: list[Path]
     """The tokenizer's files, where one is given."""
     log: Callable[[str], None]
@@ -59,6 +60,8 @@ class PreparePlan(NamedTuple):
     """Files and hashes read from each source that grows, by its use; filled while they are read."""
     bad_rows: dict[str, BadRows]
     """What was found of each source, by its use; filled while they are read."""
+    filters: dict[str, Filters]
+    """Those of each source that has some, by its use, with what they removed; filled while they are read."""
     vocabulary: IdVocabulary | None = None
     """What ids mean, where a source holds some."""
     date: str | None = None
@@ -91,13 +94,14 @@ class PreparePlan(NamedTuple):
 
     @property
     def training_files(self) -> list[SourceFile]:
-        return [file for name, listed in self.files.items() if name.startswith("sources.") for file in listed]
+        return [file for name in self.named if name.startswith("sources.") for file in self.files[name]]
 
     def first(self, count: int) -> "PreparePlan":
         """The plan with the first `count` sources alone."""
-        behind = [f"sources.{number}" for number in range(count, len(self.config.sources))]
+        behind = tuple(f"sources.{number}." for number in range(count, len(self.config.sources)))
         config = self.config.model_copy(update={"sources": self.config.sources[:count], "stages": []})
-        return self._replace(config=config, files={k: v for k, v in self.files.items() if k not in behind})
+        files = {name: found for name, found in self.files.items() if not f"{name}.".startswith(behind)}
+        return self._replace(config=config, files=files)
 
     def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
@@ -131,7 +135,15 @@ def scan_sources(
         else scan(source, log, commits.get(_pin(source)), hashes)
         for name, source in named.items()
     }
-    return PreparePlan(config, sets, files, loaded, log, {}, {}, vocabulary)
+    filters = dict[str, Filters]()
+    for name, source in named.items():
+        if source.filters is not None:
+            avoided = source.filters.decontaminate
+            of_texts = scan(SourceConfig(path=avoided.path, text=avoided.text), log, None, hashes) if avoided else []
+            filters[name] = Filters(source.filters, source.label, ListedTexts(tuple(of_texts)))
+            if of_texts:
+                files[f"{name}.decontaminate"] = of_texts  # decides what is on disk
+    return PreparePlan(config, sets, files, loaded, log, {}, {}, filters, vocabulary)
 
 
 def dated(plan: PreparePlan, kept: Iterable[tuple[str, str | None]]) -> PreparePlan:
@@ -187,7 +199,10 @@ def choose(
     for name in streamed:
         _check_streamed(config, named[name], share, amount)
     plan.bad_rows.update(_bad_rows(named, streamed))
-    sources = _opened(plan, named, streamed, work, tick)
+    for filters in plan.filters.values():
+        filters.check(log)
+    opened = _opened(plan, named, streamed, work, tick)
+    sources = {name: source._replace(filters=plan.filters.get(name)) for name, source in opened.items()}
     kept = counts or work / COUNTS_NAME
     selections, num_dropped = select(
         [source for name, source in sources.items() if name.startswith("sources.")],
@@ -206,6 +221,9 @@ def choose(
     chunked = ChunkedSets(selections, runner, kept)
     amounts = chunked.measure(["train"] if streamed else [], only_chunked=counts is not None)
     judge([plan.bad_rows[name] for name in named], log)
+    for name, filters in plan.filters.items():
+        if name in named and name not in streamed:
+            filters.end(log)
     check_not_empty(amounts, share)
     return selections, amounts, chunked
 

@@ -135,7 +135,7 @@ def make_plan(
     """What to prepare, with the commits and the date of what is there; and what is there. Raises UserError. `is_asked`: nothing
     will be written."""
     named = [one for one in (*config.sources, *sets.values(), config.validation) if isinstance(one, SourceConfig)]
-    paths = [path for source in named for path in source.paths]
+    paths = [path for source in named for path in (*source.paths, *source.avoided_paths)]
     check_apart(directory, paths)
     for report in (source.bad_rows.report for source in named):
         if report is not None:

@@ -64,6 +64,11 @@ def parsed(document: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | 
     return (found, None) if isinstance(found, list) else (found["messages"], found["tools"])
 
 
+def words_of(document: str) -> str:
+    """What all messages of a conversation say, a line break between two."""
+    return "\n".join(message["content"] for message in parsed(document)[0])
+
+
 def _tools_of(value: Any, where: str) -> list[dict[str, Any]]:
     """Declarations of tools in the form that templates are written for, {"type": "function", "function": {"name": ...}}; a list,
     or JSON of one. Raises BadRow."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from windlass.data.curate.config import FiltersConfig
 from windlass.data.sources.shape_config import SHAPES, RowsConfig
 from windlass.hub.config import NAME, revision_errors
 from windlass.safe_text import redacted
@@ -111,6 +112,9 @@ class SourceConfig(Settings):
     template's marks, their begin and their end; a conversation that is still too long is left out; `prepare` counts both."""
     bad_rows: BadRowsConfig = BadRowsConfig()
     """What becomes of rows that are no document."""
+    filters: FiltersConfig | None = None
+    """Documents that are left out for what they are. Of a conversation the words of all messages count, a line break between two.
+    `rows` and `documents` count what is there before, `tokens` what is left."""
     text: str | None = None
     """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
     dots a nested one: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
@@ -146,6 +150,7 @@ class SourceConfig(Settings):
             self._one_kind(),
             self._credentials(),
             self._keys(),
+            self._filters(),
             self._hub(),
             self._growing(),
             self._rows(),
@@ -186,6 +191,12 @@ class SourceConfig(Settings):
         elif self.too_long == "cut-prompt" and self.format == "preference":
             yield ValueError(
                 "`too_long: cut-prompt` is for `format: chat`; nothing of a pair is cut: write `too_long: drop`, or leave it out"
+            )
+
+    def _filters(self) -> Iterator[ValueError]:
+        if self.filters is not None and self.format not in ("text", "chat"):
+            yield ValueError(
+                f"`filters` of `format: {self.format}`: they look at one text or one conversation: leave them out"
             )
 
     def _hub(self) -> Iterator[Violation]:
@@ -251,6 +262,11 @@ class SourceConfig(Settings):
         if self.path is None:
             return []
         return [self.path] if isinstance(self.path, str) else self.path
+
+    @property
+    def avoided_paths(self) -> list[str]:
+        """Of the texts that no document may share an n-gram with."""
+        return [] if self.filters is None or self.filters.decontaminate is None else self.filters.decontaminate.paths
 
     @property
     def slice(self) -> tuple[int, int | None]:

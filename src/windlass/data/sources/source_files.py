@@ -7,13 +7,15 @@ hash (verified_file), so a file that changes in between is an error, not a mixtu
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from windlass.data.curate.filters import Filters
 from windlass.data.sources import compression, formats
 from windlass.data.sources.bad_rows import BadRows, FoundRows, Row, raised
-from windlass.data.sources.chat_rows import Specials
+from windlass.data.sources.chat_rows import Specials, words_of
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
 from windlass.data.sources.shape_config import RowsConfig
 from windlass.data.verified_file import BLOCK, BLOCK_BYTES, OtherBytes, VerifiedFile, hash_blocks
@@ -76,6 +78,8 @@ class Source(NamedTuple):
     """Limit on all documents above."""
     bad_rows: BadRows | FoundRows | None = None
     """Collects bad rows. Without it the first one is raised."""
+    filters: Filters | None = None
+    """Removes documents, and counts them; behind every limit but that in tokens."""
 
     @property
     def is_in_files(self) -> bool:
@@ -95,7 +99,10 @@ class Source(NamedTuple):
         rows = islice(all_rows(self.files), *self.rows) if self.stream is None else self.stream()
         good = raised(rows) if self.bad_rows is None else self.bad_rows.without(rows)
         texts = islice((text for text in good if text), self.num_documents)
-        return islice(texts, self.first_documents)
+        texts = islice(texts, self.first_documents)
+        if self.filters is None:
+            return texts
+        return self.filters.kept(texts, words_of if self.format == "chat" else str)
 
 
 def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
@@ -179,6 +186,17 @@ def all_rows(files: list[SourceFile]) -> Iterator[Row]:
                 yield from formats.read_rows(io.BufferedReader(verified, READ_BYTES), str(file.path), *known)
             except OtherBytes:
                 raise _changed(file) from None
+
+
+@dataclass(frozen=True)
+class ListedTexts:
+    """The texts in files of this host."""
+
+    files: tuple[SourceFile, ...]
+
+    def __call__(self) -> Iterator[str]:
+        """Every text that is not empty. Raises UserError, also for a row that is no text."""
+        return filter(None, raised(all_rows(list(self.files))))
 
 
 CHUNKING: Final = formats.CHUNK_BLOCKS

@@ -1,0 +1,36 @@
+"""What a recipe may say about filters, and what is refused before a file is read."""
+
+import pytest
+from pydantic import ValidationError
+
+from windlass.data.config import SourceConfig
+from windlass.data.curate.config import FiltersConfig
+
+
+def test_filters_are_applied_in_one_order_whatever_the_recipes():
+    assert FiltersConfig(max_chars="10k", min_words=3, min_chars=2).given == ["min_chars", "max_chars", "min_words"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "`filters` names no filter: name one, such as min_chars: 200"),
+        ({"min_chars": 9, "max_chars": 8}, "`min_chars: 9` is above `max_chars: 8`, and no document is left"),
+        ({"min_char": 9}, "min_char"),
+        ({"min_chars": True}, "a number or text is meant"),
+        ({"min_chars": 0}, "greater than or equal to 1"),
+        ({"min_alpha": 1.1}, "less than or equal to 1"),
+        ({"max_line_repetition": 1.0}, "less than 1"),
+    ],
+)
+def test_what_is_no_filter_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        FiltersConfig.model_validate(given)
+
+
+@pytest.mark.parametrize("kind", ["preference", "tokens"])
+def test_what_is_neither_text_nor_conversation_has_no_filters(kind):
+    with pytest.raises(
+        ValidationError, match=f"`filters` of `format: {kind}`: they look at one text or one conversation"
+    ):
+        SourceConfig.model_validate({"path": "a", "format": kind, "filters": {"min_chars": 2}})
