@@ -181,7 +181,7 @@ def test_a_limit_in_tokens_that_filters_leave_out_of_reach_is_refused(planted, t
 
 @pytest.mark.parametrize("changes", [{}, {"deduplicate": True}])
 def test_filters_that_remove_everything_are_refused_before_anything_is_encoded(tmp_path, monkeypatch, changes):
-    monkeypatch.setattr("windlass.data.prepare.build._tokenizer", None)
+    monkeypatch.setattr("windlass.data.prepare.build.set_tokenizer", None)
     with pytest.raises(UserError) as caught:
         quietly(config_of(tmp_path, settings={"min_chars": 12, "min_words": 1000}, **changes))
     everything = f"71 of 71 documents of {tmp_path}/a.jsonl are removed by its filters (min_chars 7, min_words 64)"

@@ -46,7 +46,7 @@ def kept_sources(plan: PreparePlan, directory: Path) -> KeptSources | None:
         if found is None:
             return None
         for count in range(len(config.sources) - 1, 0, -1):
-            if _stores_alike(plan, count) and plan.first(count).fingerprint == found.fingerprint:
+            if _stores_alike(plan, count) and _of_first(plan, count).fingerprint == found.fingerprint:
                 kept = KeptSources(count, found)
                 for name in filter(kept.of_set, found.sets):
                     found.folder(name).verify()
@@ -60,3 +60,11 @@ def _stores_alike(plan: PreparePlan, count: int) -> bool:
     """Whether what is appended is stored in the same columns: where a source is of chats, all store where documents end."""
     is_chat = [source.format == "chat" for source in plan.config.sources]
     return any(is_chat) == any(is_chat[:count])
+
+
+def _of_first(plan: PreparePlan, count: int) -> PreparePlan:
+    """The plan with the first `count` sources alone."""
+    behind = tuple(f"sources.{number}." for number in range(count, len(plan.config.sources)))
+    config = plan.config.model_copy(update={"sources": plan.config.sources[:count], "stages": []})
+    files = {name: found for name, found in plan.files.items() if not f"{name}.".startswith(behind)}
+    return plan._replace(config=config, files=files)

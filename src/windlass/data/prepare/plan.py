@@ -96,13 +96,6 @@ class PreparePlan(NamedTuple):
     def training_files(self) -> list[SourceFile]:
         return [file for name in self.named if name.startswith("sources.") for file in self.files[name]]
 
-    def first(self, count: int) -> "PreparePlan":
-        """The plan with the first `count` sources alone."""
-        behind = tuple(f"sources.{number}." for number in range(count, len(self.config.sources)))
-        config = self.config.model_copy(update={"sources": self.config.sources[:count], "stages": []})
-        files = {name: found for name, found in self.files.items() if not f"{name}.".startswith(behind)}
-        return self._replace(config=config, files=files)
-
     def what_changed(self, written_order: Mapping[str, Mapping[str, str]]) -> str | None:
         """The first file of a source that grew that is not as it was when it was read, if any."""
         found = (what_changed(self.named[name], taken) for name, taken in written_order.items())
