@@ -63,6 +63,17 @@ def test_what_was_appended_is_encoded_and_the_rest_is_linked(made, changes):
     assert found == anew(made, of(made, "abc", **changes)) and num_kept == num_shards > 3
 
 
+def test_filters_count_what_they_removed_of_kept_sources(made):
+    filters = {"min_words": 9, "decontaminate": {"path": [str(made / "listed.txt")], "n": 5}}
+    (made / "listed.txt").write_text(make_text(50, 1))
+    sources = [{"path": str(made / name), "weight": 1, "filters": filters} for name in "abc"]
+    shutil.rmtree(made / "data")
+    quietly(of(made, "ab", sources=sources[:2]))
+    found, num_kept = prepared(made, of(made, "abc", sources=sources))
+    assert num_kept and found == anew(made, of(made, "abc", sources=sources))
+    assert json.loads((made / "copy" / "prepared.json").read_text())["filtered"]["sources.0"]["min_words"]
+
+
 @pytest.fixture
 def plain(made):
     shutil.rmtree(made / "data")

@@ -96,6 +96,14 @@ def test_parts_of_conversations(tmp_path, planted, small_chunks):
     check_parts(tmp_path, texts(tmp_path, [source], tokenizer=given, sequence_length=256))
 
 
+def test_filters_of_parts_count_what_one_machine_counts(tmp_path, sources, small_chunks):
+    filtered = [{**source, "filters": {"min_words": 9, "max_chars": 4000}} for source in sources]
+    small_chunks()
+    check_parts(tmp_path, texts(tmp_path, filtered), (1, 3))
+    counts = json.loads((tmp_path / "parts-3" / "prepared.json").read_text())["filtered"]
+    assert list(counts) == ["sources.0", "sources.1", "sources.2"] and all(one["min_words"] for one in counts.values())
+
+
 def test_what_needs_the_whole_is_left_to_join(tmp_path, sources, small_chunks):
     """A limit by count and by tokens, beside a source without; and duplicates."""
     limited = [{**sources[0], "documents": 50}, sources[1], {**sources[2], "tokens": 900}]
