@@ -61,7 +61,12 @@ def test_ranks_are_ended_a_while_after_a_host_of_theirs_is_gone(endpoint, monkey
     assert handler.num_nodes_waiting() == 0 and ended == [os.getpid()]
 
 
-def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("host", "end"),
+    [("127.0.0.1", ""), ("node-1.invalid", ": node-1.invalid has no address here (Name or service not known)")],
+)
+def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, capsys, host, end):
+    import socket
     from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
     from windlass.launch import rendezvous
@@ -72,12 +77,17 @@ def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, cap
         tried.append(params.endpoint)
         raise RendezvousConnectionError("nobody")
 
+    def resolve(host, *_, **__):
+        if host != "127.0.0.1":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
     monkeypatch.setattr(rendezvous, "create_backend", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(Unavailable) as caught:
-        MeetingPlace(2, 3, "node-1:29400", {}, join_s=1)
-    assert caught.value.code == 74 and caught.value.given == "--endpoint node-1:29400: nobody answered for 1 s"
+        MeetingPlace(2, 3, f"{host}:29400", {}, join_s=1)
+    assert caught.value.code == 74 and caught.value.given == f"--endpoint {host}:29400: nobody answered for 1 s{end}"
     assert "the run goes on from its last commit" in caught.value.change and len(tried) > 1
-    assert capsys.readouterr().out.count("nobody answers at node-1:29400 yet") == 1
+    assert capsys.readouterr().out.count(f"nobody answers at {host}:29400 yet{end}; waiting") == 1
 
 
 def test_hosts_that_do_not_come_are_waited_for_and_counted(endpoint):

@@ -68,7 +68,9 @@ class MeetingPlace:
                 if time.monotonic() > end_s:
                     raise _unreachable(self._endpoint, self.join_s) from None
                 if not is_said:
-                    say(f"windlass: nobody answers at {self._endpoint} yet; waiting for its host")
+                    say(
+                        f"windlass: nobody answers at {self._endpoint} yet{unnamed(self._endpoint)}; waiting for its host"
+                    )
                 is_said = True
                 time.sleep(1)
         own = json.dumps([socket.gethostname(), self._facts])
@@ -197,9 +199,19 @@ def address_towards(endpoint: str) -> str:
     return socket.gethostname()
 
 
+def unnamed(endpoint: str) -> str:
+    """Where the endpoint's host has no address on this machine, that, as the end of a sentence; a cluster may give it one later."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f": {host} has no address here ({error.strerror or error})"
+    return ""
+
+
 def _unreachable(endpoint: str, waited_s: float) -> Unavailable:
     return Unavailable(
-        f"--endpoint {endpoint}: nobody answered for {waited_s:.0f} s",
+        f"--endpoint {endpoint}: nobody answered for {waited_s:.0f} s{unnamed(endpoint)}",
         "the agent on the endpoint's host serves the store where all hosts meet",
         "start the same command there and here again: the run goes on from its last commit; where an agent runs there, open its "
         "port to the others",
