@@ -67,6 +67,7 @@ def test_ranks_are_ended_a_while_after_a_host_of_theirs_is_gone(endpoint, monkey
 )
 def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, capsys, host, end):
     import socket
+
     from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
     from windlass.launch import rendezvous

@@ -200,7 +200,7 @@ def address_towards(endpoint: str) -> str:
 
 
 def unnamed(endpoint: str) -> str:
-    """Where the endpoint's host has no address on this machine, that, as the end of a sentence; a cluster may give it one later."""
+    """Where the endpoint's host has no address here, that, as the end of a sentence; a cluster may give it one later."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
