@@ -10,7 +10,7 @@ import pytest
 
 from windlass.errors import Unavailable, UserError
 from windlass.launch.config import LaunchConfig
-from windlass.launch.slurm import Size, prepare_script, size_of, submit, train_script
+from windlass.launch.slurm import Size, prepare_scripts, size_of, submit, train_script
 
 SITE = {
     "partition": "a100",
@@ -71,7 +71,7 @@ def test_without_a_site_it_names_this_interpreter_and_nothing_of_gpus():
 
 def test_preparing_is_one_task_and_its_options_come_last():
     config = LaunchConfig(slurm=SITE | {"options": ["--exclusive"], "prepare_options": ["--partition=cpu"]})
-    text = prepare_script(config, Path("/runs/mine"), "mine-prepare", ["prepare", "recipe.yaml"])
+    text = prepare_scripts(config, Path("/runs/mine"), "mine", ["prepare", "recipe.yaml"])["prepare"]
     assert options(text)[1] == "--nodes=1 --ntasks=1" and options(text)[-2:] == ["--exclusive", "--partition=cpu"]
     assert srun_of(text).endswith("t.sif python3 -m windlass prepare recipe.yaml") and "requeue" not in text
 
@@ -193,7 +193,7 @@ def test_no_script_holds_a_secret_or_a_name_of_several_lines():
     for wrong, says in (
         (lambda: script("/run", secret), "would hold a secret"),
         (lambda: script("/r\nun"), "in a batch script"),
-        (lambda: prepare_script(LaunchConfig(), Path("/run"), " ", []), "none is empty"),
+        (lambda: train_script(LaunchConfig(), EIGHT, Path("/run"), " ", []), "none is empty"),
     ):
         with pytest.raises(UserError, match=says):
             wrong()

@@ -150,6 +150,19 @@ def test_data_is_prepared_by_a_job_before(slurm, base):
     assert "MASTER_ADDR=127.0.0.1\n" in job.output()  # what ranks are given of the network is in the log
 
 
+def test_data_is_prepared_by_an_array_of_parts(slurm, base):
+    data = f"data.directory={base / 'of-parts'}"
+    job = Job(slurm, base, "parts", "run.steps=4", data, "optim.warmup_steps=2", "launch.slurm.prepare_parts=3")
+    jobs = re.findall(r"^job (\d+): ", job.submitted, re.M)
+    assert job.ends() == ["COMPLETED", "0:0", "0"], job.output()
+    said = "".join(file.read_text() for file in (job.run / "slurm").glob("*.out"))
+    assert len(jobs) == 4 and all(f"part {number}/3" in said for number in range(3))
+    assert "train: 52 documents" in (job.run / "slurm" / f"{jobs[2]}.out").read_text()
+    assert "prepared already and unchanged" in job.do(*WINDLASS, "prepare", "tiny.yaml", data, cwd=base)
+    one, three = (base / name / "train" / "index.json" for name in ("data", "of-parts"))
+    assert one.read_bytes() == three.read_bytes()
+
+
 def test_a_run_of_eight_segments(slurm, base):
     """Requeued by hand, held and released, warned of its time limit, and a rank killed: each once or more."""
     job = Job(slurm, base, "eight")

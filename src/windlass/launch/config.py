@@ -65,7 +65,11 @@ class SlurmConfig(Settings):
     """Further options of every job, a line each: `--exclusive`."""
 
     prepare_options: list[str] = []
-    """Further options of the job that prepares the data; they replace those above: `--partition=cpu`."""
+    """Further options of the jobs that prepare the data; they replace those above: `--partition=cpu`."""
+
+    prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
+    """Tasks of an array that prepare the data side by side, between a job that makes the tokenizer and one that joins the parts.
+    Default: one job prepares all."""
 
     @field_validator("time", mode="before")
     @classmethod

@@ -74,15 +74,29 @@ def train_script(launch: LaunchConfig, size: Size, run: Path, name: str, argumen
     return _render(launch, facts, srun, arguments)
 
 
-def prepare_script(launch: LaunchConfig, run: Path, name: str, arguments: list[str]) -> str:
-    """The same of `windlass *arguments`, which prepares its data on one node."""
+def prepare_scripts(launch: LaunchConfig, run: Path, name: str, arguments: list[str]) -> dict[str, str]:
+    """File name -> script, in the order in which they run, of `windlass *arguments`, which prepares: one job on one node; or one
+    for the tokenizer, an array of parts, and one that joins them."""
+    num_parts = launch.slurm.prepare_parts
+    if num_parts is None:
+        return {"prepare": _prepare_script(launch, run, name, "prepare", arguments)}
+    array = f" --array=0-{num_parts - 1}"
+    return {
+        "prepare-tokenizer": _prepare_script(launch, run, name, "prepare-tokenizer", [*arguments, "--tokenizer-only"]),
+        "prepare-parts": _prepare_script(launch, run, name, "prepare-parts", [*arguments, "--part", "auto"], array),
+        "prepare-join": _prepare_script(launch, run, name, "prepare-join", [*arguments, "--join"]),
+    }
+
+
+def _prepare_script(
+    launch: LaunchConfig, run: Path, name: str, step: str, arguments: list[str], array: str = ""
+) -> str:
+    counts, output = f"--nodes=1 --ntasks=1{array}", run / FOLDER / "%j.out"
     facts = {
-        "purpose": f"Prepares the data of {run}.",
-        "options": _options(
-            launch, "--nodes=1 --ntasks=1", run / FOLDER / "%j.out", name, launch.slurm.prepare_options
-        ),
+        "purpose": f"Prepares the data of {run}" + (f" ({step})." if step != "prepare" else "."),
+        "options": _options(launch, counts, output, f"{name}-{step}", launch.slurm.prepare_options),
         "trains": False,
-        "script": shlex.quote(str(run / FOLDER / "prepare.sbatch")),
+        "script": shlex.quote(str(run / FOLDER / f"{step}.sbatch")),
     }
     return _render(launch, facts, ["--ntasks=1"], arguments)
 

@@ -71,6 +71,31 @@ def test_data_is_prepared_by_a_job_before_and_only_where_it_is_not(base, monkeyp
     assert asked(base)[5:] == [f"sbatch --parsable {folder}/train.sbatch"]
 
 
+def test_parts_are_prepared_by_an_array_between_a_tokenizer_and_a_join(base, monkeypatch, capsys):
+    folder, given = base / "run/slurm", "tiny.yaml launch.slurm.prepare_parts=8 --nodes 1 --tasks-per-node 2"
+    code, printed = launch(given, monkeypatch, capsys)
+    assert code == 0, printed.err
+    steps = ["prepare-tokenizer", "prepare-parts", "prepare-join", "train"]
+    after = ["", *(f"--dependency=afterok:{job} --kill-on-invalid-dep=yes " for job in (1, 2, 3))]
+    assert asked(base) == [f"sbatch --parsable {wait}{folder}/{step}.sbatch" for step, wait in zip(steps, after)]
+    assert printed.out.splitlines()[:4] == [
+        f"job 1: makes the tokenizer of {base}/data",
+        "job 2: prepares 8 parts of it, a task each",
+        "job 3: joins them",
+        f"job 4: trains {base}/run on 1 x 2 = 2 ranks, after job 3",
+    ]
+    texts = [(folder / f"{step}.sbatch").read_text() for step in steps]
+    assert [text.count("#SBATCH --nodes=1 --ntasks=1 --array=0-7\n") for text in texts] == [0, 1, 0, 0]
+    for text, end in zip(texts, ("--tokenizer-only", "--part auto", "--join")):
+        assert text.rstrip().endswith(f" -m windlass prepare tiny.yaml launch.slurm.prepare_parts=8 {end}")
+
+
+def test_what_waits_for_a_job_that_is_refused_is_not_left_in_the_queue(base, monkeypatch, capsys):
+    monkeypatch.setenv("REFUSE", "prepare-join")
+    code, printed = launch("tiny.yaml launch.slurm.prepare_parts=8 --nodes 1 --tasks-per-node 2", monkeypatch, capsys)
+    assert code == 2 and "sbatch refused" in printed.err and asked(base)[3:] == ["scancel 1", "scancel 2"]
+
+
 def test_a_dry_run_prints_the_scripts_alone(base, monkeypatch, capsys):
     code, printed = launch("tiny.yaml --nodes 2 --gpus-per-node 2 --time 1:00:00 --dry-run", monkeypatch, capsys)
     lines = printed.out.splitlines()

@@ -4,12 +4,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.prepare.prepare import open_prepared, planned
 from windlass.errors import AbsentSource, UserError
-from windlass.launch.slurm import FOLDER, Size, cancel, prepare_script, submit, train_script
+from windlass.launch.slurm import FOLDER, Size, cancel, prepare_scripts, submit, train_script
 from windlass.training.preflight import check_run
+
+STEPS: Final = {
+    "prepare": "prepares {data}",
+    "prepare-tokenizer": "makes the tokenizer of {data}",
+    "prepare-parts": "prepares {parts} parts of it, a task each",
+    "prepare-join": "joins them",
+}
 
 
 def launch(
@@ -22,30 +30,28 @@ def launch(
     )
     run = Path(os.path.abspath(config.run.directory))
     folder, name = run / FOLDER, run.name if name is None else name
-    scripts = {
-        "prepare": prepare_script(config.launch, run, f"{name}-prepare", ["prepare", recipe, *overrides]),
-        "train": train_script(config.launch, size, run, name, ["train", recipe, *overrides]),
-    }
+    before = prepare_scripts(config.launch, run, name, ["prepare", recipe, *overrides])
+    train = train_script(config.launch, size, run, name, ["train", recipe, *overrides])
     pinned, _, _ = check_run(config, size.world, "cuda" if size.gpus_per_node else "cpu")
     if pinned.prepares_beside or _is_prepared(pinned):
-        del scripts["prepare"]
+        before = {}
     if is_dry:
-        yield "\n".join(scripts.values()).rstrip()
+        yield "\n".join((*before.values(), train)).rstrip()
         return
-    before = None
-    if "prepare" in scripts:
-        before = submit(folder / "prepare.sbatch", scripts["prepare"])
-        yield f"job {before}: prepares {config.data.directory}"
+    jobs: list[str] = []
     try:
-        job = submit(folder / "train.sbatch", scripts["train"], after=before)
+        for step, script in (before | {"train": train}).items():
+            jobs.append(submit(folder / f"{step}.sbatch", script, after=jobs[-1] if jobs else None))
     except UserError:
-        if before is not None:
-            cancel(before)
+        for job in jobs:
+            cancel(job)
         raise
-    ranks = f"{size.nodes} x {size.tasks_per_node} = {size.world} ranks"
-    yield f"job {job}: trains {config.run.directory} on {ranks}" + (f", after job {before}" if before else "")
+    for job, step in zip(jobs, before):
+        yield f"job {job}: {STEPS[step].format(parts=config.launch.slurm.prepare_parts, data=config.data.directory)}"
+    job, ranks = jobs[-1], f"{size.nodes} x {size.tasks_per_node} = {size.world} ranks"
+    yield f"job {job}: trains {config.run.directory} on {ranks}" + (f", after job {jobs[-2]}" if before else "")
     yield "to follow it:"
-    yield f"  squeue --jobs={','.join(filter(None, (before, job)))}"
+    yield f"  squeue --jobs={','.join(jobs)}"
     yield f"  windlass status {config.run.directory}"
     yield f"  tail -F {folder / f'{job}.out'}   # segments, and how each ended; {job}-NODE.log: what ranks print"
     yield f"to stop it, saved: scontrol requeuehold {job}"
