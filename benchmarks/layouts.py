@@ -55,7 +55,7 @@ def cpu_seconds(config: RunConfig) -> float:
         return run
 
     with mock.patch.object(train, "assemble", assemble):
-        train.train(config, is_prepared=True)
+        train.train(config)
     return statistics.median(after - before for before, after in zip(marks[WARM_UP:], marks[WARM_UP + 1 :]))
 
 

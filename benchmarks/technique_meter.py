@@ -243,7 +243,7 @@ def measure(config: RunConfig) -> dict[str, Any]:
         mock.patch.object(train, "assemble", assemble),
         logged(log),
     ):
-        train.train(config, is_prepared=True)
+        train.train(config)
     events = read_events(config.run.directory / "events.jsonl")
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     found = {**meters[0].found, "flops": meters[0].counts.flops, "sent": meters[0].counts.sent, "losses": losses}

@@ -270,6 +270,7 @@ def real_rank(rank: int, world: int, port: int) -> Row:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+    forked = sockets(port)[0]  # what a fork of this process holds beside its own
     meet, found = windlass.runtime.meet, list[Counting]()
     windlass.runtime.meet = lambda *where: found.append(Counting(meet(*where))) or found[0]
     with start_runtime() as runtime:
@@ -294,7 +295,7 @@ def real_rank(rank: int, world: int, port: int) -> Row:
         ids = torch.ones(1, 8, dtype=torch.int64)
         program.run([{"input_ids": ids, "targets": ids}], torch.tensor(8.0 * world))
         runtime.tree.barrier()
-        row |= {"host_sockets": host_sockets, "served": served, "cpu_sockets": sockets(port)[0]}
+        row |= {"host_sockets": host_sockets - forked, "served": served, "cpu_sockets": sockets(port)[0] - forked}
         runtime.tree.barrier()
         return row
 

@@ -46,8 +46,16 @@ def test_a_part_is_given_or_named_by_the_scheduler(monkeypatch, text, environ, p
         ),
         ("auto", KUBERNETES, "--part auto with JOB_COMPLETION_INDEX=3", "give it: --part auto/8"),
         ("auto/9", SLURM, "--part auto/9 in an array of 8 tasks", "give the part of this task: --part I/9"),
-        ("auto/3", KUBERNETES, "--part 3/3", "give one of these numbers"),
-        ("auto/x", KUBERNETES, "--part 3/x", "for example --part 0/8, ... --part 7/8"),
+        (
+            "auto/3",
+            KUBERNETES,
+            "--part auto/3 with JOB_COMPLETION_INDEX=3",
+            "give the number of tasks of the array: --part auto/N, as --part auto/4 of 4 tasks",
+        ),
+        ("auto/x", KUBERNETES, "--part auto/x", "for example --part 0/8, ... --part 7/8"),
+        ("auto/8", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX=", "give the part: --part I/N"),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "x"}, "SLURM_ARRAY_TASK_ID=x", "give the part: --part I/N"),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_COUNT": "x"}, "SLURM_ARRAY_TASK_COUNT=x", "give the part: --part I/N"),
     ],
 )
 def test_what_names_no_part_is_refused(monkeypatch, text, environ, given, change):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from windlass.launch import spawn
@@ -48,6 +49,30 @@ def test_each_rank_knows_its_number_and_where_all_meet_and_leads_a_session(tmp_p
     found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
     port = found[0][-1]
     assert found == [[str(rank), str(rank), "3", "3", "127.0.0.1", port] for rank in range(3)] and 0 < int(port) < 65536
+
+
+def is_over(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # whoever adopted it has not looked yet
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("last", ["os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(7)"])
+def test_what_a_rank_has_started_ends_with_it(tmp_path, monkeypatch, last):
+    """Rank 1 is killed, or fails; rank 0 has to be killed after that."""
+    monkeypatch.setattr(spawn, "GRACE_S", 0.2)
+    line = (
+        "import subprocess; child = subprocess.Popen(['sleep', '600']); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    )
+    line += "own = here / f'child-{rank}'; draft = own.with_suffix('.x'); draft.write_text(str(child.pid)); draft.rename(own)\n"
+    line += "while rank == 1 and not (here / 'child-0').exists(): time.sleep(0.01)\n"
+    line += f"{last} if rank else time.sleep(600)"
+    run_ranks(ranks(line, tmp_path), 2, [], PATIENCE_S)
+    pids = [int(file.read_text()) for file in tmp_path.glob("child-?")]
+    while not all(map(is_over, pids)):
+        time.sleep(0.01)
+    assert len(pids) == 2
 
 
 def test_a_failure_ends_the_others_and_comes_first(tmp_path):

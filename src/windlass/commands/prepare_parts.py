@@ -46,7 +46,14 @@ def chosen_part(text: str) -> Part:
     if task.of is not None and count not in ("", str(task.of)):
         given = f"--part {text} in an array of {task.of} tasks"
         raise UserError(given, "each task of the array is one part", f"give the part of this task: --part I/{count}")
-    return Part.of_text(f"{task.number}/{count or task.of}")
+    of = count or str(task.of)
+    if of.isdigit() and task.number >= int(of):
+        raise UserError(
+            f"--part {text} with {task.name}={task.number}",
+            f"the tasks of {of} parts are numbered from 0 to {int(of) - 1}",
+            f"give the number of tasks of the array: --part auto/N, as --part auto/{task.number + 1} of {task.number + 1} tasks",
+        )
+    return Part.of_text(f"{task.number}/{of}") if of.isdigit() else Part.of_text(text)
 
 
 class ArrayTask(NamedTuple):
@@ -62,17 +69,27 @@ class ArrayTask(NamedTuple):
 def array_task(environ: Mapping[str, str] = os.environ) -> ArrayTask | None:
     """Which task of a SLURM array, a Flyte map task or a Kubernetes indexed Job this process is, if any. Raises UserError."""
     if (slurm := "SLURM_ARRAY_TASK_ID") in environ:  # counts from where `--array` says, in its steps
-        number, first = int(environ[slurm]), int(environ.get("SLURM_ARRAY_TASK_MIN", "0"))
-        step, of = int(environ.get("SLURM_ARRAY_TASK_STEP") or "1") or 1, environ.get("SLURM_ARRAY_TASK_COUNT")
+        number, first = _number(slurm, environ), _number("SLURM_ARRAY_TASK_MIN", environ, 0)
+        step, of = _number("SLURM_ARRAY_TASK_STEP", environ, 1) or 1, environ.get("SLURM_ARRAY_TASK_COUNT")
         at, rest = divmod(number - first, step)
-        if rest or at < 0 or (of is not None and at >= int(of)):
+        if rest or at < 0 or (of is not None and at >= _number("SLURM_ARRAY_TASK_COUNT", environ)):
             raise UserError(
                 f"{slurm}={number} in an array of {of} tasks from {first} in steps of {step}",
                 "the tasks of the array are numbered evenly, so that each is one part",
                 "submit with --array=0-7, or give the part: --part I/N",
             )
-        return ArrayTask(slurm, at, None if of is None else int(of))
+        return ArrayTask(slurm, at, None if of is None else _number("SLURM_ARRAY_TASK_COUNT", environ))
     flyte, kubernetes = environ.get("BATCH_JOB_ARRAY_INDEX_VAR_NAME", ""), "JOB_COMPLETION_INDEX"
     if flyte in environ:  # of a subtask that is run again alone, Flyte exports where its index begins
-        return ArrayTask(flyte, int(environ[flyte]) + int(environ.get("BATCH_JOB_ARRAY_INDEX_OFFSET") or "0"), None)
-    return ArrayTask(kubernetes, int(environ[kubernetes]), None) if kubernetes in environ else None
+        return ArrayTask(flyte, _number(flyte, environ) + _number("BATCH_JOB_ARRAY_INDEX_OFFSET", environ, 0), None)
+    return ArrayTask(kubernetes, _number(kubernetes, environ), None) if kubernetes in environ else None
+
+
+def _number(name: str, environ: Mapping[str, str], default: int | None = None) -> int:
+    """The number in a variable; `default` where it is not there, or empty. Raises UserError."""
+    given = environ.get(name, "")
+    if not given and default is not None:
+        return default
+    if not given.isascii() or not given.isdigit():
+        raise UserError(f"{name}={given}", "the scheduler's variable is a number", "give the part: --part I/N")
+    return int(given)

@@ -60,9 +60,10 @@ def run_ranks(command: Sequence[str], num_ranks: int, received: Sequence[int], p
 def end_children() -> None:
     """Kills the processes that this one has started: a rank that hangs at its end has no page among the heartbeats any more."""
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        with contextlib.suppress(OSError):  # of a thread that has just ended
+            for pid in children.read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], received: Sequence[int], patience_s: float) -> dict[int, Exit]:
@@ -72,7 +73,9 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], received: Sequence[int], pat
         for rank, process in list(running.items()):
             if (code := process.poll()) is not None:
                 del running[rank]
-                failed |= {rank: Exit(code, now_s)} if code else {}
+                if code:
+                    failed[rank] = Exit(code, now_s)
+                    _kill_group(process.pid)
         if received and not is_handed_on:
             is_handed_on, end_s = True, min(end_s, now_s + patience_s)
             _send(running, received[0])
@@ -91,13 +94,20 @@ def _send(running: Mapping[int, subprocess.Popen[bytes]], number: int) -> None:
 
 
 def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Those that are left, and waits until they are gone."""
+    """Those that are left, with what they have started, and waits until they are gone."""
     for process in ranks:
-        process.kill()
+        if process.poll() is None:
+            _kill_group(process.pid)
     end_s = time.monotonic() + KILL_S
     for process in ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, end_s - time.monotonic()))
+
+
+def _kill_group(leader: int) -> None:
+    """A rank that is killed cannot end what it has started: git, or a user's own program."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:

@@ -154,3 +154,29 @@ def test_a_damaged_shard_is_not_kept(made, plain, damage):
     path.write_bytes(data if damage == "flipped" else data[:-1])
     found, num_kept = prepared(made, of(made, "abc"))
     assert num_kept == 0 and found == anew(made, of(made, "abc"))
+
+
+def test_a_tokenizer_that_rewrites_text_has_everything_counted_anew(made):
+    """Its tokens' bytes are not those of the text, and what they lack is counted as they are encoded."""
+    shutil.copytree(made / "first" / "tokenizer", made / "rewriting")
+    path = made / "rewriting" / "tokenizer.json"
+    normalizer = {"type": "Replace", "pattern": {"String": "Q"}, "content": ""}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+    for name, number in (("p", 20), ("q", 20), ("r", 1)):
+        (made / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps({"text": f"Q {make_text(40, n)}"}) for n in range(number))
+        )
+    sources = [{"path": str(made / f"{name}.jsonl"), "weight": 1} for name in "pqr"]
+    given = {"tokenizer": {"from": str(made / "rewriting")}, "validation": "none"}
+    shutil.rmtree(made / "data")
+    quietly(of(made, "ab", sources=sources[:2], **given))
+    found, num_kept = prepared(made, of(made, "abc", sources=sources, **given))
+    assert num_kept == 0 and found == anew(made, of(made, "abc", sources=sources, **given))
+
+
+def test_one_source_alone_is_no_mixture_that_can_be_appended_to(made):
+    shutil.rmtree(made / "data")
+    quietly(of(made, "a", sources=[{"path": str(made / "a")}]))
+    sources = [{"path": str(made / name), "weight": 1} for name in "ab"]
+    found, num_kept = prepared(made, of(made, "ab", sources=sources))
+    assert num_kept == 0 and found == anew(made, of(made, "ab", sources=sources))

@@ -272,3 +272,31 @@ def test_a_join_that_is_killed_goes_on(rows, tmp_path):
 def test_kills_at_every_change_of_the_disk(rows, tmp_path):
     check_kills(rows, tmp_path, 0, lambda last: range(1, last + 1))
     check_kills(rows, tmp_path, -1, lambda last: range(1, last + 1))
+
+
+def test_a_part_of_another_number_is_refused_while_parts_are_there(tmp_path, sources, small_chunks, small):
+    """As one task of an array that is submitted again alone: SLURM then counts one."""
+    small_chunks()
+    config = texts(tmp_path, sources, tokenizer={"from": str(small[1].tokenizer_directory)})("data")
+    make_part(config, 0, 2)
+    with pytest.raises(UserError) as caught:
+        make_part(config, 0, 1)
+    place = tmp_path / ".data.parts"
+    assert caught.value.given == f"--part 0/1, and {place}/part-0-of-2 is part 0/2"
+    assert caught.value.change.startswith("give the part that is to be made again, as --part I/2; or delete")
+    assert sorted(path.name for path in place.glob("part-*")) == ["part-0-of-2"]
+    lines = []
+    quietly(config, lines=lines)
+    assert f"{place} is not looked at: `windlass prepare RECIPE --join` joins what parts have encoded" in lines
+
+
+def test_parts_behind_a_link_are_joined_and_deleted_there(tmp_path, sources, small_chunks, small):
+    small_chunks()
+    (tmp_path / "large").mkdir()
+    (tmp_path / ".data.parts").symlink_to(tmp_path / "large")
+    config = texts(tmp_path, sources, tokenizer={"from": str(small[1].tokenizer_directory)})
+    for number in range(2):
+        make_part(config("data"), number, 2)
+    assert content(join(config("data")).directory) == content(quietly(config("whole")).directory)
+    assert not (tmp_path / "large").exists() and not os.path.lexists(tmp_path / ".data.parts")
+    assert not os.path.lexists(tmp_path / ".data.preparing")

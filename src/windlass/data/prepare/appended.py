@@ -11,6 +11,7 @@ from typing import NamedTuple
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.prepare.manifest import Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan
+from windlass.data.sources.config import HELD
 from windlass.errors import BadShard, UserError
 
 
@@ -48,12 +49,21 @@ def kept_sources(plan: PreparePlan, directory: Path) -> KeptSources | None:
         for count in range(len(config.sources) - 1, 0, -1):
             if _stores_alike(plan, count) and _of_first(plan, count).fingerprint == found.fingerprint:
                 kept = KeptSources(count, found)
+                if kept.of_set("train") is None or not _adds_up(plan, kept):
+                    return None
                 for name in filter(kept.of_set, found.sets):
                     found.folder(name).verify()
                 return kept
     except (BadShard, UserError, OSError):  # it is damaged: all is made anew
         pass
     return None
+
+
+def _adds_up(plan: PreparePlan, kept: KeptSources) -> bool:
+    """Whether the bytes of the kept tokens are known: those of a tokenizer that rewrites text are counted as they are encoded."""
+    infos = [info for name in kept.prepared.sets if (info := kept.of_set(name)) is not None]
+    is_masked = any(source.format in HELD for source in plan.config.sources)
+    return is_masked or all(info.bytes_add_up for info in infos)
 
 
 def _stores_alike(plan: PreparePlan, count: int) -> bool:

@@ -48,7 +48,7 @@ class CountedSet:
     def go_on(self, info: SetInfo) -> None:
         """What was counted of the sources whose shards are kept counts, too."""
         self.documents, self.tokens, self.text_bytes = info.documents, info.tokens, info.bytes
-        self.bytes = info.bytes + (not info.bytes_add_up)
+        self.bytes = info.bytes  # as many as of the text, or there are none to count (appended)
         self.left_out, self.cut = info.left_out, info.cut
         self.unwritten.update(info.unwritten)
 

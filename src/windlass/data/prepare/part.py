@@ -36,13 +36,14 @@ from windlass.data.prepare.manifest import TOKENIZER_NAME, find_prepared
 from windlass.data.prepare.part_record import (
     TOKENIZER_COMMAND,
     Part,
+    found_parts,
     parts_of,
     read_record,
     record_of,
     with_tokenizer,
 )
 from windlass.data.prepare.plan import COUNTS_NAME, FETCHED_NAME, PreparePlan, choose
-from windlass.data.prepare.prepare import check_may_be_joined, known_hashes, make_plan, what_is_wrong
+from windlass.data.prepare.prepare import check_may_be_joined, known_hashes, known_path, make_plan, what_is_wrong
 from windlass.data.prepare.write_set import SourceSettings, num_workers
 from windlass.data.sources.fetch import is_fetched
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
@@ -60,7 +61,7 @@ def prepare_tokenizer(config: DataConfig, sets: Mapping[str, SourceConfig], log:
     directory = local_directory(config)
     check_is_directory(directory)
     work = sibling(directory, "work")
-    hashes = KnownHashes(work / KNOWN_NAME, config.rehash, directory / KNOWN_NAME)
+    hashes = KnownHashes(work / KNOWN_NAME, config.rehash, known_path(config, directory))
     plan, _ = make_plan(config, sets, log, directory, hashes)
     if _is_prepared(plan, log):
         return
@@ -89,6 +90,7 @@ def prepare_part(
     work = sibling(directory, "work")
     _check_begun(plan, work)
     check_writable(directory)
+    _check_same_number(part, directory)
     place.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f".{place.name}.lock"), place, log), refused_if_full(directory, place):
         wanted, found = record_of(plan, part), read_record(place)
@@ -100,6 +102,17 @@ def prepare_part(
             place.mkdir()
         _make(plan, part, place, work)
     log(f"part {part} of {directory} is made; when all are: `windlass prepare RECIPE --join`")
+
+
+def _check_same_number(part: Part, directory: Path) -> None:
+    """Raises UserError where parts of another number are there: one task of an array that is submitted alone is not part 0/1."""
+    other = next((one for one in found_parts(directory) if one.part.of != part.of), None)
+    if other is not None:
+        raise UserError(
+            f"--part {part}, and {other.path} is part {other.part}",
+            "all parts of a preparation have one number of parts",
+            f"give the part that is to be made again, as --part I/{other.part.of}; or delete {parts_of(directory)} to begin anew",
+        )
 
 
 def _is_prepared(plan: PreparePlan, log: Callable[[str], None]) -> bool:

@@ -30,7 +30,7 @@ from windlass.data.sources.fetch import Stream, fetch
 from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
-from windlass.data.sources.scan import scan
+from windlass.data.sources.scan import scan, scan_texts
 from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, select
 from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
@@ -132,7 +132,8 @@ def scan_sources(
     for name, source in named.items():
         if source.filters is not None:
             avoided = source.filters.decontaminate
-            of_texts = scan(SourceConfig(path=avoided.path, text=avoided.text), log, None, hashes) if avoided else []
+            where = f"filters.decontaminate of {source.label}"
+            of_texts = scan_texts(where, avoided.path, avoided.text, log, hashes) if avoided else []
             filters[name] = Filters(source.filters, source.label, ListedTexts(tuple(of_texts)))
             if of_texts:
                 files[f"{name}.decontaminate"] = of_texts  # decides what is on disk
@@ -215,7 +216,7 @@ def choose(
     amounts = chunked.measure(["train"] if streamed else [], only_chunked=counts is not None)
     judge([plan.bad_rows[name] for name in named], log)
     for name, filters in plan.filters.items():
-        if name in named and name not in streamed:
+        if name in named and name not in streamed and (counts is None or filters.num_documents):
             filters.end(log)
     check_not_empty(amounts, share)
     return selections, amounts, chunked

@@ -97,8 +97,7 @@ def prepare(
     with alone(directory, log):
         wrong = what_is_wrong(lambda: find_prepared(config), plan, config.max_bad_shards)
         if wrong is not None:  # else another process made it while this one waited
-            if is_join:
-                check_complete(parts, directory)  # none may be there
+            _look_at_parts(parts, is_join, directory, log)
             log(f"preparing {place}: {wrong}")
             _make_and_publish(plan, directory, lambda: on_fingerprint(wanted), parts)
         if parts:
@@ -120,8 +119,11 @@ def planned(config: DataConfig, sets: Mapping[str, SourceConfig]) -> PreparePlan
 def known_hashes(config: DataConfig, directory: Path) -> KnownHashes:
     """The hashes of local files that are kept beside what was prepared of them, or begun; of data at a URL on this host, beside
     its cache."""
-    path = sibling(directory, KNOWN_NAME) if is_url(config.directory) else directory / KNOWN_NAME
-    return KnownHashes(path, config.rehash, sibling(directory, "work") / KNOWN_NAME)
+    return KnownHashes(known_path(config, directory), config.rehash, sibling(directory, "work") / KNOWN_NAME)
+
+
+def known_path(config: DataConfig, directory: Path) -> Path:
+    return sibling(directory, KNOWN_NAME) if is_url(config.directory) else directory / KNOWN_NAME
 
 
 def make_plan(
@@ -156,6 +158,15 @@ def _parts(config: DataConfig, directory: Path) -> list[PartDirectory]:
     return parts
 
 
+def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Path, log: Callable[[str], None]) -> None:
+    """Raises UserError where the parts to join are not all there; says so where there are some that are not joined."""
+    place = parts_of(directory)
+    if is_join:
+        check_complete(parts, directory)  # none may be there
+    elif place.exists():
+        log(f"{place} is not looked at: `windlass prepare RECIPE --join` joins what parts have encoded")
+
+
 def check_may_be_joined(config: DataConfig) -> None:
     """Raises UserError where the training set is to be read while it is written."""
     if config.may_grow:
@@ -168,8 +179,13 @@ def check_may_be_joined(config: DataConfig) -> None:
 
 def _delete_parts(directory: Path) -> None:
     """Renamed first, since the next join would refuse some of them alone; `alone` deletes what is left of that name."""
-    if parts_of(directory).exists():  # else another process has joined them
-        os.rename(parts_of(directory), sibling(directory, "preparing"))
+    parts = parts_of(directory)
+    if parts.is_symlink():  # to a larger disk
+        place = parts.resolve()
+        parts.unlink()
+        shutil.rmtree(place, ignore_errors=True)
+    elif parts.exists():  # else another process has joined them
+        os.rename(parts, sibling(directory, "preparing"))
         shutil.rmtree(sibling(directory, "preparing"))
 
 

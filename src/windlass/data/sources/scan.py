@@ -48,6 +48,17 @@ def scan(
     return _scan_paths(source, log, hashes)
 
 
+def scan_texts(
+    what: str, path: str | list[str], text: str | None, log: Callable[[str], None], hashes: KnownHashes
+) -> list[SourceFile]:
+    """The files of texts that are no source themselves. Raises UserError, which begins with `what` they are."""
+    try:
+        return scan(SourceConfig(path=path, text=text), log, None, hashes)
+    except UserError as error:
+        change = error.change.replace("`text` of the source", "`text` there")
+        raise UserError(f"{what}: {error.given}", error.rule, change) from None
+
+
 def _scan_paths(source: SourceConfig, log: Callable[[str], None], hashes: KnownHashes) -> list[SourceFile]:
     text_key = source.text_key
     found: dict[tuple[str, str], SourceFile] = {}  # by `_identity`, as are the others
