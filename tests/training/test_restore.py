@@ -241,21 +241,28 @@ class Zeros(TorchDispatchMode):
 
 
 def zeros_of(config):
-    """On one rank: elements of zeros that assembling a run makes, and of its parameters."""
+    """On one rank: elements of zeros that assembling a run makes, of its parameters, and of their moments."""
     from windlass.runtime import start_runtime
     from windlass.training.assemble import assemble
 
     zeros = Zeros()
     with start_runtime() as runtime, zeros, assemble(config, runtime, is_prepared=False) as run:
-        return zeros.elements, sum(record.tensor.numel() for record in run.program.records())
+        moments = [state for name, state in run.optimizer.state_tensors().items() if not name.endswith(".step")]
+        parameters = sum(record.tensor.numel() for record in run.program.records())
+        return zeros.elements, parameters, sum(moment.numel() for moment in moments)
 
 
-@pytest.mark.parametrize("states", [{}, {"policy": "bf16", "states": "bf16"}], ids=["fused", "elementwise"])
-def test_a_restore_makes_no_zeros_that_it_would_overwrite(base, ranks, states):
-    config = tiny.recipe(base, f"zeros-{len(states)}", run={"steps": 2}, precision=states)
-    ((new, parameters),) = ranks.run(1, zeros_of, config)
-    assert new >= 2 * parameters, "both moments of a new run"
+@pytest.mark.parametrize(
+    ("states", "optim"),
+    [({}, {}), ({"policy": "bf16", "states": "bf16"}, {}), ({}, {"kind": "muon"})],
+    ids=["fused", "elementwise", "muon"],
+)
+def test_a_restore_makes_no_zeros_that_it_would_overwrite(base, ranks, states, optim):
+    name = f"zeros-{len(states)}-{len(optim)}"
+    config = tiny.recipe(base, name, run={"steps": 2}, precision=states, optim=optim)
+    ((new, parameters, kept),) = ranks.run(1, zeros_of, config)
+    assert new >= kept > parameters and (kept == 2 * parameters) == (not optim), "the states of a new run"
     ranks.run(1, tiny.train, config)
-    longer = tiny.recipe(base, f"zeros-{len(states)}", run={"steps": 4}, precision=states)
-    ((resumed, _),) = ranks.run(1, zeros_of, longer)
-    assert resumed == new - 2 * parameters
+    longer = tiny.recipe(base, name, run={"steps": 4}, precision=states, optim=optim)
+    ((resumed, *_),) = ranks.run(1, zeros_of, longer)
+    assert resumed == new - kept

@@ -68,7 +68,7 @@ class Muon:
         self._groups = parameter_groups(hidden, config, rules)
         for group in self._groups:  # matrices of one shape are dealt together, so that no rank waits for a larger one
             group["params"].sort(key=lambda parameter: (_cut(parameter).sizes, tuple(parameter.shape)))
-        self._momentum: dict[Tensor, Tensor] = {record.tensor: torch.zeros_like(record.tensor) for record in hidden}
+        self._made: dict[Tensor, Tensor] = {}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ class Muon:
         assert parameter.grad is not None, (
             "the check after the first step has seen a gradient of every trainable parameter"
         )
-        momentum, beta = _local(self._momentum[parameter]), self._settings.momentum
+        momentum, beta = _local(self._momentum(parameter)), self._settings.momentum
         gradient = torch.where(is_finite, _local(parameter.grad) / divisor, 0)
         momentum.lerp_(gradient, (1 - beta) * is_finite.to(momentum.dtype))
         return (gradient.lerp(momentum, beta) if self._settings.nesterov else momentum).to(self._compute)
@@ -147,9 +147,15 @@ class Muon:
         return self._rest.lost_shares() if self._rest else {}
 
     def state_tensors(self, is_blank: bool = False) -> dict[str, Tensor]:
-        """`<name>.momentum` of every counted hidden matrix, and the state of the rest. (The momentum is there already.)"""
-        own = {f"{record.name}.momentum": self._momentum[record.tensor] for record in self._hidden if record.counted}
+        """`<name>.momentum` of every counted hidden matrix, and the state of the rest. `is_blank`: see AdamW's."""
+        counted = [record for record in self._hidden if record.counted]  # a restore writes no other
+        own = {f"{record.name}.momentum": self._momentum(record.tensor, is_blank) for record in counted}
         return own | (self._rest.state_tensors(is_blank) if self._rest else {})
+
+    def _momentum(self, parameter: Tensor, is_blank: bool = False) -> Tensor:
+        if parameter not in self._made:
+            self._made[parameter] = torch.empty_like(parameter) if is_blank else torch.zeros_like(parameter)
+        return self._made[parameter]
 
 
 class _Cut(NamedTuple):
