@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,12 @@ def test_a_part_that_is_there_twice_is_refused(config, tmp_path):
 
 
 def test_parts_of_another_number_are_refused(config, tmp_path):
-    make(config, 0, 1), make(config, 0, 2)
+    """As parts that were made on machines with disks of their own, and copied into one directory."""
+    parts = tmp_path / ".data.parts"
+    make(config, 0, 1)
+    (parts / "part-0-of-1").rename(tmp_path / "elsewhere")
+    make(config, 0, 2)
+    (tmp_path / "elsewhere").rename(parts / "part-0-of-1")
     message = joined(config)
     given = "holds parts of 1 and of 2 (of 1: part-0-of-1; of 2: part-0-of-2)"
     assert message.startswith(f"{tmp_path}/.data.parts {given}\n")
@@ -208,3 +214,18 @@ def test_a_part_that_is_made_is_not_made_again_and_a_prepared_recipe_has_none(co
     prepare_tokenizer(config, {}, log=lines.append)
     assert lines == [f"{tmp_path}/data is prepared already and unchanged: skipped"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [".data.lock", "corpus", "data", "tokenizer"]
+
+
+def test_parts_whose_languages_were_found_by_two_versions_are_refused(tmp_path, config):
+    (tmp_path / "english").mkdir()
+    for number in range(12):
+        text = f"The ship hauls its anchor up before the tide turns, and all {number} hands are on deck."
+        (tmp_path / "english" / f"{number}.txt").write_text(text)
+    source = config.sources[0].model_dump() | {"path": str(tmp_path / "english"), "filters": {"language": "en"}}
+    config = config.changed(sources=[source], validation="none")
+    for number in range(2):
+        make(config, number, 2)
+    edit_record(tmp_path, version="0.1.0 with py3langid 0.3.0")
+    assert f"by windlass 0.1.0 with py3langid 0.3.0; this is 0.1.0 with py3langid {version('py3langid')}" in joined(
+        config
+    )

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -102,7 +103,10 @@ class PartDirectory(NamedTuple):
 def record_of(plan: PreparePlan, part: Part) -> PartRecord:
     """What a part of this plan writes."""
     sources = {use: corpus_hash(files) for use, files in plan.files.items()}
-    return PartRecord(*part, plan.work, without_bad_rows(plan.settings), sources, plan.date, __version__)
+    by = [__version__]
+    if any(filters.config.language is not None for filters in plan.filters.values()):
+        by.append(f"py3langid {version('py3langid')}")
+    return PartRecord(*part, plan.work, without_bad_rows(plan.settings), sources, plan.date, " with ".join(by))
 
 
 def with_tokenizer(record: PartRecord, directory: Path) -> PartRecord:
