@@ -10,9 +10,9 @@ segmentation fault), one that hangs with its Python stack. Messages keep the ord
 the "connection reset" it makes elsewhere. After a failure all ranks are killed, because the survivors may sit in a
 collective for ever; the next case starts new ones.
 
-A rank that the kernel or malloc ends (SIGSEGV, SIGBUS, SIGABRT) died in a library: windlass is Python alone. Once in some ten
-thousand cases torch or gloo, whose groups come and go here as in no training run, do that to a rank that has served many. It is
-printed, and the case runs once more on new ranks; a fault of the case itself comes again.
+A rank that ends by SIGSEGV, SIGBUS or SIGABRT crashed in a library, since windlass is Python alone. That happened four times in
+five days of test runs, each time in another case; process groups come and go here as in no training run. The crash is printed,
+and the case runs once more on new ranks; a crash that the case itself causes comes again and fails it.
 """
 
 import datetime
