@@ -1,12 +1,15 @@
 """One start of the ranks: whose failure is the first. Starts themselves: test_local."""
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from windlass.launch import agent
-from windlass.launch.agent import SHUTDOWN_S, _death, _failure, _first
-from windlass.launch.spawn import Exit
+from windlass.launch.agent import ERRORS, _death, _failure, _first, start_ranks
+from windlass.launch.spawn import Exit, Signalled
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.kernel_log import DriverFault
 
@@ -15,8 +18,7 @@ from windlass.supervise.kernel_log import DriverFault
     ("codes", "rank"),
     [
         ({0: (100, 1), 1: (100, -9)}, 1),  # rank 0 failed by the silence of rank 1
-        ({0: (99, 1), 1: (100, -9)}, 1),  # of a rank that records nothing only the time of the look is known
-        ({0: (99, 1), 1: (99 + SHUTDOWN_S, -9)}, 0),  # torchelastic has lost its patience
+        ({0: (99, 1), 1: (100, -11)}, 0),  # it crashed while it was ended
         ({0: (99, 2), 1: (98, 1)}, 1),
         ({0: (99, 1), 1: (100, -6)}, 0),  # NCCL aborts a rank whose peer is gone
         ({0: (100, -15), 1: (100, 75)}, 1),  # torchelastic ends the others by SIGTERM
@@ -28,6 +30,16 @@ from windlass.supervise.kernel_log import DriverFault
 def test_the_first_to_fail_is_found(codes, rank):
     failures = {rank: Exit(code, time_s) for rank, (time_s, code) in codes.items()}
     assert _first(failures) == (rank, codes[rank][1])
+
+
+def test_a_signal_after_an_error_does_not_swallow_it(tmp_path, capsys):
+    def run():
+        (Path(os.environ[ERRORS]) / "000001").write_text("3\nthe loss is not finite", "utf-8")
+        raise Signalled(signal.SIGTERM)
+
+    with pytest.raises(Signalled):
+        start_ranks(run, tmp_path, None)
+    assert capsys.readouterr().err == "windlass: the loss is not finite\n" and ERRORS not in os.environ
 
 
 def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monkeypatch):

@@ -50,7 +50,11 @@ def start_ranks(
         # signals are held back until a worker has installed its own handlers, in its first line
         watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
         with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
-            failed = run()
+            try:
+                failed = run()
+            except BaseException:  # a signal, which may have come while the ranks ended by an error of one
+                _print_errors(errors)
+                raise
         if not failed:
             return None
         beats = read_beats(run_directory)
@@ -95,16 +99,13 @@ def _folder_of_errors() -> Iterator[Path]:
 
 
 def _first(failures: Mapping[int, Exit]) -> tuple[int, int]:
-    """The rank that failed first, and its exit code. torchelastic knows the second of an error that a rank has recorded; of any
-    other rank it knows only when it looked, with all of them gone. So a rank that was killed comes before those that fail by
-    its silence, unless torchelastic killed it itself, SHUTDOWN_S after the first; SIGTERM is what the others are ended with, and
-    SIGABRT what NCCL ends a rank with whose peer is gone."""
-    earliest = min(failure.timestamp for failure in failures.values())
+    """The rank that failed first, and its exit code. Of those that ended together one that was killed comes before those that
+    fail by its silence. SIGTERM is what the others are ended with, and SIGABRT what NCCL ends a rank with whose peer is gone."""
 
-    def order(rank: int) -> tuple[bool, bool, bool, float, int]:
-        code, late = failures[rank].exitcode, failures[rank].timestamp - earliest >= patience_s()
+    def order(rank: int) -> tuple[bool, float, bool, int]:
+        code, timestamp = failures[rank]
         is_killed = code < 0 and code != -signal.SIGABRT
-        return code == -signal.SIGTERM, late, not is_killed, failures[rank].timestamp, rank
+        return code == -signal.SIGTERM, timestamp, not is_killed, rank
 
     rank = min(failures, key=order)
     return rank, failures[rank].exitcode

@@ -7,6 +7,7 @@ has an agent of its own, so that nothing of the one before is left.
 
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -39,8 +40,21 @@ def run_elastic(command: list[str], num_ranks: int, meeting: Mapping[str, Any]) 
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as failed:
-            return {rank: Exit(one.exitcode, one.timestamp) for rank, one in failed.failures.items()}
+            return in_order({rank: Exit(one.exitcode, one.timestamp) for rank, one in failed.failures.items()})
     return {}
+
+
+def in_order(failures: Mapping[int, Exit]) -> dict[int, Exit]:
+    """torchelastic knows the second of an error that a rank has recorded; of any other rank it knows only when it looked, with
+    all of them gone. So a rank that was killed counts among the first, since others fail by its silence, unless torchelastic
+    killed it itself, patience_s() after the first; and NCCL aborts a rank whose peer is gone."""
+    first_s = min(failure.timestamp for failure in failures.values())
+    killed = {
+        rank: Exit(failure.exitcode, first_s)
+        for rank, failure in failures.items()
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGABRT and failure.timestamp - first_s < patience_s()
+    }
+    return {**failures, **killed}
 
 
 def _silence(package: str) -> None:
