@@ -1,6 +1,7 @@
 """`windlass verify`: proofs of layouts, what it says of what it does not prove, and mistakes of the user."""
 
 import json
+import signal
 import sys
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from tests import tiny
+from tests.proof.test_pool import crash
 from windlass.cli import main as cli
 from windlass.errors import EXIT_NOT_EQUAL, UserError
 from windlass.model.lora.adapter import adapter_of, trained_shapes
@@ -264,6 +266,19 @@ def test_exit_code_table_and_json_tell_the_verdict(written, monkeypatch, capsys,
     verdict = "proved" if code == 0 else "not proved" if failed else "not equal"
     assert f"\n{verdict}: 1 of 1 layout" in printed
     assert content["not_proved"][-len(verify.NEVER_PROVED) :] == list(verify.NEVER_PROVED)
+
+
+def test_a_crash_in_a_library_is_a_line_and_its_case_runs_once_more(written, monkeypatch, capsys, tmp_path):
+    def prove(proxy, cell, pool):
+        pool.run(2, crash, signal.SIGSEGV, 1, str(tmp_path))
+        return Verdict(cell, [AGREES])
+
+    monkeypatch.setattr(verify, "prove", prove)
+    assert run_command(monkeypatch, written, "--nproc", "2") == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith(
+        "warning: the case runs once more, on new ranks: rank 1 of 2 failed first: died with exit code -11"
+    )
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,11 @@ def _serve(rank: int, pipe: Connection, store_path: str, stack_path: str, sys_pa
 
 
 class Ranks:
-    """The pool. `run` is the only call; ranks start when first needed, as many as the largest world so far."""
+    """The pool. `run` is the only call; ranks start when first needed, as many as the largest world so far. `warn` is called with
+    the sentence on a case that runs once more."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None] = warnings.warn) -> None:
+        self._warn = warn
         self._number = 0
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
@@ -155,7 +157,7 @@ class Ranks:
         try:
             return self._run(world, function, args, timeout_s)
         except RankCrashed as crash:
-            warnings.warn(f"the case runs once more, on new ranks: {crash}", stacklevel=2)
+            self._warn(f"the case runs once more, on new ranks: {crash}")
             return self._run(world, function, args, timeout_s)
 
     def _run(self, world: int, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:

@@ -16,6 +16,7 @@ import contextlib
 import io
 import itertools
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,7 @@ from windlass.proof.reference_run import (
 from windlass.proof.verdict import Verdict, conclude, show, write
 from windlass.proof.watch import draw, train_proxy
 from windlass.report.events import read_events
+from windlass.safe_text import say
 from windlass.training.parameter_rules import rules_of
 from windlass.training.pins import pin_model
 
@@ -81,7 +83,7 @@ def verify(recipe: str, overrides: Sequence[str] = (), nproc: int | None = None,
     folding = fold(config.parallel, nproc, AT_HAND)
     console = Console(highlight=False)
     verdicts, unproved = [], [*folding.unproved, *NEVER_PROVED]
-    pool = Ranks()
+    pool = Ranks(lambda crash: say(f"warning: {crash}", sys.stderr))
     try:
         for verdict, more in prove_all(config, architecture, folding, pool):
             verdicts.append(verdict)
