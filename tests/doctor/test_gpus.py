@@ -121,7 +121,8 @@ def test_the_driver_runs_what_torch_was_built_for(has_device, cuda, torch_cuda, 
 def test_the_log_names_the_machines_faults_once_and_no_programs():
     lost, page = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), DriverFault(6.0, "Xid", "0000:03:00", 31, "")
     switch = DriverFault(7.0, "SXid", "0000:c1:00.0", 24007, "Fatal, Link 46")
-    found = [one.found for one in check_log([lost, page, switch, lost._replace(at_s=9.0)])]
+    mended = DriverFault(7.0, "SXid", "0000:04:00.0", 22013, "Non-fatal, Link 44 Minion Link DLREQ interrupt")
+    found = [one.found for one in check_log([lost, page, switch, mended, lost._replace(at_s=9.0)])]
     assert found == [
         "Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus), 2 times since boot",
         "SXid 24007 at 0000:c1:00.0 (Fatal, Link 46), 1 time since boot",

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,17 +44,21 @@ def test_a_signal_after_an_error_does_not_swallow_it(tmp_path, capsys):
 
 
 def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monkeypatch):
-    fault, asked = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), []
+    lost, asked = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), []
+    cancelled = lost._replace(number=45)
 
     def read(since_s):
         asked.append(time.monotonic() - since_s)
         return found
 
     monkeypatch.setattr(agent, "read_faults", read)
-    found = [fault]
-    assert _death(1, -6, [], False).driver_faults == [fault.sentence]
+    events = SimpleNamespace(read=lambda: [cancelled])
+    found = [cancelled, lost, lost]
+    assert agent._driver_faults(events) == [lost.sentence]
+    found = []
+    assert agent._driver_faults(events) == []
     found = None  # a log that this process may not read
-    assert _death(1, -6, [], False).driver_faults == []
+    assert agent._driver_faults(events) == [cancelled.sentence]
     assert all(59 < seconds < 70 for seconds in asked)
     news = "GPU 3 lowers its clocks: power brake"
     assert _death(1, -6, [], False, [news]).sentence == f"rank 1 failed first, with signal SIGABRT; {news}"

@@ -1,11 +1,13 @@
 """What NVML says of GPUs that is new. No GPU is here: NVML's library is asked, with planted answers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from tests.doctor.test_gpus import nvml, refuse
-from windlass.supervise.gpu_health import GpuHealth, new_faults, read_all
+from windlass.supervise.gpu_health import GpuHealth, XidEvents, new_faults, read_all
 
 WELL = GpuHealth(0, (False, False))
 
@@ -58,3 +60,45 @@ def three(handle):
         nvmlDeviceGetHandleByIndex=handle,
         nvmlDeviceGetTotalEccErrors=3,
     )
+
+
+class Events:
+    """NVML's queue of events, whose GPUs 0 and 2 can register; GPU 1 is lost."""
+
+    def __init__(self, *numbers):
+        self.waiting = [SimpleNamespace(device=2, eventData=number) for number in numbers]
+        self.registered = []
+
+    def library(self):
+        return nvml(
+            nvmlInit=None,
+            nvmlShutdown=None,
+            nvmlDeviceGetCount=3,
+            nvmlDeviceGetHandleByIndex=lambda index: index if index != 1 else refuse(),
+            nvmlDeviceGetPciInfo=lambda gpu: SimpleNamespace(busId=f"0000000{gpu}:03:00.0".encode()),
+            nvmlEventSetCreate="events",
+            nvmlEventSetFree=None,
+            nvmlDeviceRegisterEvents=lambda *arguments: self.registered.append(arguments),
+            nvmlEventSetWait_v2=lambda _events, _timeout: self.waiting.pop(0) if self.waiting else timeout(),
+        )
+
+
+def timeout():
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+
+
+def test_xids_are_read_from_nvml_once():
+    events = Events(79, 45)
+    xids = XidEvents(Path("/dev/null"), events.library())
+    assert events.registered == [(gpu, pynvml.nvmlEventTypeXidCriticalError, "events") for gpu in (0, 2)]
+    first, second = xids.read()
+    assert first.sentence == "Xid 79 at 00000002:03:00.0 (the GPU is gone from the PCIe bus)" and second.is_of_program
+    assert xids.read() == []
+    xids.close()
+
+
+@pytest.mark.parametrize("library", [nvml(nvmlInit=refuse), nvml(nvmlInit=None, nvmlEventSetCreate=refuse)])
+def test_without_events_there_are_no_xids(library):
+    for xids in (XidEvents(Path("/dev/null"), library), XidEvents(Path("/dev/no-such-device"))):
+        assert xids.read() == []
+        xids.close()

@@ -1,11 +1,42 @@
-"""Faults of the NVIDIA driver in the kernel's log. Lines in the form that NVIDIA documents (XID Errors), not recorded ones."""
+"""Faults of the NVIDIA driver in the kernel's log: in lines that people have recorded, and at the edges of the form."""
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
-from windlass.supervise.kernel_log import DriverFault, parse, read_faults
+from windlass.supervise.kernel_log import DriverFault, causes, parse, read_faults
 
+RECORDED = (Path(__file__).parent / "recordings" / "driver_faults.txt").read_text("utf-8").split("# origin: ")[1:]
+STAMP = re.compile(r"^(?:.*?kernel: )?(?:\[[^\]]*\] )?")
+FOUND = {
+    "github.com/huggingface/m4-logs": ["Xid 63 at 0000:10:1c (a row of memory is to be replaced at the next reset)"],
+    "github.com/leptonai/gpud pull request 46": [
+        "Xid 109 at 0000:cb:00 (the GPU did not switch between programs in time)",
+    ],
+    "github.com/NVIDIA/open-gpu-kernel-modules issue 1150": [
+        f"Xid 45 at 0000:{bus}:00 (work was cancelled after Xid {number})"
+        for bus, number in [("dc", 149), ("ed", 145), ("ba", 145), ("97", 145)]
+    ],
+    "github.com/leptonai/gpud pull request 1174": [
+        "Xid 145 at 0018:01:00 (NVLink error)",
+        "Xid 149 at 0019:01:00 (NVLink error)",
+    ],
+    "github.com/NVIDIA/open-gpu-kernel-modules issue 1151": [
+        "Xid 79 at 0000:06:00 (the GPU is gone from the PCIe bus)"
+    ],
+    "forums.developer.nvidia.com topic 371272": [
+        "Xid 62 at 0000:01:00 (the GPU's power controller halted)",
+        "Xid 154 at 0000:01:00 (GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required))",
+    ],
+    "github.com/autumnai/collenchyma-blas issue 14": [
+        "Xid 31 at 0000:01:00 (a kernel touched memory that is not mapped)"
+    ],
+    "github.com/NVIDIA/nvtrust issue 124": [
+        "SXid 22013 at 0000:04:00.0 (Non-fatal, Link 44 Minion Link DLREQ interrupt)"
+    ],
+}
 LOST = "4,1193,91843308145,-;NVRM: Xid (PCI:0000:03:00): 79, pid=2310, name=python, GPU has fallen off the bus."
 SWITCH = "3,77,5000000,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourceid mismatch"
 
@@ -30,6 +61,22 @@ def test_a_record_is_a_fault_or_none(line, fault):
     assert parse(line) == fault
 
 
+def records(recording):
+    """The lines of a recording as /dev/kmsg gives them: without the stamp of dmesg or journalctl, behind a head of its own."""
+    lines = [line for line in recording.splitlines()[1:] if line and not line.startswith("#")]
+    return "".join(f"4,{number},{number * 1000},-;{STAMP.sub('', line)}\n" for number, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(
+    "recording", RECORDED, ids=[recording.partition(",")[0].partition("\n")[0] for recording in RECORDED]
+)
+def test_what_was_recorded_is_named(tmp_path, recording):
+    (log := tmp_path / "kmsg").write_text(records(recording))
+    (found,) = [sentences for origin, sentences in FOUND.items() if recording.startswith(origin)]
+    assert [fault.sentence for fault in causes(read_faults(log=log))] == found
+    assert len(RECORDED) == len(FOUND)
+
+
 def test_faults_are_read_from_a_time_on(tmp_path):
     (log := tmp_path / "kmsg").write_text(f"{SWITCH}\n6,2,6000000,-;usb 1-1: new device\n{LOST}\n")
     assert [fault.number for fault in read_faults(log=log)] == [24007, 79]
@@ -50,6 +97,6 @@ def test_a_log_without_an_end_ends_where_it_would_wait(tmp_path):
     os.close(writer)
 
 
-def test_programs_are_told_from_hardware():
+def test_faults_of_programs_are_no_faults_of_hardware():
     of_program = [number for number in range(200) if DriverFault(0, "Xid", "", number, "").is_of_program]
-    assert of_program == [13, 31, 43, 45] and not DriverFault(0, "SXid", "", 31, "").is_of_program
+    assert of_program == [13, 31, 43, 45, 137] and not DriverFault(0, "SXid", "", 31, "").is_of_program

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.hardware import Accelerator, fastest_policy, find_device
-from windlass.supervise.gpu_health import GpuHealth, answer, read_health
+from windlass.supervise.gpu_health import GpuHealth, answer, decoded, read_health
 from windlass.supervise.kernel_log import DriverFault
 
 FACTOR: Final = {
@@ -48,7 +48,7 @@ def read_gpus(nvml: Any) -> tuple[Driver, list[Gpu]]:
     nvml.nvmlInit()
     try:
         cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        driver = Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10))
+        driver = Driver(decoded(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10))
         return driver, [_read(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     finally:
         nvml.nvmlShutdown()
@@ -62,7 +62,7 @@ def _read(nvml: Any, index: int) -> Gpu:
     divided = ask(nvml.nvmlDeviceGetMigMode, gpu)
     return Gpu(
         index,
-        _text(nvml.nvmlDeviceGetName(gpu)),
+        decoded(nvml.nvmlDeviceGetName(gpu)),
         tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu)),
         is_divided=bool(divided and divided[0] == nvml.NVML_DEVICE_MIG_ENABLE),
         links=tuple(bool(state) for state in links if state is not None),
@@ -70,10 +70,6 @@ def _read(nvml: Any, index: int) -> Gpu:
         health=read_health(nvml, gpu),
         pids=tuple(process.pid for process in ask(nvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
     )
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def check_torch(has_device: bool, driver: Driver | None, torch_cuda: str | None) -> Iterator[Diagnosis]:
@@ -187,8 +183,13 @@ def _check_health(gpu: Gpu) -> Iterator[Diagnosis]:
 
 
 def check_log(faults: Sequence[DriverFault]) -> Iterator[Diagnosis]:
-    """The hardware's faults since boot, one per GPU and number; those of programs are no fault of the machine."""
-    of_machine = {(fault.kind, fault.pci, fault.number): fault for fault in faults if not fault.is_of_program}
+    """The hardware's faults since boot, one per GPU and number; those of programs are no fault of the machine, and what a switch
+    calls non-fatal it has mended itself."""
+    of_machine = {
+        (fault.kind, fault.pci, fault.number): fault
+        for fault in faults
+        if not fault.is_of_program and not (fault.kind == "SXid" and fault.text.startswith("Non-fatal"))
+    }
     for fault in of_machine.values():
         times = sum(other[1:4] == fault[1:4] for other in faults)
         yield Diagnosis(

@@ -20,10 +20,10 @@ from windlass.launch.spawn import Exit, end_children
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
 from windlass.signals import held_back, on_second_ctrl_c
-from windlass.supervise.gpu_health import new_faults, read_all
+from windlass.supervise.gpu_health import XidEvents, new_faults, read_all
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
 from windlass.supervise.incident import Incident, oom_kills
-from windlass.supervise.kernel_log import read_faults
+from windlass.supervise.kernel_log import causes, read_faults
 from windlass.supervise.watchdog import Deadlines, OtherHosts, Watchdog
 
 SHUTDOWN_S: Final = 600
@@ -46,7 +46,7 @@ def start_ranks(
     them. `deadlines`: None watches nothing. `others`: the watchdogs of other hosts."""
     start_s, stalls, kills, health = time.time(), _Stalls(), oom_kills(), read_all()
     forget_beats(run_directory)
-    with _folder_of_errors() as errors:
+    with _folder_of_errors() as errors, contextlib.closing(XidEvents()) as xids:
         # signals are held back until a worker has installed its own handlers, in its first line
         watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
         with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
@@ -61,7 +61,8 @@ def start_ranks(
         if stalls.found is not None:
             seen = [place.beat for place in stalls.found.places]
             return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
-        incident = _death(*_first(failed), beats, oom_kills() > kills, new_faults(health, read_all()))
+        faults = [*_driver_faults(xids), *new_faults(health, read_all())]
+        incident = _death(*_first(failed), beats, oom_kills() > kills, faults)
         if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
             return _failure(EXIT_STOPPED, incident, beats)
         return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
@@ -111,15 +112,20 @@ def _first(failures: Mapping[int, Exit]) -> tuple[int, int]:
     return rank, failures[rank].exitcode
 
 
+def _driver_faults(xids: XidEvents) -> list[str]:
+    """What the driver has reported in the last minute; where the kernel's log may not be read, what NVML has since the start."""
+    logged = read_faults(time.monotonic() - FAULTS_S)
+    return [fault.sentence for fault in causes(xids.read() if logged is None else logged)]
+
+
 def _death(
     rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool, gpu_faults: Sequence[str] = ()
 ) -> Incident:
-    """`is_oom`: the kernel has killed some process for want of memory meanwhile. `gpu_faults`: what NVML says that is new."""
+    """`is_oom`: the kernel has killed some process for want of memory meanwhile. `gpu_faults`: sentences."""
     beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
     step, phase = (beat.step, beat.phase) if beat else (None, None)
     is_oom = is_oom and exit_code == -signal.SIGKILL
-    faults = [*(fault.sentence for fault in read_faults(time.monotonic() - FAULTS_S) or ()), *gpu_faults]
-    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=faults)
+    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=list(gpu_faults))
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

@@ -1,7 +1,8 @@
 """What NVML says of the health of this host's GPUs: memory errors, rows to be replaced, clocks that are lowered.
 
 Read once when ranks start and again when one dies: what is new in between, beside the kernel's log, is named as what happened on
-the host then. The library (nvidia-ml-py) is NVIDIA's; it is loaded where a driver is.
+the host then. In most containers that log may not be read; there NVML hands out the Xids. The library (nvidia-ml-py) is NVIDIA's;
+it is loaded where a driver is.
 """
 
 import importlib
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from windlass.supervise.kernel_log import DriverFault
 
 DEVICE: Final = Path("/dev/nvidiactl")
 """Where a driver is."""
@@ -75,6 +78,47 @@ def read_all(device: Path = DEVICE, library: Any = None) -> list[GpuHealth | Non
         return [None if gpu is None else read_health(nvml, gpu) for gpu in handles]
     finally:
         answer(nvml, nvml.nvmlShutdown)
+
+
+class XidEvents:
+    """The critical Xids of this host's GPUs from its making on; none where no driver is."""
+
+    def __init__(self, device: Path = DEVICE, library: Any = None):
+        self._nvml: Any = None
+        if not device.exists():
+            return
+        nvml = library or importlib.import_module("pynvml")
+        try:
+            nvml.nvmlInit()
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        self._nvml = nvml
+        for index in range(answer(nvml, nvml.nvmlDeviceGetCount) or 0):
+            if (gpu := answer(nvml, nvml.nvmlDeviceGetHandleByIndex, index)) is not None:
+                answer(nvml, nvml.nvmlDeviceRegisterEvents, gpu, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def read(self) -> list[DriverFault]:
+        """Those since the last call, oldest first. NVML gives neither their second nor their text: `at_s` is 0."""
+        found: list[DriverFault] = []
+        if self._nvml is None:
+            return found
+        while (
+            event := answer(self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
+        ) is not None:  # none: a timeout
+            place = answer(self._nvml, self._nvml.nvmlDeviceGetPciInfo, event.device)
+            pci = "an unknown place" if place is None else decoded(place.busId)
+            found.append(DriverFault(0.0, "Xid", pci, int(event.eventData), ""))
+        return found
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            answer(self._nvml, self._nvml.nvmlEventSetFree, self._events)
+            answer(self._nvml, self._nvml.nvmlShutdown)
+
+
+def decoded(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def new_faults(before: Sequence[GpuHealth | None], now: Sequence[GpuHealth | None]) -> list[str]:

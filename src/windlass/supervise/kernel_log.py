@@ -1,26 +1,34 @@
 """Faults of NVIDIA's driver in the kernel's log: Xid of a GPU, SXid of an NVSwitch.
 
-The lines and the meaning of their numbers: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors) and "NVSwitch Errors" in the
-Fabric Manager user guide. Numbers that blame the program have a table of their own, because their fix is another.
+The lines and the meaning of their numbers: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors), "GPU Memory Error
+Management", and "NVSwitch Errors" in the Fabric Manager user guide. Numbers that blame the program have a table of their own,
+because their fix is another. A switch writes three lines per fault: what it is, then its severity and its registers, which are
+left out.
 """
 
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 KMSG: Final = Path("/dev/kmsg")
 RECORD_BYTES: Final = 8192  # of one message: Documentation/ABI/testing/dev-kmsg
 _FAULT: Final = re.compile(r"(?P<kind>S?Xid) \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+),? *(?P<text>.*)")
+_MORE: Final = ("Severity ", "Data {")
+_CAUSE: Final = re.compile(r"caused by previous (Xid \d+)")
 OF_PROGRAM: Final = {
     13: "an illegal instruction or address in a kernel",
     31: "a kernel touched memory that is not mapped",
     43: "the GPU stopped a program that did something illegal",
     45: "work was cancelled after another error, or because its process was killed",
+    137: "an illegal access to another GPU's memory over NVLink",
 }
 OF_HARDWARE: Final = {
+    46: "the GPU stopped",
     48: "memory error that ECC cannot correct",
+    62: "the GPU's power controller halted",
     63: "a row of memory is to be replaced at the next reset",
     64: "a row of memory could not be replaced",
     74: "NVLink error",
@@ -28,8 +36,15 @@ OF_HARDWARE: Final = {
     92: "many corrected memory errors",
     94: "memory error that ECC cannot correct, contained to one program",
     95: "memory error that ECC cannot correct, not contained",
+    109: "the GPU did not switch between programs in time",
     119: "the GPU's own firmware does not answer",
     120: "the GPU's own firmware failed",
+    140: "memory errors that ECC cannot correct",
+    143: "the GPU could not be initialised",
+    **dict.fromkeys(range(144, 151), "NVLink error"),
+    160: "a part of memory is to be repaired at the next reset",
+    171: "memory error that ECC cannot correct, in DRAM",
+    172: "memory error that ECC cannot correct, in SRAM",
 }
 
 
@@ -51,7 +66,18 @@ class DriverFault(NamedTuple):
     def sentence(self) -> str:
         """`Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus)`."""
         known = (OF_PROGRAM | OF_HARDWARE).get(self.number) if self.kind == "Xid" else None
+        if cause := _CAUSE.search(self.text):
+            known = f"work was cancelled after {cause[1]}"
         return f"{self.kind} {self.number} at {self.pci} ({known or self.text or 'no text'})"
+
+
+def causes(faults: Iterable[DriverFault]) -> list[DriverFault]:
+    """One of each kind, place and number, in their order. Those that a program's mistake explains are left out where the hardware
+    has one: a GPU that fails cancels the work of all."""
+    distinct: dict[tuple[str, str, int], DriverFault] = {}
+    for fault in faults:
+        distinct.setdefault((fault.kind, fault.pci, fault.number), fault)
+    return [fault for fault in distinct.values() if not fault.is_of_program] or list(distinct.values())
 
 
 def read_faults(since_s: float = 0.0, log: Path = KMSG) -> list[DriverFault] | None:
@@ -76,9 +102,11 @@ def read_faults(since_s: float = 0.0, log: Path = KMSG) -> list[DriverFault] | N
 
 
 def parse(line: str) -> DriverFault | None:
-    """A record of /dev/kmsg: `priority,sequence,microseconds since boot,flags;text`. None for any that is no fault."""
+    """A record of /dev/kmsg: `priority,sequence,microseconds since boot,flags;text`. None for any that begins no fault."""
     head, semicolon, text = line.partition(";")
     match, fields = _FAULT.search(text), head.split(",")
     if not semicolon or match is None or len(fields) < 3 or not fields[2].isdigit():
+        return None
+    if match["kind"] == "SXid" and match["text"].startswith(_MORE):
         return None
     return DriverFault(int(fields[2]) / 1e6, match["kind"], match["pci"], int(match["number"]), match["text"].strip())
