@@ -1,10 +1,14 @@
 """What is measured between hosts, and who is called slow."""
 
+import math
 import socket
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 
+from windlass import host_speeds
 from windlass.host_speeds import HostSpeeds, measure, rounds
 
 MIB = 2**20
@@ -51,6 +55,52 @@ def test_the_sentence_before_step_0():
         "all-reduce of 3 ranks 100.0 MiB/s, between two hosts 50.0 MiB/s to 200.0 MiB/s"
     )
     assert speeds([50]).describe() == "all-reduce of 2 ranks 100.0 MiB/s, between two hosts 50.0 MiB/s"
+
+
+class Network:
+    """A clock, and `hosts` with a rank each, where every link carries `rate` bytes per second in each direction. A sum of all
+    takes the latency of a tree, up and down."""
+
+    def __init__(self, hosts, rate, latency_s=1e-4):
+        self.hosts, self.rate, self.latency_s = hosts, rate, latency_s
+        self.now_s = self.pair_s = 0.0
+        self.runtime = SimpleNamespace(
+            hosts=lambda: [str(host) for host in range(hosts)],
+            rank=0,
+            world=hosts,
+            device=torch.device("cpu"),
+            tree=SimpleNamespace(barrier=lambda: None),
+            gathered=self.gathered,
+            max_over_ranks=lambda value: value,
+        )
+
+    def all_reduce(self, tensor):
+        self.now_s += 2 * (math.log2(self.hosts) * self.latency_s + (1 - 1 / self.hosts) * tensor.nbytes / self.rate)
+
+    def exchange(self, sends):
+        self.pair_s = self.latency_s + sends[0].nbytes / self.rate
+        self.now_s += self.pair_s
+        return []
+
+    def gathered(self, value):
+        """Rank 0's time is everyone's; in a round without it others exchange as long as it did in the one before."""
+        self.now_s += 0.0 if value else self.pair_s
+        return [value or self.pair_s] * self.hosts
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 64, 1023, 2048])
+@pytest.mark.parametrize("rate", [125e3, 12.5e6, 1.25e9, 50e9])
+def test_no_number_of_hosts_and_no_network_takes_ten_seconds(monkeypatch, hosts, rate):
+    """From 1 Mbit/s to 400 Gbit/s, by the clock of a simulated network."""
+    network = Network(hosts, rate)
+    monkeypatch.setattr(host_speeds.time, "perf_counter", lambda: network.now_s)
+    monkeypatch.setattr(host_speeds.dist, "all_reduce", network.all_reduce)
+    monkeypatch.setattr(host_speeds.dist, "P2POp", lambda _operation, tensor, _rank: tensor)
+    monkeypatch.setattr(host_speeds.dist, "batch_isend_irecv", network.exchange)
+    found = measure(network.runtime)
+    assert 0 < network.now_s < 10
+    assert len(found.pairs) == (1 if hosts == 2 else hosts)
+    assert 0.4 * rate < found.summed < 1.001 * rate, "a part of it is latency"
 
 
 def on_hosts(names):

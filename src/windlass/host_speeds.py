@@ -3,9 +3,10 @@
 All ranks sum a tensor: that is as fast as the slowest link. Then neighbouring hosts exchange bytes in pairs, each host with the
 one before and the one behind it: a host that is slow to both is slow itself. Every rank multiplies a matrix.
 
-**Time.** The first sum is of 64 KiB. The bytes of everything behind it, 64 KiB to 64 MiB, are chosen to take about half a second
-at its speed, and pairs that share no host measure at once, so the number of hosts hardly counts. With three hosts on one machine:
-0.3 s, 2.3 s with one of them behind 20 Mbit/s, 5.1 s behind 1 Mbit/s.
+**Time.** The first sum is of 64 KiB. Each next one is four times as large, up to 64 MiB, until another would take more than half
+a second: of a small sum most is latency, so its speed says little of a large one's. The pairs exchange as much as the last sum,
+and those that share no host measure at once, so the number of hosts hardly counts. With three hosts on one machine: 0.3 s, 2.3 s
+with one of them behind 20 Mbit/s, 5.1 s behind 1 Mbit/s.
 """
 
 import statistics
@@ -23,6 +24,7 @@ from windlass.units import format_bytes
 FIRST_BYTES: Final = 64 * 2**10
 MOST_BYTES: Final = 64 * 2**20
 TAKES_S: Final = 0.5
+GROWTH: Final = 4
 SLOW: Final = 2.0  # times slower than the others: less is what a neighbour on a switch costs
 ROWS: Final = 512  # of the matrix that each rank multiplies
 REPEATS: Final = 5
@@ -73,9 +75,11 @@ def measure(runtime: Runtime) -> HostSpeeds | None:
     if len(leaders) == 1:
         return None
     _sum(runtime, FIRST_BYTES)  # connects
-    first_s = _sum(runtime, FIRST_BYTES)
-    size = int(min(MOST_BYTES, max(FIRST_BYTES, FIRST_BYTES * TAKES_S / first_s))) // 4 * 4
-    summed = 2 * (runtime.world - 1) / runtime.world * size / _sum(runtime, size)
+    size, took_s = FIRST_BYTES, _sum(runtime, FIRST_BYTES)
+    while took_s * GROWTH < TAKES_S and size < MOST_BYTES:
+        size *= GROWTH
+        took_s = _sum(runtime, size)
+    summed = 2 * (runtime.world - 1) / runtime.world * size / took_s
     pairs: dict[Pair, float] = {}
     for together in rounds(leaders):
         runtime.tree.barrier()
