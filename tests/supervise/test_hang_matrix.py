@@ -26,8 +26,6 @@ HANGS, LIMIT_S, AHEAD_S = 50, 1800, 9.0
 
 def hang_lines(kind):
     """What may be named: the last line of the function that hangs; of a busy loop both of its lines."""
-    if kind == "stopped":
-        return ["stopped (SIGSTOP)"]
     source, first = inspect.getsourcelines(hung_rank.KINDS[kind])
     return [f"hung_rank.py:{first + len(source) - back} {kind}" for back in range(1, 3 if kind == "loop" else 2)]
 

@@ -2,8 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
+
+import pytest
 
 from tests.supervise.hanging import ranks  # noqa: F401
 from windlass.supervise.heartbeat import LastBeat, read_beats
@@ -23,15 +27,40 @@ def test_the_line_of_every_rank_is_found_twice_and_the_process_goes_on(ranks, tm
     assert first.text().startswith("rank 0: step 4, data for ")
 
 
-def test_a_stopped_rank_is_said_to_be_stopped_and_a_dead_one_is_left_out(ranks, tmp_path):  # noqa: F811
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.01)
+
+
+def test_a_stopped_rank_is_said_to_be_stopped_and_a_dead_one_is_left_out(ranks, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     stopped, dead = ranks(), ranks()
     assert all(place.frames for place in find_places(tmp_path, read_beats(tmp_path), wait_s=30))
-    os.kill(stopped, signal.SIGSTOP)
+    stop(stopped)
     os.kill(dead, signal.SIGKILL)
     while read_beats(tmp_path)[1].is_alive:
         time.sleep(0.01)
     (place,) = find_places(tmp_path, read_beats(tmp_path), wait_s=0.1)
     assert (place.beat.pid, place.state, place.line, place.frames) == (stopped, *["stopped (SIGSTOP)"] * 2, ())
+
+
+def test_the_line_of_a_stopped_rank_is_read_from_outside(ranks, tmp_path):  # noqa: F811
+    """By py-spy, which the lock has."""
+    stop(ranks())
+    (place,) = find_places(tmp_path, read_beats(tmp_path), wait_s=0.1)
+    assert place.frames == ("<string>:7 deepest", "<string>:15 <module>")
+    assert place.line == "stopped (SIGSTOP); <string>:7 deepest"
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "echo no json", "echo []", "echo '[{}]'"])
+def test_a_py_spy_that_may_not_read_changes_nothing(ranks, tmp_path, monkeypatch, answer):  # noqa: F811
+    (program := tmp_path / "py-spy").write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: str(program))
+    stop(ranks())
+    (place,) = find_places(tmp_path, read_beats(tmp_path), wait_s=0.1)
+    assert (place.line, place.frames) == ("stopped (SIGSTOP)", ())
 
 
 def test_the_main_thread_is_the_last_one_of_a_dump():

@@ -1,13 +1,16 @@
 """The Python line, the process state and the last collective of every rank on this host.
 
 faulthandler answers a signal from C, so a main thread that waits in a collective answers too; only a stopped process, or one
-that the kernel holds, does not.
+that the kernel holds, does not. Of those py-spy reads the memory, where it is installed (extra `stacks`) and allowed to.
 """
 
 import contextlib
 import json
 import os
 import re
+import shutil
+import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from windlass.supervise.heartbeat import (
 
 WAIT_S: Final = 5.0
 """How long ranks may take to answer: on a busy host one that computes does so late, and no answer says who is behind."""
+PY_SPY_S: Final = 10.0
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED: Final = {"T": "stopped (SIGSTOP)", "t": "held by a debugger"}
 _STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (state D)"}
@@ -144,6 +148,7 @@ def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
     with contextlib.suppress(OSError), stack_file(folder, beat.rank).open("rb") as file:
         file.seek(before)
         frames = main_frames(file.read().decode("utf-8", "replace"))
+    frames = frames or _read_from_outside(beat.pid)
     collectives: tuple[Collective, ...] = ()
     with contextlib.suppress(OSError, ValueError, TypeError):
         collectives = tuple(
@@ -158,6 +163,19 @@ def main_frames(dump: str) -> tuple[str, ...]:
     _, _, last = dump.strip().rpartition("\n\n")
     found = (_FRAME.fullmatch(line) for line in last.splitlines())
     return tuple(f"{_short(match[1])}:{match[2]} {match[3]}" for match in found if match)
+
+
+def _read_from_outside(pid: int) -> tuple[str, ...]:
+    """By py-spy: the frames of the main thread; none where it is not installed, or may not read that process."""
+    program = shutil.which("py-spy", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if program is None:
+        return ()
+    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        done = subprocess.run(command, capture_output=True, timeout=PY_SPY_S, check=True)
+        (main,) = [thread for thread in json.loads(done.stdout) if thread["os_thread_id"] == pid]
+        return tuple(f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in main["frames"])
+    return ()
 
 
 def _short(path: str) -> str:
