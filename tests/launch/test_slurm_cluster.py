@@ -195,15 +195,16 @@ def test_six_time_limits(slurm, base):
     endless = ["run.steps=100000", "checkpoint.every_steps=100000", "evaluate.every_steps=100000"]
     settings = ["--time", limit, "launch.slurm.grace_s=3675", "launch.max_restarts=100", "optim.warmup_steps=2"]
     job = Job(slurm, base, "limits", *settings, *endless)
-    job.wait(lambda: int(job.facts()["Restarts"]) >= 6 and len(job.resumes()) == 6)
+    job.wait(lambda: int(job.facts()["Restarts"]) >= 6 and len(job.resumes()) >= 6)
     job.do("scancel", job.id)
     assert job.ends()[0] == "CANCELLED"
-    ended = [end for _, end in job.segments()[:-1]]
+    ended = [end for _, end in job.segments()[:-1]]  # six with a save, or more: the next limit may come before scancel
     saved = [newest for code, newest in ended if code == 75]
-    assert [end for end in ended if end[0] != 75] == [(130, "none")] * (len(ended) - 6), ended
-    assert job.resumes() == saved == [begin for begin, _ in job.segments() if begin != "none"]
+    assert {end for end in ended if end[0] != 75} <= {(130, "none")} and len(saved) >= 6, ended
+    assert saved == [begin for begin, _ in job.segments() if begin != "none"]
+    assert (resumes := job.resumes()) == saved[: len(resumes)]
     steps = [0, *(int(newest.removeprefix("step-")) for newest in saved)]
-    assert sorted(set(steps)) == steps and len(steps) == 7
+    assert sorted(set(steps)) == steps
 
 
 def test_a_job_that_is_preempted_goes_on_afterwards(slurm, base):
