@@ -402,7 +402,7 @@ def test_keys_of_every_section_have_a_docstring():
 
 def test_a_sequence_that_tp_does_not_divide_is_refused_where_the_model_could_be_cut_so():
     error = refused(parallel={"tp": 3})
-    assert error.given == "parallel.tp=3 for a model of 1 key/value heads and 40 channels of the MLP"
+    assert error.given == "parallel.tp=3 for a model of 40 channels of the MLP"
     assert error.change == "use parallel.tp=1", "no length would help"
     three = {"num_key_value_heads": 3, "intermediate_size": 42}
     error = refused(model=three, parallel={"tp": 3})

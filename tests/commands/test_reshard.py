@@ -245,7 +245,7 @@ def test_the_export_is_that_of_one_process_bit_for_bit(trained, ranks, tmp_path,
     ("given", "num_ranks", "message"),
     [
         ({"optim": {"learning_rate": 1}}, None, "a reshard moves bytes between the files of ranks"),
-        ({"parallel": {"tp": 4}}, None, "parallel.tp=4 for a model of 2 key/value heads"),
+        ({"parallel": {"tp": 8}}, None, "parallel.tp=8 for a model of 4 query heads"),
         (
             {"parallel": {"pp": 8, "shard": 1}},
             None,
@@ -270,7 +270,7 @@ def test_a_layout_that_cannot_be_is_refused_and_nothing_is_made(trained, tmp_pat
 @pytest.mark.parametrize(
     ("given", "said", "change"),
     [
-        ({"tp": 3}, "parallel.tp=3 for a model of 4 query heads and 2 key/value heads", "use parallel.tp=1 or 2"),
+        ({"tp": 3}, "parallel.tp=3 for a model of 4 query heads and 2 key/value heads", "use parallel.tp=1 or 2 or 4"),
         (
             {"context": 3},
             "data.sequence_length=16 with parallel.context=3",

@@ -31,6 +31,7 @@ MODEL_WORDS: dict[str, dict[str, Any]] = {
     "window": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},  # all layers but the first
     "pad": {"pad_token_id": 7},  # whose row learns nothing
     "heads4": {"n_head": 4},  # which 2 and 4 ranks divide; 3 else
+    "kv1": {"num_key_value_heads": 1},
     "deep": {"num_hidden_layers": 5, "mlp_only_layers": [0]},
     "wide": {"hidden_size": 64, "intermediate_size": 256, "head_dim": 32},  # whole blocks of NF4 on two ranks
     "even": {"num_hidden_layers": 2, "mlp_only_layers": [], "num_experts": 8, "moe_intermediate_size": 16},

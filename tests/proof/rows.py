@@ -65,6 +65,10 @@ TENSOR = split("""
     tp2 zero0 replicate2, tp2 zero0 replicate2 micro1 full bucket1
 """)
 TENSOR_MUON = split("tp2 shard2, tp2 micro8, tp2 shard4 micro1, tp2 replicate2 shard2 micro1, tp2 zero0 replicate2")
+SHARED_HEADS = split("""
+    tp4 micro8, tp4, tp4 shard2, tp4 zero0 micro4, tp4 zero0 replicate2 micro1, tp4 full, tp4 selective, context2 tp4 allgather,
+    context2 tp4 packed allgather
+""")
 TENSOR_STAGED = split("""
     tp2 pp2 1f1b, tp2 pp2 gpipe full, tp2 pp2 zbv, tp2 pp2 interleaved-1f1b shard2, tp2 pp2 interleaved-zero-bubble,
     tp2 pp2 1f1b packed, tp2 pp2 1f1b replicate2 zero0, tp2 pp2 zbv zero0
@@ -196,6 +200,12 @@ EXACT = [
     *pairs("llama tied", ["tp2 shard2 muon"]),
     *pairs("qwen3 tied, gpt2 tied heads4", ["tp2 micro8 packed", "tp2 shard2 packed"]),
     *pairs("qwen3 tied blocks5, gpt2 heads4 blocks5", TENSOR_STAGED),
+    # two key/value heads over four ranks, or one over two
+    *pairs("qwen3 tied, qwen3", SHARED_HEADS),
+    *pairs("qwen3 tied", split("tp4 muon, tp4 fp32, tp4 compile, tp4 lora, tp4 dpo, tp4 lora dpo, tp4 shard2 units2 prefetch1")),
+    *pairs("qwen3 tied blocks5", split("tp4 pp2 1f1b, tp4 pp2 zbv, tp4 pp2 interleaved-zero-bubble")),
+    *pairs("qwen3_moe kv1", split("tp2, tp2 shard2, expert2 shard2 tp2")),
+    *pairs("qwen3 tied wide kv1", split("tp2 nf4, tp2 shard2 nf4, context2 tp2 ulysses nf4")),
     *pairs("qwen3 tied blocks5", ["tp2 pp2 1f1b shard2 replicate2", "tp2 pp2 interleaved-1f1b shard2 context2"]),  # 16 ranks
     *pairs("qwen3 tied", ["tp2 zero0 replicate2 bucket0.05", "shard2 unclipped"]),
     *pairs("qwen3 tied pad", ["tp2 micro8"]),
@@ -346,7 +356,8 @@ THREE_STEPS = {
 FIRST_STEP_LAYOUTS = {
     "exact: qwen3 tied": """
         one, zero1 shard2 micro1 offload, shard2 units2 prefetch1, shard2 micro1 selective packed,
-        zero0 replicate2 fp32, zero0 replicate2 frozen-middle, tp2 micro8 muon, context2 packed ulysses, shard2 lora-some, tp2 dpo
+        zero0 replicate2 fp32, zero0 replicate2 frozen-middle, tp2 micro8 muon, context2 packed ulysses, shard2 lora-some,
+        tp2 dpo, tp4 micro8
     """,
     "exact: qwen3": "shard2, context3 allgather",
     "exact: qwen3 tied window": "context2 packed allgather",

@@ -93,13 +93,24 @@ def test_sizes_are_odd_and_the_vocabulary_divides_by_nothing():
 
 @pytest.mark.parametrize(("heads", "kv", "tp", "expected"), [
     (8, 2, 1, (6, 2)), (8, 2, 2, (6, 2)), (12, 4, 4, (12, 4)), (8, 4, 1, (4, 2)), (8, 4, 2, (8, 4)), (8, 8, 1, (3, 3)),
-    (8, 8, 2, (4, 4)), (8, 1, 1, (3, 1)),
+    (8, 8, 2, (4, 4)), (8, 1, 1, (3, 1)), (8, 2, 4, (8, 2)), (8, 1, 2, (6, 1)),
 ])  # fmt: skip
 def test_heads_are_grouped_as_the_models_and_shared_by_tensor_ranks(heads, kv, tp, expected):
     model = {**QWEN2, "num_attention_heads": heads, "num_key_value_heads": kv}
     cell = cell_of(tp=tp, shard=1, ranks=tp)
     small = shrink(recipe(model).model.architecture(500), cell, [0, 1, 2], cell.parallel)
     assert (small.num_heads, small.num_kv_heads) == expected
+
+
+def test_a_head_that_all_ranks_share_leaves_open_which_one_they_read(tmp_path):
+    model = {**QWEN2, "num_attention_heads": 8, "num_key_value_heads": 2}
+    for tp, folded in ((4, 4), (8, 2)):
+        config = recipe(model, parallel={"tp": tp, "shard": 1})
+        architecture = config.model.architecture(500)
+        cell = cell_of(tp=folded, shard=1, ranks=folded)
+        proxy = make_proxy(config, architecture, cell, tmp_path / str(tp))
+        assert proxy.architecture.num_kv_heads == (2 if folded == 4 else 1)
+        assert ("which key/value head a tensor rank reads" in " ".join(proxy.unproved)) == (folded == 2)
 
 
 @pytest.mark.parametrize(("heads", "kv", "ranks", "at_hand", "expected", "times"), [

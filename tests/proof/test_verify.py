@@ -287,7 +287,7 @@ def test_a_crash_in_a_library_is_a_line_and_its_case_runs_once_more(written, mon
         (["nothing.yaml"], "no recipe at nothing.yaml"),
         (["mine.yaml", "--nproc", "17"], "--nproc 17"),
         (["mine.yaml", "--json", "nowhere/out.json"], "--json nowhere/out.json"),
-        (["mine.yaml", "parallel.tp=2"], "3 query heads and 1 key/value heads"),
+        (["mine.yaml", "parallel.tp=2"], "for a model of 3 query heads"),
         (["mine.yaml", "parallel.shard=3", "parallel.zero=0"], "parallel.zero=0 with parallel.shard=3"),
         (["mine.yaml", "optim.groups=[{names: [nothing], frozen: true}]"], "optim.groups[0].names has 'nothing'"),
         (["mine.yaml", "model={from: org/never-fetched}"], "org/never-fetched"),

@@ -22,6 +22,9 @@ logits.
                      SCATTER; norm weights, row biases, position table, whole factors of an adapter: an all-reduce of their size
                      each, per micro-batch, where they are trained
 
+Where t ranks outnumber the heads of keys and values, each of t / heads ranks computes the one that its queries read. The two
+matrices are then whole on every rank, and their gradients are parts of a sum, as those of norms are.
+
 Parameters are DTensors over `tp`, which FSDP2 (applied also over one rank: it brings gradients into the parameters' layout) cuts
 further over `fsdp`; with zero 0 they stay so, and ddp.py sums after the last backward, once per step. So norms,
 optimizer and checkpoints see one DTensor with one logical shape. Inside a module only local tensors compute, and the picture
@@ -36,6 +39,7 @@ Legend: B sequences, T positions, S = T/t of them, D hidden size, F MLP width, V
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -47,19 +51,31 @@ from torch.nn import functional
 from windlass.model.chunks import head_tokens
 from windlass.model.dropout import dropout
 from windlass.model.head.loss import Cut, Head, LossForm, head_loss
-from windlass.model.layers import HeadsNorm, OffsetNorm, offset_norm
 from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
-from windlass.parallel.cut import BY_COLUMNS, BY_ROWS, WHOLE, cut, cut_parameter, gather, own, scatter, shared
+from windlass.parallel.cut import (
+    BY_COLUMNS,
+    BY_ROWS,
+    WHOLE,
+    GatheredNorm,
+    Norm,
+    cut,
+    cut_parameter,
+    gathered,
+    of_heads,
+    own,
+    scatter,
+    shared,
+)
 
 Read = Callable[[nn.Parameter], Tensor]
 
 
 class _CutLinear(nn.Module):
-    """What a matrix cut by rows and one cut by columns share: its parameters, as in model/lora/linear.py, each cut where the
-    matrix is. Of the factors one is cut with it and the other whole, and the product of the cut ones is this rank's part of
-    the whole: no message more, but for the sum of the whole one's gradient."""
+    """What a matrix cut by rows, one cut by columns and a whole one share: its parameters, as in model/lora/linear.py, each cut
+    where the matrix is. Of the factors one is cut with it and the other whole, and the product of the cut ones is this rank's
+    part of the whole: no message more, but for the sum of the whole one's gradient."""
 
     cut: Placement
     weight: nn.Parameter | None
@@ -75,12 +91,19 @@ class _CutLinear(nn.Module):
         self.bias = cut(linear.bias, mesh, BY_ROWS if is_rows else WHOLE)
         self.lora_A, self.lora_B = linear.lora_A, linear.lora_B
         if self.lora_A is not None and self.lora_B is not None:
-            self.lora_A.weight = cut_parameter(self.lora_A.weight, mesh, WHOLE if is_rows else BY_COLUMNS)
+            self.lora_A.weight = cut_parameter(
+                self.lora_A.weight, mesh, BY_COLUMNS if self.cut == BY_COLUMNS else WHOLE
+            )
             self.lora_B.weight = cut_parameter(self.lora_B.weight, mesh, BY_ROWS if is_rows else WHOLE)
 
     def multiply(self, x: Tensor, dropped: Tensor, bias: Tensor | None, factors: Factors) -> Tensor:
-        matrix = own(self.weight) if self.codes is None else (own(self.codes), own(self.scales))
+        read = self.read
+        matrix = read(self.weight) if self.codes is None else (read(self.codes), read(self.scales))
         return multiply(x, dropped, matrix, bias, factors, self.scale)
+
+    def read(self, parameter: nn.Parameter | None) -> Tensor:
+        """What this rank multiplies of the matrix, its bias, codes or scales."""
+        return own(parameter)
 
     def factors(self, read_a: Read, read_b: Read) -> Factors:
         """A and B as this rank computes with them: its part of the cut one, the whole of the other."""
@@ -97,6 +120,27 @@ class ColumnLinear(_CutLinear):
         dropped_BTD = dropout(x_BTD, self.dropout, keys_B, self.site, positions_T)
         bias = None if self.bias is None else own(self.bias)
         return self.multiply(x_BTD, dropped_BTD, bias, self.factors(shared, own))
+
+
+class SharedHeads(_CutLinear):
+    """Keys or values of a model that has fewer heads of them than there are ranks: [B, T, D] -> the head that this rank's queries
+    read, [B, T, K]. Every rank holds the matrix and both factors whole, and its gradient is that of one head: a part of a sum."""
+
+    cut = WHOLE
+
+    def __init__(self, linear: Linear, mesh: DeviceMesh, num_heads: int):
+        super().__init__(linear, mesh)
+        size = linear.out_features // num_heads
+        first = mesh.get_local_rank() * num_heads // mesh.size() * size
+        self.rows = slice(first, first + size)
+
+    def forward(self, x_BTD: Tensor, keys_B: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
+        dropped_BTD = dropout(x_BTD, self.dropout, keys_B, self.site, positions_T)
+        bias = None if self.bias is None else self.read(self.bias)
+        return self.multiply(x_BTD, dropped_BTD, bias, self.factors(shared, self.read))
+
+    def read(self, parameter: nn.Parameter | None) -> Tensor:
+        return shared(parameter)[self.rows]
 
 
 class SharedLinear(nn.Module):
@@ -122,70 +166,6 @@ class RowLinear(_CutLinear):
         dropped_BTF = dropout(x_BTF, self.dropout, keys_B, self.site, positions_T, columns_F)
         out_BSD = scatter(self.multiply(x_BTF, dropped_BTF, None, self.factors(own, shared)), self.mesh)
         return out_BSD if self.bias is None else out_BSD + shared(self.bias)
-
-
-class Norm(nn.Module):
-    """RMSNorm or LayerNorm of what this rank holds: its positions, or its heads."""
-
-    def __init__(self, norm: nn.RMSNorm | nn.LayerNorm, mesh: DeviceMesh):
-        super().__init__()
-        self.mesh, self.shape, self.eps = mesh, list(norm.normalized_shape), norm.eps
-        self.is_layer_norm, self.adds_one = isinstance(norm, nn.LayerNorm), isinstance(norm, OffsetNorm)
-        self.weight = cut(norm.weight, mesh, WHOLE)
-        self.bias = cut(norm.bias, mesh, WHOLE) if isinstance(norm, nn.LayerNorm) else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = shared(self.weight)
-        if self.is_layer_norm:
-            assert self.eps is not None
-            bias = None if self.bias is None else shared(self.bias)
-            return functional.layer_norm(x, self.shape, weight, bias, self.eps)
-        if self.adds_one:
-            return offset_norm(x, weight, self.eps)
-        return functional.rms_norm(x, self.shape, weight, self.eps)
-
-
-class GatheredNorm(Norm):
-    """The norm of this rank's positions, and then all positions: [B, S, D] -> [B, T, D]."""
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return gather(super().forward(x_BSD), self.mesh)
-
-
-class Gather(nn.Module):
-    """In place of a norm that the family does not have: all positions, [B, S, D] -> [B, T, D]."""
-
-    def __init__(self, mesh: DeviceMesh):
-        super().__init__()
-        self.mesh = mesh
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return gather(x_BSD, self.mesh)
-
-
-class CutHeadsNorm(nn.Module):
-    """RMSNorm over the channels of all heads, of which this rank has some, [B, T, X/t]; one number per token is gathered."""
-
-    def __init__(self, norm: HeadsNorm, mesh: DeviceMesh):
-        super().__init__()
-        self.mesh, self.size, self.eps = mesh, norm.normalized_shape[0], norm.eps or 0.0
-        self.weight = cut(norm.weight, mesh, BY_ROWS)
-
-    def forward(self, x_BTX: Tensor) -> Tensor:
-        wide_BTX = x_BTX.to(torch.promote_types(x_BTX.dtype, torch.float32))
-        squares_BTt = gather(wide_BTX.square().sum(-1, keepdim=True), self.mesh, dim=2)
-        scale_BT1 = torch.rsqrt(squares_BTt.sum(-1, keepdim=True) / self.size + self.eps)
-        return (wide_BTX * scale_BT1 * own(self.weight)).to(x_BTX.dtype)
-
-
-def gathered(norm: Any, mesh: DeviceMesh) -> nn.Module:
-    """What attention and MLP read: all positions, normed where the family norms them."""
-    return Gather(mesh) if isinstance(norm, nn.Identity) else GatheredNorm(norm, mesh)
-
-
-def of_heads(norm: Any, mesh: DeviceMesh) -> nn.Module:
-    """The norm of this rank's queries or keys."""
-    return CutHeadsNorm(norm, mesh) if isinstance(norm, HeadsNorm) else Norm(norm, mesh)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -247,7 +227,7 @@ Make = Callable[[Any, DeviceMesh], nn.Module]
 BLOCK: Final[dict[str, Make]] = {
     "input_layernorm": gathered,
     "self_attn.q_proj": ColumnLinear,
-    "self_attn.k_proj": ColumnLinear,
+    "self_attn.k_proj": ColumnLinear,  # where ranks outnumber the heads of keys and values: SharedHeads, for both
     "self_attn.v_proj": ColumnLinear,
     "self_attn.q_norm": of_heads,
     "self_attn.k_norm": of_heads,
@@ -272,8 +252,10 @@ def apply_tensor(model: Decoder, blocks: Sequence[nn.Module], mesh: DeviceMesh) 
     """Replaces the modules of `model`, on meta, by their cut forms over `mesh` (the axis tp); names stay. Nothing on one rank."""
     if mesh.size() == 1:
         return
+    heads = model.arch.num_kv_heads
+    shared_heads = partial(SharedHeads, num_heads=heads) if heads % mesh.size() else ColumnLinear
     for block in blocks:
-        _replace(block, BLOCK, mesh)
+        _replace(block, BLOCK | dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), shared_heads), mesh)
     _replace(model, ENDS, mesh)
     model.tie()
     model.share = Share(mesh.get_local_rank(), mesh.size())

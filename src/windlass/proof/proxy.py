@@ -83,6 +83,8 @@ def make_proxy(config: RunConfig, architecture: Architecture, cell: Cell, direct
     num_micro = _num_micro(cell, micro, length)
     if architecture.num_experts:
         unproved.append("the grouped product of experts: the proxy model's experts run one by one")
+    if cell.layout.tp > 1 and small.num_kv_heads == 1 < architecture.num_kv_heads:
+        unproved.append("which key/value head a tensor rank reads: the proxy model has one, shared by all")
     if config.run.start_from is not None:
         unproved.append("run.start_from: the proxy model begins with weights of its own")
     if config.data.is_preference:
@@ -151,11 +153,12 @@ def choose_layers(config: RunConfig, architecture: Architecture, cell: Cell) -> 
 def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -> tuple[int, int]:
     """Query and key/value heads of the proxy model: the fewest whose order still matters. `whole`: the recipe's layout.
 
-    A rank of tp has two key/value heads where the recipe's has more than one, else one. Where the recipe's ulysses ranks
-    copy heads, to a query head each or to some of them, the proxy model's do the same; where they do not, nor does it.
+    A rank of tp has two key/value heads where the recipe's has more than one, else one, which as many ranks share as do in the
+    recipe. Where the recipe's ulysses ranks copy heads, to a query head each or to some of them, the proxy model's do the same;
+    where they do not, nor does it.
     """
     heads, kv_heads = (max(1, n // whole.tp) for n in (architecture.num_heads, architecture.num_kv_heads))
-    groups = heads // kv_heads
+    groups, sharers = heads // kv_heads, -(-whole.tp // architecture.num_kv_heads) if cell.layout.tp > 1 else 1
     times = copies(heads, kv_heads, whole.context if whole.context_kind == "ulysses" else 1)
     ranks = cell.layout.context if cell.parallel.context_kind == "ulysses" else 1
     alike = (times > 1 and ranks > 1, times < groups or ranks == 1)
@@ -168,7 +171,7 @@ def share_heads(architecture: Architecture, cell: Cell, whole: ParallelConfig) -
             continue
         own = copies(few * group, few, ranks)
         if (own > 1, own < group or ranks == 1) == alike:
-            return cell.layout.tp * few * group, cell.layout.tp * few
+            return cell.layout.tp * few * group, max(1, cell.layout.tp * few // sharers)
     raise AssertionError(f"no heads of the proxy model for {cell.name}")
 
 

@@ -167,7 +167,7 @@ def main_frames(dump: str) -> tuple[str, ...]:
 
 def _read_from_outside(pid: int) -> tuple[str, ...]:
     """By py-spy: the frames of the main thread; none where it is not installed, or may not read that process."""
-    program = shutil.which("py-spy", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    program = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
     if program is None:
         return ()
     command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]

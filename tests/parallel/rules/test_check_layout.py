@@ -24,13 +24,13 @@ def refused(parallel, *args, **kwargs):
 
 
 def test_every_violation_is_listed_with_its_rule_and_its_change():
-    error = refused({"tp": 8, "prefetch": 3, "context_kind": "ulysses"}, MODEL, 3)
+    error = refused({"tp": 16, "prefetch": 3, "context_kind": "ulysses"}, MODEL, 3)
     assert isinstance(error, SeveralErrors)
     assert [one.given for one in error.errors] == [
         "parallel.context_kind=ulysses with parallel.context=1",
-        "parallel.tp=8 for a model of 4 key/value heads",
+        "parallel.tp=16 for a model of 8 query heads and 40 channels of the MLP",
         "parallel.prefetch=3 for 2 units of 1 blocks",
-        "parallel.tp=8, parallel.replicate=1, parallel.shard=-1 on 3 ranks",
+        "parallel.tp=16, parallel.replicate=1, parallel.shard=-1 on 3 ranks",
     ]
     assert error.given == "; ".join(one.given for one in error.errors)
     one = error.errors[1]
@@ -38,13 +38,13 @@ def test_every_violation_is_listed_with_its_rule_and_its_change():
 
 
 def test_one_violation_is_raised_as_itself():
-    error = refused({"tp": 8}, MODEL)
-    assert type(error) is UserError and error.change == "use parallel.tp=1 or 2 or 4"
+    error = refused({"tp": 16}, MODEL)
+    assert type(error) is UserError and error.change == "use parallel.tp=1 or 2 or 4 or 8"
 
 
 def test_a_length_waits_for_a_model_that_can_be_cut():
     beside = Beside(sequence_length=30)
-    assert refused({"tp": 8}, MODEL, beside=beside).given == "parallel.tp=8 for a model of 4 key/value heads"
+    assert refused({"tp": 16}, MODEL, beside=beside).given.startswith("parallel.tp=16 for a model of 8 query heads")
     assert refused({"tp": 4}, MODEL, beside=beside).given == "data.sequence_length=30 with parallel.tp=4"
     short = ModelConfig(family="qwen3", max_position_embeddings=20, **HEADS, **SIZES).architecture()
     error = refused({"tp": 4}, short, beside=beside)

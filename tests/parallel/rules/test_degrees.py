@@ -17,15 +17,29 @@ def architecture(**changes):
     return ModelConfig.model_validate({"family": "qwen3", **sizes, **heads, **changes}).architecture()
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_sizes_that_divide_all_counts_pass(tp):
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_sizes_that_divide_all_counts_pass_and_ranks_may_share_a_head_of_keys(tp):
     assert not list(degree_errors(tp, architecture()))
+
+
+def test_heads_of_keys_are_shared_evenly_and_not_under_a_norm_over_all_of_them():
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 3}
+    assert not list(degree_errors(1, architecture(**heads)))
+    (error,) = degree_errors(4, architecture(**heads))
+    assert (error.given, error.change) == ("parallel.tp=4 for a model of 3 key/value heads", "use parallel.tp=1")
+    whole = {"family": "olmo2", "head_dim": None, "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+    (error,) = degree_errors(8, architecture(**whole))
+    assert error.change == "use parallel.tp=1 or 2 or 4"
 
 
 @pytest.mark.parametrize(
     ("tp", "changes", "wrong"),
     [
-        (8, {}, "4 key/value heads"),
+        (
+            5,
+            {"num_attention_heads": 10, "num_key_value_heads": 2},
+            "2 key/value heads and 256 rows of the vocabulary (padded)",
+        ),
         (
             3,
             {},
@@ -45,9 +59,9 @@ def test_other_sizes_are_refused_by_what_they_do_not_divide(tp, changes, wrong):
 
 
 def test_the_refusal_names_the_sizes_that_work_and_they_do():
-    (error,) = degree_errors(8, architecture())
-    assert error.change == "use parallel.tp=1 or 2 or 4"
-    assert "8 query heads, 4 key/value heads, 40 channels" in error.rule
+    (error,) = degree_errors(16, architecture())
+    assert error.change == "use parallel.tp=1 or 2 or 4 or 8"
+    assert "8 query heads, 40 channels of the MLP" in error.rule
 
 
 @pytest.mark.parametrize(("length", "near"), [(13, "12 or 14"), (1, "2")])

@@ -43,6 +43,16 @@ MODEL_PARALLEL = {
         ((TENSOR, "return scatter(part_BTD.where(here_BT[:, :, None], 0), self.mesh)", "return scatter(part_BTD, self.mesh)"),),
         ("exact: qwen3 tied: tp2 micro8",),
     ),
+    "the first head of keys for all": Bug(
+        "two heads of keys and values over four ranks: ranks 2 and 3 read the first one too",
+        ((TENSOR, "first = mesh.get_local_rank() * num_heads // mesh.size() * size", "first = 0 * size"),),
+        ("exact: qwen3 tied: tp4 micro8",),
+    ),
+    "gradients of a shared head left apart": Bug(
+        "ranks that read the same head of keys see their own queries: the parts of its gradient are not summed",
+        ((TENSOR, "return shared(parameter)[self.rows]", "return own(parameter)[self.rows]"),),
+        ("exact: qwen3 tied: tp4 micro8",),
+    ),
     "data sliced by the global rank": Bug(
         "verl #4250 and others: ranks that compute one sample together read different ones",
         (("parallel/mesh.py", 'return self.coordinate["replicate"] * self.layout.shard + self.coordinate["shard"]',

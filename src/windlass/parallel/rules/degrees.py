@@ -1,8 +1,9 @@
 """Which sizes of `tp` and `context` a model and a recipe allow. No torch: recipes are checked before it is imported.
 
 Every tensor rank computes whole query heads with their key/value heads, whole channels of the MLP, whole rows of the vocabulary
-and, since the residual stream is cut by positions, an equal part of each sequence. So tp divides the number of each. A context
-rank has two equal slices of each sequence, of which tp cuts each rank's part again; with ulysses it computes whole heads too.
+and, since the residual stream is cut by positions, an equal part of each sequence. So tp divides the number of each; only of
+key/value heads there may be fewer than ranks, several of which then compute the same one. A context rank has two equal slices of
+each sequence, of which tp cuts each rank's part again; with ulysses it computes whole heads too.
 """
 
 import importlib.metadata
@@ -16,10 +17,10 @@ from windlass.model.lora.adapter import BLOCK
 
 def degree_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
     """Where tp ranks cannot share this model's matrices evenly; names the sizes that can."""
-    counts = _counts(architecture)
+    counts = _counts(tp, architecture)
     wrong = [f"{count} {what}" for what, count in counts.items() if count % tp]
     if wrong:
-        legal = [str(n) for n in range(1, max(counts.values()) + 1) if all(count % n == 0 for count in counts.values())]
+        legal = [str(n) for n in range(1, max(counts.values()) + 1) if _divides(n, architecture)]
         yield UserError(
             f"parallel.tp={tp} for a model of {' and '.join(wrong)}",
             "each of tp ranks computes an equal part of all of "
@@ -28,11 +29,18 @@ def degree_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
         )
 
 
-def _counts(architecture: Architecture) -> dict[str, int]:
-    """What tp divides, by its name."""
+def _divides(tp: int, architecture: Architecture) -> bool:
+    return all(count % tp == 0 for count in _counts(tp, architecture).values())
+
+
+def _counts(tp: int, architecture: Architecture) -> dict[str, int]:
+    """What tp divides, by its name. Of fewer key/value heads than ranks several ranks compute the same one, if their number
+    divides tp, and no norm goes over all of them."""
+    kv_heads = architecture.num_kv_heads
+    is_shared = tp > kv_heads and tp % kv_heads == 0 and not architecture.qk_norm_whole
     return {
         "query heads": architecture.num_heads,
-        "key/value heads": architecture.num_kv_heads,
+        **({} if is_shared else {"key/value heads": kv_heads}),
         **_channels(architecture),
         "rows of the vocabulary (padded)": architecture.padded_vocab_size,
     }
@@ -186,7 +194,4 @@ def _tps(tp: int, length: int, context: int, kind: str, architecture: Architectu
     legal = [n for n in range(1, min(2 * tp, length) + 1) if length % _unit(n, context) == 0]
     if architecture is None:
         return legal
-    counts = _counts(architecture).values()
-    return [
-        n for n in legal if all(count % n == 0 for count in counts) and _deals_heads(context, kind, n, architecture)
-    ]
+    return [n for n in legal if _divides(n, architecture) and _deals_heads(context, kind, n, architecture)]
