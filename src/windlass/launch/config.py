@@ -167,6 +167,10 @@ class KubernetesConfig(Settings):
     secrets: dict[Variable, Annotated[str, Field(pattern=SUBDOMAIN[:-1] + r"/[-._A-Za-z0-9]+$")]] = {}
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
+    prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
+    """Pods of a JobSet that prepare the data side by side, between one that makes the tokenizer and one that joins the parts, before
+    the run begins. Default: the first pod of the run prepares all."""
+
     retries: int = Field(default=20, ge=0)
     """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
 
