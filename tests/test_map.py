@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands.speed": ("", "advice", "report"),
     "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "other_names"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
-    "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
+    "flyte": ("", "commands", "training", "checkpoint", "data", "data.prepare", "report", "report.page"),
     "cli": (
         "",
         "commands",

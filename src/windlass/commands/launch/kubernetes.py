@@ -5,6 +5,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from windlass.config import RunConfig, load_recipe
+from windlass.data.prepare.part_record import beside
 from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.launch.job_names import job_name
 from windlass.launch.kubernetes import apply, check_parts, check_pods, manifests
@@ -47,8 +48,5 @@ def _check_parts(config: RunConfig, kind: Literal["jobset", "trainjob"]) -> None
     """Raises UserError where pods are to prepare the data in parts, and cannot."""
     if config.launch.kubernetes.prepare_parts is not None:
         check_may_be_joined(config.data)
-        at_url = config.data.cache  # None where the shards are in a directory
-        key, place = (
-            ("data.directory", config.data.directory) if at_url is None else ("data.cache.directory", at_url.directory)
-        )
+        key, place = beside(config.data)
         check_parts(config.launch.kubernetes, kind, key, PurePath(place))

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 
+from windlass.data.config import DataConfig
 from windlass.data.files import write_durably
 from windlass.data.prepare.directory import sibling
 from windlass.data.prepare.fingerprint import corpus_hash, without_bad_rows
@@ -119,6 +120,13 @@ def with_tokenizer(record: PartRecord, directory: Path) -> PartRecord:
 def parts_of(directory: Path) -> Path:
     """Where the parts of the preparation `directory` are."""
     return sibling(directory, "parts")
+
+
+def beside(config: DataConfig) -> tuple[str, str]:
+    """(key, value) of the setting whose directory the parts are beside."""
+    if config.cache is None:
+        return "data.directory", config.directory
+    return "data.cache.directory", config.cache.directory  # of shards at a URL
 
 
 def found_parts(directory: Path) -> list[PartDirectory]:
