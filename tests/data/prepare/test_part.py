@@ -174,6 +174,35 @@ def test_rows_that_are_not_local_are_fetched_by_the_first_step_alone(tmp_path, s
     assert content(joined.directory) == content(quietly(config("whole")).directory)
 
 
+def test_parts_are_joined_into_a_store_and_may_come_from_machines_with_disks_of_their_own(
+    tmp_path, sources, small_chunks, small
+):
+    """Each machine has a cache of its own; what they share is the store alone."""
+    small_chunks()
+    tokenizer = {"from": str(small[1].tokenizer_directory)}
+
+    def at(machine, name="parts"):
+        url, cache = f"file://{tmp_path}/store/{name}", {"directory": str(tmp_path / machine / "cache")}
+        return data_config(tmp_path, sources=sources, tokenizer=tokenizer, directory=url, cache=cache)
+
+    for number in range(2):
+        make_part(at(f"machine-{number}"), number, 2)
+    places = [next((tmp_path / f"machine-{number}").glob(".cache.prepare-*.parts")) for number in range(2)]
+    assert [place.name for place in places] == [places[0].name] * 2 and not (tmp_path / "store").exists()
+    with pytest.raises(UserError) as caught:
+        join(at("machine-0"))
+    assert caught.value.given.startswith("part 1/2 of ") and caught.value.change.endswith(f", to {places[0]}")
+    assert not (tmp_path / "store").exists()
+    (places[1] / "part-1-of-2").rename(places[0] / "part-1-of-2")
+    joined = join(at("machine-0"))
+    quietly(at("machine-0", "whole"))
+    assert content(tmp_path / "store" / "parts") == content(tmp_path / "store" / "whole") != {}
+    assert not places[0].exists()
+    lines = []
+    assert join(at("machine-1"), lines=lines).fingerprint == joined.fingerprint
+    assert "is prepared already and unchanged: skipped" in lines[-1]
+
+
 # ---- kills
 
 ROOT = Path(__file__).parents[3]  # KILLED imports from tests

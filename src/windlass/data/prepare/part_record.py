@@ -32,6 +32,7 @@ from windlass.version import __version__
 RECORD_NAME: Final = "record.json"
 NAME: Final = re.compile(r"part-(\d+)-of-(\d+)")
 PART_COMMAND: Final = "windlass prepare RECIPE --part"
+COPIED: Final = "where machines share no file system, copy the directory of each part from the one that made it"
 TOKENIZER_COMMAND: Final = "windlass prepare RECIPE --tokenizer-only"
 
 
@@ -156,7 +157,8 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
     rule = "`--join` takes N parts, 0/N to N-1/N, each once and finished"
     if not parts:
         given = f"{parts_of(directory)} holds no part"
-        raise UserError(given, rule, f"make all parts first: {PART_COMMAND} 0/N and so on; or prepare without --join")
+        change = f"make all parts first: {PART_COMMAND} 0/N and so on; {COPIED}; or prepare without --join"
+        raise UserError(given, rule, change)
     counts = sorted({one.part.of for one in parts})
     if len(counts) > 1:
         few = [[one.path.name for one in parts if one.part.of == count] for count in counts]
@@ -175,7 +177,8 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
     missing = [str(Part(number, counts[0])) for number in range(counts[0]) if number not in numbers]
     if missing:
         given = f"{_some(missing)} of {directory} {'is' if len(missing) == 1 else 'are'} missing"
-        raise UserError(given, rule, f"make what is missing: {PART_COMMAND} {missing[0]}")
+        change = f"make what is missing: {PART_COMMAND} {missing[0]}; {COPIED}, to {parts_of(directory)}"
+        raise UserError(given, rule, change)
     begun = [str(one.part) for one in parts if one.record is None or not one.record.is_whole]
     if begun:
         given = f"{_some(begun)} of {directory} {'is' if len(begun) == 1 else 'are'} not finished"
