@@ -160,7 +160,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
     "data": ("config", "held_out", "files", "packing", "verified_file"),
-    "data.curate": ("config", "filters"),
+    "data.curate": ("config", "filters", "language"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background", "part", "part_record"),
     "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),

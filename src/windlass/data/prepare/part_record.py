@@ -14,13 +14,13 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 
 from windlass.data.config import DataConfig
+from windlass.data.curate.language import found_by
 from windlass.data.files import write_durably
 from windlass.data.prepare.directory import sibling
 from windlass.data.prepare.fingerprint import corpus_hash, without_bad_rows
@@ -107,7 +107,7 @@ def record_of(plan: PreparePlan, part: Part) -> PartRecord:
     sources = {use: corpus_hash(files) for use, files in plan.files.items()}
     by = [__version__]
     if any(filters.config.language is not None for filters in plan.filters.values()):
-        by.append(f"py3langid {version('py3langid')}")
+        by.append(found_by())
     return PartRecord(*part, plan.work, without_bad_rows(plan.settings), sources, plan.date, " with ".join(by))
 
 
