@@ -41,6 +41,12 @@ def pytest_addoption(parser):
         "--long-sample", type=float, metavar="SECONDS", help="run only long tests, a sample of these seconds"
     )
     parser.addoption("--seed", default="", help="what --long-sample is drawn by")
+    parser.addoption(
+        "--kills",
+        type=int,
+        metavar="N",
+        help="kill each step of a preparation in parts at N calls alone, not at all of them",
+    )
     parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that would begin later")
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped for want of something fails")
     parser.addoption("--record-seconds", metavar="FILE", help="write the seconds of long tests there")

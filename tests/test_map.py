@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands.speed": ("", "advice", "report"),
     "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "other_names"),
     "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
-    "flyte": ("", "commands", "training", "checkpoint", "data.prepare", "report", "report.page"),
+    "flyte": ("", "commands", "training", "checkpoint", "data", "data.prepare", "report", "report.page"),
     "cli": (
         "",
         "commands",
@@ -160,7 +160,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
     "data": ("config", "held_out", "files", "packing", "verified_file"),
-    "data.curate": ("config", "filters"),
+    "data.curate": ("config", "filters", "language"),
     "data.lint": ("statistics", "lint", "findings"),
     "data.prepare": ("prepare", "manifest", "background", "part", "part_record"),
     "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),

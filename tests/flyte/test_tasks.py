@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests import tiny
+from tests.data.prepare.test_prepare import content
 from windlass.checkpoint.keep import diff
 from windlass.config import to_yaml
+from windlass.data.prepare.prepare import prepare
 from windlass.launch.config import FlyteConfig
 from windlass.launch.flyte import driver
 from windlass.status import read_status
@@ -107,6 +109,20 @@ def test_a_second_run_skips_prepare_and_a_changed_setting_prepares_beside_it(pyt
     assert prepared_by(local(python, base, f"run.directory={base}/third", "data.sequence_length=8")) == 1
     folders = [folder for folder in (base / "data").iterdir() if not folder.name.startswith(".")]
     assert len(folders) == 2 and all((folder / "prepared.json").is_file() for folder in folders)
+
+
+def test_parts_are_made_once_and_are_the_data_that_one_task_prepares(python, base):
+    first = local(python, base, "launch.flyte.prepare_parts=3")
+    assert prepared_by(first) == 1
+    said = [line.partition(": ")[0] for line in first.stdout.splitlines() if line.startswith("task ")]
+    assert said == ["task part 0/3", "task part 1/3", "task part 2/3", "task prepare"]
+    (made,) = [folder for folder in (base / "data").iterdir() if not folder.name.startswith(".")]
+    alone = tiny.recipe(base).data.changed(directory=str(base / "alone"))
+    assert content(made) == content(prepare(alone, {}, log=lambda _line: None).directory)
+    assert [name.name for name in (base / "data").iterdir() if name.name.endswith(".parts")] == []
+    for parts in ("launch.flyte.prepare_parts=2", "launch.flyte.prepare_parts=null"):
+        again = local(python, base, f"run.directory={base}/again", parts)
+        assert prepared_by(again) == 0 and "task part" not in again.stdout, "cached, however it was made"
 
 
 def test_a_crash_is_retried_and_goes_on_from_the_last_checkpoint(python, base):

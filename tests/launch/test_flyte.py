@@ -7,7 +7,7 @@ import pytest
 
 from windlass.errors import SeveralErrors, UserError
 from windlass.launch.config import FlyteConfig
-from windlass.launch.flyte import check_no_secret, check_tasks, driver, ranks_per_node
+from windlass.launch.flyte import check_no_secret, check_parts, check_tasks, driver, ranks_per_node
 
 
 def calls(text, name):
@@ -28,6 +28,39 @@ def test_the_pipeline_asks_for_what_the_recipe_names():
     assert calls(text, "task") == [{"retries": "5", "report": "True"}]
     assert [call["name"] for call in calls(text, "TaskEnvironment")] == ["windlass-prepare", "mine-train", "mine"]
     assert "i:1" in text and len(text.splitlines()) < 60
+
+
+def test_parts_are_tasks_of_the_cached_preparation():
+    text = driver(FlyteConfig(image="i:1", cpu=8, retries=5, mount="/runs", prepare_parts=7), "mine", 1)
+    assert calls(text, "Resources") == [{"cpu": "8"}, {"cpu": "8"}]
+    environments = calls(text, "TaskEnvironment")
+    assert [call["name"] for call in environments] == ["windlass-parts", "windlass-prepare", "mine-train", "mine"]
+    assert ["cache" in call for call in environments] == [False, True, False, False]
+    assert [call.get("depends_on") for call in environments] == [
+        *(None, "[parts_env]", None, "[prepare_env, train_env]"),
+    ]
+    assert [call["retries"] for call in calls(text, "task")] == ["5"] * 4
+    functions = {
+        node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert list(functions) == ["tokenizer", "part", "join", "prepare", "train", "pipeline"]
+    under = {name: ast.unparse(node.decorator_list[0]).split(".")[0] for name, node in functions.items()}
+    assert [under[name] for name in ("tokenizer", "part", "join", "prepare")] == [*["parts_env"] * 3, "prepare_env"]
+    assert "number, 7)" in text and "range(7)" in text and len(text.splitlines()) < 85
+
+
+@pytest.mark.parametrize(
+    ("mount", "place", "said"),
+    [
+        (None, "data", "launch.flyte.prepare_parts=7 without launch.flyte.mount"),
+        ("/runs", "/tmp/x", "prepare_parts=7, and data.directory=/tmp/x with the volume mounted at /runs"),
+    ],
+)
+def test_parts_that_could_not_be_joined_are_refused(mount, place, said):
+    with pytest.raises(UserError, match=said):
+        check_parts(FlyteConfig(image="i:1", mount=mount, prepare_parts=7), "data.directory", Path(place))
+    for kept in ("data", "/runs/data"):
+        check_parts(FlyteConfig(image="i:1", mount="/runs", prepare_parts=7), "data.directory", Path(kept))
 
 
 def test_what_is_not_named_is_the_clusters():

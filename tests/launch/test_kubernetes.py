@@ -13,11 +13,13 @@ import yaml
 
 import windlass
 from tests import tiny
+from tests.data.prepare.test_prepare import content
 from windlass.config import to_yaml
+from windlass.data.prepare.prepare import prepare
 from windlass.errors import Unavailable, UserError
 from windlass.launch import kubernetes as made_by
 from windlass.launch.config import KubernetesConfig
-from windlass.launch.kubernetes import apply, check_pods, command, manifests
+from windlass.launch.kubernetes import apply, check_parts, check_pods, command, manifests
 from windlass.launch.slurm import Size
 
 models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api (the dev extra)")
@@ -69,7 +71,7 @@ def lost(tree):
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-@pytest.mark.parametrize("kubernetes", [FULL, KubernetesConfig(image="i", claim="c")])
+@pytest.mark.parametrize("kubernetes", [FULL, KubernetesConfig(image="i", claim="c"), FULL.changed(prepare_parts=8)])
 def test_nothing_is_lost_in_the_controllers_models(kind, kubernetes):
     recipe, job = made(kubernetes, kind=kind)
     assert lost(recipe) == lost(job) == []
@@ -81,17 +83,21 @@ def test_nothing_is_lost_in_the_controllers_models(kind, kubernetes):
     [
         ("jobset", ("spec", "failurePolicy"), "maxRestart"),
         ("jobset", ("spec",), "replicatedJob"),
+        ("jobset", ("spec", "replicatedJobs", 1), "dependOn"),
+        ("jobset", ("spec", "replicatedJobs", 1, "dependsOn", 0), "state"),
+        ("jobset", ("spec", "replicatedJobs", 1, "template", "spec"), "completion"),
         ("trainjob", ("spec", "trainer"), "numNode"),
         ("trainjob", ("spec",), "podTemplateOverrides"),
     ],
 )
 def test_a_typo_would_be_seen(kind, path, typo):
-    _, job = made(kind=kind)
+    _, job = made(FULL.changed(prepare_parts=8), kind) if kind == "jobset" else made(kind=kind)
     place = job
     for key in path:
         place = place[key]
     place[typo] = 3 if typo != "podTemplateOverrides" else [{}]
-    assert lost(job) == [".".join((job["kind"], *path, typo))]
+    where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    assert lost(job) == [f"{job['kind']}{where}.{typo}"]
 
 
 def test_a_wrong_type_is_refused_by_the_models():
@@ -146,6 +152,55 @@ def test_pods_meet_at_the_first_of_a_jobset_and_at_the_controllers_name_in_a_tra
     assert trainer["command"][:4] == ["/bin/sh", "-c", 'cd /runs && exec "$@"', "sh"]
     assert trainer["command"][-1] == "$(PET_MASTER_ADDR):$(PET_MASTER_PORT)"
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+
+
+def test_a_jobset_prepares_in_parts_before_it_trains():
+    _, alone = made()
+    _, job = made(FULL.changed(prepare_parts=8))
+    assert {**job["spec"], "replicatedJobs": None} == {**alone["spec"], "replicatedJobs": None}
+    *before, workers = job["spec"]["replicatedJobs"]
+    assert workers.pop("dependsOn") == [{"name": "join", "status": "Complete"}]
+    assert [workers] == alone["spec"]["replicatedJobs"]
+    assert [one["name"] for one in before] == ["tokenizer", "parts", "join"]
+    assert [one.get("dependsOn") for one in before] == [
+        None,
+        [{"name": "tokenizer", "status": "Complete"}],
+        [{"name": "parts", "status": "Complete"}],
+    ]
+    specs = [one["template"]["spec"] for one in before]
+    assert [(one["completions"], one["parallelism"], one["completionMode"]) for one in specs] == [
+        *((1, 1, "Indexed"), (8, 8, "Indexed"), (1, 1, "Indexed"))
+    ]
+    ends = [["--tokenizer-only"], ["--part", "auto/8"], ["--join", "--data-only"]]
+    trains = workers["template"]["spec"]["template"]["spec"]
+    for spec, end in zip(specs, ends):
+        assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "FailJob"]
+        assert spec["podFailurePolicy"]["rules"][0]["onPodConditions"] == [
+            {"type": "DisruptionTarget", "status": "True"}
+        ]
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        recipe = ["python3", "-m", "windlass", "prepare", "/windlass/recipe.yaml", "run.steps=9"]
+        assert container["command"] == recipe + end
+        assert container["resources"]["limits"] == {"cpu": "32", "memory": "400Gi"}, "no GPU"
+        for key in ("env", "volumeMounts", "workingDir", "image"):
+            assert container[key] == trains["containers"][0][key], key
+        assert {**pod, "containers": None} == {**trains, "containers": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "place", "said"),
+    [
+        ("trainjob", {}, "data", "launch.kubernetes.prepare_parts=8 with --kind trainjob"),
+        ("jobset", {"claim": None}, "data", "launch.kubernetes.prepare_parts=8 without launch.kubernetes.claim"),
+        ("jobset", {}, "/tmp/x", "prepare_parts=8, and data.directory=/tmp/x with the volume mounted at /runs"),
+    ],
+)
+def test_parts_that_could_not_be_joined_are_refused(kind, changes, place, said):
+    with pytest.raises(UserError, match=said):
+        check_parts(FULL.changed(prepare_parts=8, **changes), kind, "data.directory", PurePosixPath(place))
+    for kept in ("data", "/runs/data"):
+        check_parts(FULL.changed(prepare_parts=8), "jobset", "data.directory", PurePosixPath(kept))
 
 
 def test_a_trainjobs_pods_have_what_a_jobsets_have():
@@ -272,3 +327,30 @@ def test_what_two_pods_run_is_one_run_of_two_ranks(tmp_path, monkeypatch):
     found = [line for line in tiny.lines(tmp_path / "mine") if line["kind"] in ("start", "step")]
     assert [line["step"] for line in found] == [0, 1, 2, 3, 4]
     assert found[0]["derived"]["ranks"].startswith("2 on ")
+
+
+@pytest.mark.long
+def test_what_the_pods_of_a_preparation_run_gives_one_machines_shards(tmp_path, monkeypatch):
+    """The commands of the JobSet's jobs, in their order, each with the index that Kubernetes sets."""
+    monkeypatch.setattr(made_by, "FOLDER", str(tmp_path / "windlass"))
+    tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path)))
+    tree["data"]["directory"] = "parts"
+    kubernetes = KubernetesConfig(image="i", claim="c", mount=str(tmp_path), prepare_parts=3)
+    text = manifests(kubernetes, yaml.safe_dump(tree), [], Size(1, 1), "mine", "jobset")
+    recipe, jobset = yaml.safe_load_all(text)
+    (tmp_path / "windlass").mkdir()
+    (tmp_path / "windlass" / "recipe.yaml").write_text(recipe["data"]["recipe.yaml"])
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **path, "PYTHONPATH": str(Path(windlass.__file__).parent.parent)}
+    for job in jobset["spec"]["replicatedJobs"][:3]:
+        spec = job["template"]["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        for index in reversed(range(spec["completions"])):
+            variables = {**environ, "JOB_COMPLETION_INDEX": str(index)}
+            done = subprocess.run(
+                container["command"], env=variables, cwd=container["workingDir"], capture_output=True, text=True
+            )
+            assert done.returncode == 0, (job["name"], index, done.stdout, done.stderr)
+    whole = tiny.recipe(tmp_path).data
+    joined, alone = tmp_path / "parts", Path(prepare(whole, {}, log=lambda _line: None).directory)
+    assert content(joined) == content(alone)

@@ -1,6 +1,7 @@
 """The bodies of a pipeline's tasks. A recipe travels as text: a path of the host that submits means nothing in a pod.
 
 prepare   writes data below data.directory, in a folder named by the fingerprint, so another setting prepares beside it
+make_tokenizer, make_part   the same in parts, which `prepare` with `is_join` joins
 train     all ranks; goes on from the run directory or checkpoint.remote by itself, and gives back a checkpoint and an export
 key_of    the fingerprint: what a preparation is a function of, and so the cache's key
 
@@ -26,6 +27,9 @@ from windlass.checkpoint.store import committed_steps
 from windlass.checkpoint.verify import verify
 from windlass.commands.export import export
 from windlass.config import RunConfig, parse_recipe
+from windlass.data.config import DataConfig
+from windlass.data.prepare.part import prepare_part, prepare_tokenizer
+from windlass.data.prepare.part_record import Part
 from windlass.data.prepare.prepare import prepare as prepare_data
 from windlass.errors import BadCheckpoint, WindlassError, exit_code_of
 from windlass.flyte.page import reported
@@ -57,15 +61,36 @@ def key_of(recipe: str, overrides: list[str]) -> str:
         return fingerprint(parse_recipe(recipe, "the recipe", *overrides))
 
 
-def prepare(recipe: str, overrides: list[str], key: str) -> Dir:
+def prepare(recipe: str, overrides: list[str], key: str, is_join: bool = False) -> Dir:
     """Prepares the data of `recipe`, whose key is `key` -> where it is; what a pod has on its own disk is uploaded."""
     with _mistakes_are_final():
-        config = pin_tokenizer(parse_recipe(recipe, "the recipe", *overrides))
-        directory = f"{str(config.data.directory).rstrip('/')}/{key[:16]}"
-        say(f"task prepare: {directory}")
-        data = parse_recipe(recipe, "the recipe", *overrides, f"data.directory={json.dumps(directory)}").data
-        prepare_data(data.changed(tokenizer=config.data.tokenizer), config.evaluate.sets)
-        return Dir(path=directory) if _outlives_the_pod(config, directory) else Dir.from_local_sync(directory)
+        config, data = _placed(recipe, overrides, key)
+        say(f"task prepare: {data.directory}")
+        prepare_data(data, config.evaluate.sets, is_join=is_join)
+        return _kept(config, data.directory)
+
+
+def make_tokenizer(recipe: str, overrides: list[str], key: str) -> None:
+    """What the parts of `prepare` need first: hashes and counts of the sources, and the tokenizer."""
+    with _mistakes_are_final():
+        config, data = _placed(recipe, overrides, key)
+        prepare_tokenizer(data, config.evaluate.sets)
+
+
+def make_part(recipe: str, overrides: list[str], key: str, number: int, of: int) -> None:
+    """Encodes part `number`, from 0, of `of`; or what is missing of it."""
+    with _mistakes_are_final():
+        config, data = _placed(recipe, overrides, key)
+        say(f"task part {number}/{of}: {data.directory}")
+        prepare_part(data, config.evaluate.sets, Part(number, of))
+
+
+def _placed(recipe: str, overrides: list[str], key: str) -> tuple[RunConfig, DataConfig]:
+    """The recipe; and its data, in the folder that the key names."""
+    config = pin_tokenizer(parse_recipe(recipe, "the recipe", *overrides))
+    directory = f"{str(config.data.directory).rstrip('/')}/{key[:16]}"
+    data = parse_recipe(recipe, "the recipe", *overrides, f"data.directory={json.dumps(directory)}").data
+    return config, data.changed(tokenizer=config.data.tokenizer)
 
 
 def train(recipe: str, overrides: list[str], data: Dir, start_from: Dir | None = None) -> tuple[Dir, Dir]:
@@ -83,7 +108,7 @@ def train(recipe: str, overrides: list[str], data: Dir, start_from: Dir | None =
         if contract.rank() != 0:
             return Dir(path=str(run)), Dir(path=str(run))  # of which Flyte takes rank 0's alone
         checkpoint, exported = newest_whole(run), export(run).directory
-        return _kept(config, checkpoint), _kept(config, exported)
+        return _kept(config, str(checkpoint)), _kept(config, str(exported))
 
 
 def newest_whole(run: Path) -> Path:
@@ -106,9 +131,8 @@ def _outlives_the_pod(config: RunConfig, directory: str) -> bool:
     return mount is not None and Path(directory).is_relative_to(mount)
 
 
-def _kept(config: RunConfig, directory: Path) -> Dir:
+def _kept(config: RunConfig, place: str) -> Dir:
     """A pointer to what outlives the pod, else an upload."""
-    place = str(directory)
     return Dir(path=place) if _outlives_the_pod(config, place) else Dir.from_local_sync(place)
 
 

@@ -167,6 +167,10 @@ class KubernetesConfig(Settings):
     secrets: dict[Variable, Annotated[str, Field(pattern=SUBDOMAIN[:-1] + r"/[-._A-Za-z0-9]+$")]] = {}
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
+    prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
+    """Pods of a JobSet that prepare the data side by side, between one that makes the tokenizer and one that joins the parts. All
+    end before the run begins. Default: the first pod of the run prepares all."""
+
     retries: int = Field(default=20, ge=0)
     """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
 
@@ -196,6 +200,10 @@ class FlyteConfig(Settings):
     retries: int = Field(default=0, ge=0)
     """How often Flyte starts training again after a lost pod, a stop that saved, or a failure that is not the recipe's. A retry
     has an empty disk: it needs checkpoint.remote or launch.flyte.mount."""
+
+    prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
+    """Tasks that prepare the data side by side, between one that makes the tokenizer and one that joins the parts. They need
+    launch.flyte.mount, and are retried as training is. Default: one task prepares all."""
 
     mount: str | None = Field(default=None, pattern=r"^/[^\x00-\x1f]+$")
     """Where the cluster's own pod template mounts a volume that all pods share; relative paths of the recipe are below it."""

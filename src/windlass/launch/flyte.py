@@ -53,6 +53,23 @@ def _problems(flyte: FlyteConfig, run: Path, has_remote: bool) -> Iterator[UserE
         )
 
 
+def check_parts(flyte: FlyteConfig, key: str, place: Path) -> None:
+    """Raises UserError where pods could not make or join the parts of a preparation. `place`: of the parts, given as `key`."""
+    parts = f"launch.flyte.prepare_parts={flyte.prepare_parts}"
+    if flyte.mount is None:
+        raise UserError(
+            f"{parts} without launch.flyte.mount",
+            "a part is made by one pod, and joined by another",
+            "name the path where the cluster's pod template mounts a volume that all pods share",
+        )
+    if place.is_absolute() and not place.is_relative_to(flyte.mount):
+        raise UserError(
+            f"{parts}, and {key}={place} with the volume mounted at {flyte.mount}",
+            f"parts are beside {key}, where all pods see them",
+            f"give a path below {flyte.mount}, or a relative one, which is put there",
+        )
+
+
 def ranks_per_node(flyte: FlyteConfig, nproc: int | None) -> int:
     """One rank per GPU; `nproc` where there is none. Raises UserError where both are given and differ."""
     gpus = int(str(flyte.gpu).rpartition(":")[2]) if flyte.gpu is not None else None

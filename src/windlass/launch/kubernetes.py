@@ -5,6 +5,9 @@ of pods are the JobSet's: a pod that stopped and saved (75), or lost its node, i
 (2, 3, 4) ends the job. A pod's disk ends with it, so the run directory is on a volume that all pods mount, or, on one host, its
 checkpoints are copied to `checkpoint.remote`. The recipe travels in a ConfigMap, secrets as references to Secrets of the cluster.
 
+With `prepare_parts` three jobs of the JobSet prepare before that: one pod makes the tokenizer, N pods a part each, one joins
+them. Each waits for the one before (`dependsOn`). A restart runs all of them again, and what is prepared is skipped.
+
 Fields: jobset.x-k8s.io/v1alpha2, and trainer.kubeflow.org/v1alpha1, where a run's volumes are a patch of the runtime
 (`runtimePatches`; what was `podTemplateOverrides` is dropped there without a word).
 """
@@ -12,6 +15,7 @@ Fields: jobset.x-k8s.io/v1alpha2, and trainer.kubeflow.org/v1alpha1, where a run
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -27,6 +31,7 @@ from windlass.safe_text import redacted
 PORT: Final = 29_400
 FOLDER: Final = "/windlass"
 """Where the recipe is mounted."""
+WINDLASS: Final = ("python3", "-m", "windlass")
 FINAL: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
 WORKERS: Final = "workers"
 RUNTIME_JOB: Final = "node"
@@ -69,6 +74,29 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, has_remote: bool, si
         )
 
 
+def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, place: PurePath) -> None:
+    """Raises UserError where the parts of a preparation could not be made or joined. `place`: of the parts, given as `key`."""
+    parts = f"launch.kubernetes.prepare_parts={kubernetes.prepare_parts}"
+    if kind == "trainjob":
+        raise UserError(
+            f"{parts} with --kind trainjob",
+            "a TrainJob begins at once: jobs that wait for each other are a JobSet's",
+            "give --kind jobset; or leave prepare_parts out, and the TrainJob prepares the data by itself",
+        )
+    if kubernetes.claim is None:
+        raise UserError(
+            f"{parts} without launch.kubernetes.claim",
+            "a part is made by one pod, and joined by another",
+            "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)",
+        )
+    if place.is_absolute() and not place.is_relative_to(kubernetes.mount):
+        raise UserError(
+            f"{parts}, and {key}={place} with the volume mounted at {kubernetes.mount}",
+            f"parts are beside {key}, where all pods see them",
+            f"give a path below {kubernetes.mount}, or a relative one: pods start there",
+        )
+
+
 def manifests(
     kubernetes: KubernetesConfig,
     text: str,
@@ -99,19 +127,60 @@ def manifests(
 
 def command(arguments: list[str], size: Size, endpoint: str) -> list[str]:
     """What a pod runs."""
-    given = [argument.replace("$(", "$$(") for argument in arguments]  # Kubernetes would put a variable there
-    recipe = [f"{FOLDER}/recipe.yaml", *given, "--nproc", str(size.tasks_per_node)]
+    recipe = [*_recipe(arguments), "--nproc", str(size.tasks_per_node)]
     if size.nodes == 1:
-        return ["python3", "-m", "windlass", "train", *recipe]
-    return ["python3", "-m", "windlass", "launch", "nodes", *recipe, "--nodes", str(size.nodes), "--endpoint", endpoint]
+        return [*WINDLASS, "train", *recipe]
+    return [*WINDLASS, "launch", "nodes", *recipe, "--nodes", str(size.nodes), "--endpoint", endpoint]
+
+
+def _recipe(arguments: list[str]) -> list[str]:
+    return [
+        f"{FOLDER}/recipe.yaml",
+        *(argument.replace("$(", "$$(") for argument in arguments),
+    ]  # no variable of Kubernetes
 
 
 def _jobset(kubernetes: KubernetesConfig, arguments: list[str], size: Size, metadata: Tree) -> Tree:
     name = metadata["name"]
+    inside = command(arguments, size, f"{name}-{WORKERS}-0-0.{name}:{PORT}")
+    jobs = [*_preparation(kubernetes, arguments, name), _job(kubernetes, name, WORKERS, inside, size)]
+    for before, job in pairwise(jobs):
+        job["dependsOn"] = [{"name": before["name"], "status": "Complete"}]
+    rule = {"name": "mistakes", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": {
+            "failurePolicy": {"maxRestarts": kubernetes.retries, "rules": [rule]},
+            "network": {"enableDNSHostnames": True},
+            "replicatedJobs": jobs,
+        },
+    }
+
+
+def _preparation(kubernetes: KubernetesConfig, arguments: list[str], name: str) -> list[Tree]:
+    """The jobs that prepare in parts, in their order. A pod that its node lost is started again alone."""
+    count = kubernetes.prepare_parts
+    if count is None:
+        return []
+    lost = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    steps = {"tokenizer": ["--tokenizer-only"], "parts": ["--part", f"auto/{count}"], "join": ["--join", "--data-only"]}
+    jobs = []
+    for step, options in steps.items():
+        inside = [*WINDLASS, "prepare", *_recipe(arguments), *options]
+        job = _job(kubernetes, name, step, inside, Size(count if step == "parts" else 1, 1))
+        job["template"]["spec"]["podFailurePolicy"]["rules"].insert(0, lost)
+        jobs.append(job)
+    return jobs
+
+
+def _job(kubernetes: KubernetesConfig, name: str, job: str, inside: list[str], size: Size) -> Tree:
+    """A replicated job of the JobSet `name`, whose pods run `inside`."""
     container = {
         "name": "windlass",
         "image": kubernetes.image,
-        "command": command(arguments, size, f"{name}-{WORKERS}-0-0.{name}:{PORT}"),
+        "command": inside,
         "workingDir": kubernetes.mount,
         "env": _environment(kubernetes),
         "resources": _resources(kubernetes, size),
@@ -125,7 +194,7 @@ def _jobset(kubernetes: KubernetesConfig, arguments: list[str], size: Size, meta
         "volumes": _volumes(kubernetes, name),
     }
     codes = {"containerName": "windlass", "operator": "In", "values": list(FINAL)}
-    job = {
+    spec = {
         "parallelism": size.nodes,
         "completions": size.nodes,
         "completionMode": "Indexed",
@@ -133,17 +202,7 @@ def _jobset(kubernetes: KubernetesConfig, arguments: list[str], size: Size, meta
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
         "template": {"spec": pod},
     }
-    rule = {"name": "mistakes", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": {
-            "failurePolicy": {"maxRestarts": kubernetes.retries, "rules": [rule]},
-            "network": {"enableDNSHostnames": True},
-            "replicatedJobs": [{"name": WORKERS, "replicas": 1, "template": {"spec": job}}],
-        },
-    }
+    return {"name": job, "replicas": 1, "template": {"spec": spec}}
 
 
 def _trainjob(kubernetes: KubernetesConfig, arguments: list[str], size: Size, metadata: Tree) -> Tree:

@@ -38,11 +38,31 @@ def test_a_dry_run_prints_the_pipeline_and_its_inputs(recipe, monkeypatch, capsy
     assert sorted(recipe.parent.iterdir()) == before
 
 
+def test_parts_are_on_the_volume(recipe, monkeypatch, capsys):
+    at_a_url = "data.directory=memory://d data.cache.directory=cache launch.flyte.prepare_parts=3 --dry-run"
+    code, printed = launch(f"r.yaml {at_a_url}", monkeypatch, capsys)
+    assert code == 0, printed.err
+    inputs = json.loads(printed.out.splitlines()[-1].partition("overrides=")[2])
+    assert inputs[-2:] == ['run.directory="/runs/mine"', 'data.cache.directory="/runs/cache"']
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ("r.yaml launch.flyte.image=null --dry-run", "launch.flyte.image is missing"),
         ("r.yaml launch.flyte.mount=null --dry-run", "launch.flyte.retries=4 without checkpoint.remote"),
+        (
+            "r.yaml launch.flyte.prepare_parts=3 launch.flyte.retries=0 launch.flyte.mount=null --dry-run",
+            "launch.flyte.prepare_parts=3 without launch.flyte.mount",
+        ),
+        (
+            "r.yaml launch.flyte.prepare_parts=3 data.directory=/d --dry-run",
+            "launch.flyte.prepare_parts=3, and data.directory=/d with the volume mounted at /runs",
+        ),
+        (
+            "r.yaml launch.flyte.prepare_parts=3 data.order.first_epoch=written --dry-run",
+            "data.order.first_epoch: written, and a preparation in parts",
+        ),
         ("r.yaml launch.flyte.gpu=much --dry-run", "launch.flyte.gpu"),
         ("r.yaml launch.flyte.gpu=4 --nproc 2 --dry-run", "--nproc 2 with launch.flyte.gpu=4"),
         ("r.yaml parallel.context=2 --nproc 3 --dry-run", "3 ranks"),

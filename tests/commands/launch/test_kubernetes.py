@@ -59,12 +59,38 @@ def test_a_run_directory_whose_name_no_cluster_takes_gives_one_that_it_does(reci
     assert printed.err == "the job is called my-run, after Runs/My_Run; --job-name gives it another name\n"
 
 
+def test_parts_are_jobs_before_the_run(recipe, monkeypatch, capsys):
+    arguments = "r.yaml launch.kubernetes.prepare_parts=4 data.directory=shards --nodes 1 --tasks-per-node 2 --dry-run"
+    code, printed = launch(arguments, monkeypatch, capsys)
+    assert code == 0, printed.err
+    _, job = yaml.safe_load_all(printed.out)
+    assert [one["name"] for one in job["spec"]["replicatedJobs"]] == ["tokenizer", "parts", "join", "workers"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ("r.yaml launch.kubernetes.image=null --nodes 1 --tasks-per-node 1", "launch.kubernetes.image is missing"),
         ("r.yaml launch.kubernetes.claim=null --nodes 2 --tasks-per-node 1", "2 pods without launch.kubernetes.claim"),
         ("r.yaml parallel.context=2 --nodes 3 --tasks-per-node 1", "3 ranks"),
+        (
+            "r.yaml launch.kubernetes.prepare_parts=4 --nodes 1 --tasks-per-node 1 --kind trainjob",
+            "launch.kubernetes.prepare_parts=4 with --kind trainjob",
+        ),
+        (
+            "r.yaml launch.kubernetes.prepare_parts=4 data.order.first_epoch=written --nodes 1 --tasks-per-node 1",
+            "data.order.first_epoch: written, and a preparation in parts",
+        ),
+        (
+            "r.yaml launch.kubernetes.prepare_parts=4 --nodes 1 --tasks-per-node 1",
+            "/data with the volume mounted at /runs",
+        ),
+        (
+            "r.yaml launch.kubernetes.prepare_parts=4 data.directory=memory://d data.cache.directory=/c "
+            "--nodes 1 --tasks-per-node 1",
+            "launch.kubernetes.prepare_parts=4, and data.cache.directory=/c with the volume mounted at /runs",
+        ),
+        ("r.yaml launch.kubernetes.prepare_parts=1 --nodes 1 --tasks-per-node 1", "launch.kubernetes.prepare_parts"),
         ("r.yaml --nodes 1", "neither --gpus-per-node nor --tasks-per-node"),
         ("r.yaml --nodes 1 --tasks-per-node 1 --job-name My_Run", "`My_Run` as the name of a job"),
         ("r.yaml launch.kubernetes.namespace=My_Team --nodes 1 --tasks-per-node 1", "launch.kubernetes.namespace"),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 from pydantic import ValidationError
@@ -57,6 +58,19 @@ def test_where_the_package_is_missing_the_extra_is_named(monkeypatch):
     assert caught.value.given == "`filters.language`, and py3langid is not installed"
     assert caught.value.change == "pip install 'windlass-lm[curate]'"
     Filters(FiltersConfig(min_chars=2), "a").check(print)
+
+
+def test_a_version_that_is_not_there_names_the_extra_too(monkeypatch):
+    assert room.found_by() == f"py3langid {version('py3langid')}"
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(room, "version", missing)
+    with pytest.raises(UserError) as caught:
+        room.found_by()
+    assert caught.value.given == "`filters.language`, and py3langid is not installed"
+    assert caught.value.change == "pip install 'windlass-lm[curate]'"
 
 
 def test_nobody_loads_it_who_does_not_ask_for_it():

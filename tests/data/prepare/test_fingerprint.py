@@ -1,4 +1,5 @@
-"""The date of a chat template that reads the clock: part of the fingerprint, fixed once per preparation."""
+"""What is part of the fingerprint besides settings and files: the date of a chat template that reads the clock, fixed once per
+preparation; and the version of what finds languages."""
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from tests.data.prepare.test_build import Killed, killed_at
 from tests.data.tokenize.test_chat_template import PLAIN, chat_rows, template_of
 from tests.data.tokenize.test_chat_template import planted as planted  # a fixture
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.curate import language
 from windlass.data.prepare.fingerprint import fingerprint, settings_of, stream_fingerprint
 from windlass.data.prepare.manifest import load_prepared
-from windlass.data.prepare.prepare import prepare
+from windlass.data.prepare.prepare import open_prepared, prepare
 from windlass.data.shards.mds import Reader
 from windlass.errors import UserError
 
@@ -131,3 +133,37 @@ def test_a_validation_set_of_several_sources_is_another_than_the_one_stream_that
     assert settings_of(data_config(tmp_path, sources=two), {})["validation_by_source"] is True
     for changes in ({}, {"sources": two, "validation": "none"}, {"sources": two, "validation": {"path": "v"}}):
         assert "validation_by_source" not in settings_of(data_config(tmp_path, **changes), {})
+
+
+def english(root, **changes):
+    """A preparation of texts of which some are filtered by language."""
+    (root / "english").mkdir(exist_ok=True)
+    for number in range(12):
+        text = f"The ship hauls its anchor up before the tide turns, and all {number} hands are on deck."
+        (root / "english" / f"{number}.txt").write_text(text)
+    source = {"path": str(root / "english"), "filters": {"language": "en"}} | changes
+    return data_config(root, sources=[source], validation="none")
+
+
+def test_another_version_of_what_finds_languages_prepares_anew(tmp_path, monkeypatch):
+    def made(config, lines):
+        return prepare(config, {}, lines.append)
+
+    first, lines = made(english(tmp_path), []), []
+    assert made(english(tmp_path), lines) == first and "prepared already and unchanged" in lines[-1]
+    monkeypatch.setattr(language, "version", lambda _name: "99.0")
+    assert open_prepared(english(tmp_path), {}) == first, "who reads what is prepared needs no library of languages"
+    second = made(english(tmp_path), lines := [])
+    assert f"preparing {tmp_path}/data: the sources or settings have changed since it was prepared" in lines
+    assert second.fingerprint != first.fingerprint and second.stream != first.stream
+    monkeypatch.setattr(language, "version", lambda _name: "99.1")
+    assert made(english(tmp_path), []).fingerprint not in (first.fingerprint, second.fingerprint)
+    with pytest.raises(UserError, match=r"and with filters\.language the old py3langid"):
+        prepare(english(tmp_path), {}, print, begun=first.stream)
+
+
+def test_data_without_a_filter_by_language_is_recognised_whatever_finds_languages(tmp_path, monkeypatch):
+    config, lines = english(tmp_path, filters={"min_chars": 9}), []
+    first = prepare(config, {}, print)
+    monkeypatch.setattr(language, "version", lambda _name: pytest.fail("asked"))
+    assert prepare(config, {}, lines.append) == first and "prepared already and unchanged" in lines[-1]

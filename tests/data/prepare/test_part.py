@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -174,26 +175,92 @@ def test_rows_that_are_not_local_are_fetched_by_the_first_step_alone(tmp_path, s
     assert content(joined.directory) == content(quietly(config("whole")).directory)
 
 
+def test_parts_are_joined_into_a_store_and_may_come_from_machines_with_disks_of_their_own(
+    tmp_path, sources, small_chunks, small
+):
+    """Each machine has a cache of its own; what they share is the store alone."""
+    small_chunks()
+    tokenizer = {"from": str(small[1].tokenizer_directory)}
+
+    def at(machine, name="parts"):
+        url, cache = f"file://{tmp_path}/store/{name}", {"directory": str(tmp_path / machine / "cache")}
+        return data_config(tmp_path, sources=sources, tokenizer=tokenizer, directory=url, cache=cache)
+
+    for number in range(2):
+        make_part(at(f"machine-{number}"), number, 2)
+    places = [next((tmp_path / f"machine-{number}").glob(".cache.prepare-*.parts")) for number in range(2)]
+    assert [place.name for place in places] == [places[0].name] * 2 and not (tmp_path / "store").exists()
+    with pytest.raises(UserError) as caught:
+        join(at("machine-0"))
+    assert caught.value.given.startswith("part 1/2 of ") and caught.value.change.endswith(f", to {places[0]}")
+    assert not (tmp_path / "store").exists()
+    (places[1] / "part-1-of-2").rename(places[0] / "part-1-of-2")
+    joined = join(at("machine-0"))
+    quietly(at("machine-0", "whole"))
+    assert content(tmp_path / "store" / "parts") == content(tmp_path / "store" / "whole") != {}
+    assert not places[0].exists()
+    lines = []
+    assert join(at("machine-1"), lines=lines).fingerprint == joined.fingerprint
+    assert "is prepared already and unchanged: skipped" in lines[-1]
+
+
 # ---- kills
 
-ROOT = Path(__file__).parents[3]  # KILLED imports from tests
-KILLED = """
-import os, pathlib, signal, sys
+ROOT = Path(__file__).parents[3]  # KILLER imports from tests
+KILLER = """
+import os, signal, sys, traceback
+from pathlib import Path
 from tests.data.prepare.test_part import config_of_rows, cut_smallest, join, make_part
+CHANGES = {"os.rename", "os.mkdir", "os.symlink", "os.link", "os.remove", "os.rmdir", "os.truncate"}  # of replace and unlink too
 cut_smallest(setattr)
-root, number, left = pathlib.Path(sys.argv[1]), int(sys.argv[2]), [int(sys.argv[3])]
-def counted(call):
-    def wrapper(*args, **kwargs):
-        left[0] -= 1
-        if left[0] == 0:
+def run(root, number, left):
+    def count():
+        nonlocal left
+        left -= 1
+        if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        return call(*args, **kwargs)
-    return wrapper
-for name in ("rename", "replace", "fsync", "mkdir", "symlink", "unlink", "rmdir"):
-    setattr(os, name, counted(getattr(os, name)))
-join(config_of_rows(root)) if number < 0 else make_part(config_of_rows(root), number, 2)
-print(left[0])
+    def hear(event, arguments):  # of Python itself, before each such call
+        if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+            count()
+    fsync = os.fsync
+    os.fsync = lambda file: (count(), fsync(file))[1]  # no event of Python's
+    sys.addaudithook(hear)
+    join(config_of_rows(root)) if number < 0 else make_part(config_of_rows(root), number, 2)
+    print("left", left, flush=True)
+for line in sys.stdin:
+    root, number, event = line.rstrip().split("\\t")
+    child = os.fork()
+    if child == 0:
+        try:
+            run(Path(root), int(number), int(event))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        print("status", status, flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def killed_at():
+    """(root, number, event) -> makes part `number`, or joins where it is -1, in a process that dies at the event-th call that
+    changes the disk or opens a file to write. Returns how many calls were left, or None. Each is a fork of one that has
+    imported all."""
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}  # an import changes nothing
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environ}
+    with subprocess.Popen([sys.executable, "-c", KILLER], **pipes) as killer:
+
+        def ask(root, number, event):
+            killer.stdin.write(f"{root}\t{number}\t{event}\n")
+            killer.stdin.flush()
+            word, found = killer.stdout.readline().split()
+            assert word == "left" or int(found) == signal.SIGKILL, f"it ended with status {found}"
+            return int(found) if word == "left" else None
+
+        yield ask
+        killer.stdin.close()
 
 
 def cut_smallest(set_attribute):
@@ -205,15 +272,6 @@ def cut_smallest(set_attribute):
 def config_of_rows(root):
     sources = [{"path": str(root / "a.jsonl")}]
     return data_config(root, sources=sources, tokenizer={"from": str(root / "tokenizer")})
-
-
-def killed_at(root, number, event):
-    """Makes part `number`, or joins where it is -1, and dies at the event-th call that changes the disk. The number of calls that
-    are left, or None."""
-    command = [sys.executable, "-c", KILLED, str(root), str(number), str(event)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode in (0, -9), done.stderr
-    return int(done.stdout) if done.returncode == 0 else None
 
 
 @pytest.fixture
@@ -231,7 +289,7 @@ def rows(tmp_path, small, monkeypatch):
     return root, whole
 
 
-def check_kills(rows, tmp_path, number, events):
+def check_kills(killed_at, rows, tmp_path, number, events):
     """Whatever the moment: the part made again, the other one and the join give one machine's shards."""
     root, whole = rows
     config, saved = config_of_rows(root), tmp_path / "saved"
@@ -260,18 +318,26 @@ def few(last):
     return 2, last // 2, last
 
 
-def test_a_part_that_is_killed_goes_on(rows, tmp_path):
-    check_kills(rows, tmp_path, 1, few)
+def test_a_part_that_is_killed_goes_on(killed_at, rows, tmp_path):
+    check_kills(killed_at, rows, tmp_path, 1, few)
 
 
-def test_a_join_that_is_killed_goes_on(rows, tmp_path):
-    check_kills(rows, tmp_path, -1, few)
+def test_a_join_that_is_killed_goes_on(killed_at, rows, tmp_path):
+    check_kills(killed_at, rows, tmp_path, -1, few)
 
 
 @pytest.mark.long
-def test_kills_at_every_change_of_the_disk(rows, tmp_path):
-    check_kills(rows, tmp_path, 0, lambda last: range(1, last + 1))
-    check_kills(rows, tmp_path, -1, lambda last: range(1, last + 1))
+@pytest.mark.parametrize("number", [0, -1], ids=["part", "join"])
+def test_kills_at_every_change_of_the_disk(killed_at, rows, tmp_path, number, request):
+    """Or at as many, spread evenly, as `--kills` says."""
+    most, made = request.config.getoption("--kills"), []
+
+    def spread(last):
+        made.extend(sorted({1 + at * last // most for at in range(most)}) if most else range(1, last + 1))
+        return made
+
+    check_kills(killed_at, rows, tmp_path, number, spread)
+    print(f"{len(made)} kills, the last at call {made[-1]}")
 
 
 def test_a_part_of_another_number_is_refused_while_parts_are_there(tmp_path, sources, small_chunks, small):

@@ -64,7 +64,8 @@ def test_a_join_without_parts_is_refused_and_finds_what_is_joined(config, tmp_pa
     assert joined(config) == (
         f"{tmp_path}/.data.parts holds no part\n"
         "  rule:   `--join` takes N parts, 0/N to N-1/N, each once and finished\n"
-        "  change: make all parts first: windlass prepare RECIPE --part 0/N and so on; or prepare without --join"
+        "  change: make all parts first: windlass prepare RECIPE --part 0/N and so on; where machines share no file system, copy "
+        "the directory of each part from the one that made it; or prepare without --join"
     )
     make(config, 0, 1)
     assert join(config) == join(config) == quietly(config)
@@ -76,7 +77,10 @@ def test_parts_that_are_missing_are_named(config, tmp_path):
     make(config, 0, 3)
     message = joined(config)
     assert message.startswith(f"part 2/3 of {tmp_path}/data is missing\n")
-    assert message.endswith("change: make what is missing: windlass prepare RECIPE --part 2/3")
+    assert message.endswith(
+        "change: make what is missing: windlass prepare RECIPE --part 2/3; where machines share no file system, copy "
+        f"the directory of each part from the one that made it, to {tmp_path}/.data.parts"
+    )
 
 
 def test_a_part_that_is_not_finished_is_named(config, tmp_path):

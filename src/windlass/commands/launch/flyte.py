@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from windlass.config import RunConfig, load_recipe
+from windlass.data.prepare.part_record import beside
+from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.errors import Unavailable, UserError
-from windlass.launch.flyte import MODULE, check_no_secret, check_tasks, driver, ranks_per_node
+from windlass.launch.flyte import MODULE, check_no_secret, check_parts, check_tasks, driver, ranks_per_node
 from windlass.launch.job_names import job_name
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
@@ -28,6 +30,11 @@ def launch(
     flyte = config.launch.flyte
     if not is_local:
         check_tasks(flyte, config.run.directory, config.checkpoint.remote is not None)
+    if flyte.prepare_parts is not None:
+        check_may_be_joined(config.data)
+        key, place = beside(config.data)
+        if not is_local:
+            check_parts(flyte, key, Path(place))
     num_ranks = 1 if is_local else ranks_per_node(flyte, nproc)
     known = config.model.from_ is None  # a base of `model.from` may be in the cluster alone
     shape = architecture_of(config.model, config.data.tokenizer.train or 1) if known else None
@@ -54,7 +61,10 @@ def launch(
 def _placed(config: RunConfig, is_local: bool) -> Iterator[str]:
     """Overrides that put relative directories where they outlive a task: below the volume, or, locally, below this directory."""
     root = Path.cwd() if is_local else config.launch.flyte.mount
-    for setting, directory in (("run.directory", config.run.directory), ("data.directory", config.data.directory)):
+    places: dict[str, Path | str] = {"run.directory": config.run.directory, "data.directory": config.data.directory}
+    if config.launch.flyte.prepare_parts is not None:
+        places |= [beside(config.data)]
+    for setting, directory in places.items():
         if root is not None and "://" not in str(directory) and not os.path.isabs(directory):
             yield f"{setting}={json.dumps(str(Path(root) / directory))}"
 

@@ -1,11 +1,14 @@
 """`windlass launch kubernetes`: a run as pods of a cluster."""
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Literal
 
-from windlass.config import load_recipe
+from windlass.config import RunConfig, load_recipe
+from windlass.data.prepare.part_record import beside
+from windlass.data.prepare.prepare import check_may_be_joined
 from windlass.launch.job_names import job_name
-from windlass.launch.kubernetes import apply, check_pods, manifests
+from windlass.launch.kubernetes import apply, check_parts, check_pods, manifests
 from windlass.launch.slurm import Size
 from windlass.model.open_config import architecture_of
 from windlass.recipe import recipe_text
@@ -24,6 +27,7 @@ def launch(
     config = load_recipe(recipe, *overrides)
     kubernetes = config.launch.kubernetes
     check_pods(kubernetes, config.run.directory, config.checkpoint.remote is not None, size)
+    _check_parts(config, kind)
     # a base of `model.from` may be on the cluster's volume alone
     known = config.model.from_ is None
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
@@ -38,3 +42,11 @@ def launch(
     yield f"  kubectl get{of} {kind}/{name}"
     yield f"  kubectl logs{of} -f -l jobset.sigs.k8s.io/jobset-name={name} --prefix"
     yield f"to stop it, saved: kubectl delete{of} {kind}/{name}"
+
+
+def _check_parts(config: RunConfig, kind: Literal["jobset", "trainjob"]) -> None:
+    """Raises UserError where pods are to prepare the data in parts, and cannot."""
+    if config.launch.kubernetes.prepare_parts is not None:
+        check_may_be_joined(config.data)
+        key, place = beside(config.data)
+        check_parts(config.launch.kubernetes, kind, key, PurePath(place))

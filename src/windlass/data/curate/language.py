@@ -2,10 +2,12 @@
 holds.
 
 Half a second loads the model, once per process. The beginning of a text decides, so a long document costs no more than a page.
+Another version may hold another model, so the version is part of what filtered data is recognised by (prepare/fingerprint).
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from windlass.errors import UserError, nearest
@@ -24,12 +26,24 @@ def identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError(
-            "`filters.language`, and py3langid is not installed",
-            "a text's language is found by py3langid",
-            "pip install 'windlass-lm[curate]'",
-        ) from None
+        raise _missing() from None
     return LanguageIdentifier.from_model_file(MODEL_FILE)
+
+
+def found_by() -> str:
+    """py3langid and its version. Raises UserError where the package is missing."""
+    try:
+        return f"py3langid {version('py3langid')}"
+    except PackageNotFoundError:
+        raise _missing() from None
+
+
+def _missing() -> UserError:
+    return UserError(
+        "`filters.language`, and py3langid is not installed",
+        "a text's language is found by py3langid, and data that it filtered is recognised by its version",
+        "pip install 'windlass-lm[curate]'",
+    )
 
 
 def check_languages(wanted: Sequence[str]) -> None:

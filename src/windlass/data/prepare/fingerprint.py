@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.curate.language import found_by
 from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
@@ -80,14 +81,16 @@ def fingerprint(
     tokenizer_files: Sequence[Path],
     date: str | None = None,
 ) -> str:
-    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
-    date, where a chat template writes it."""
+    """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; the date,
+    where a chat template writes it; and what finds languages, where a filter asks. Raises UserError where it is missing."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
+    by_language = any(isinstance(source, dict) and (source.get("filters") or {}).get("language") for source in sources)
     is_chat = any(isinstance(source, dict) and source.get("format") in HELD for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
         **({"chat": CHAT_VERSION} if is_chat else {}),
         **({"date": date} if date is not None else {}),
+        **({"language": found_by()} if by_language else {}),
         "settings": settings,
         "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
         "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],

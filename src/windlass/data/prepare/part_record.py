@@ -14,12 +14,13 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import xxhash
 
+from windlass.data.config import DataConfig
+from windlass.data.curate.language import found_by
 from windlass.data.files import write_durably
 from windlass.data.prepare.directory import sibling
 from windlass.data.prepare.fingerprint import corpus_hash, without_bad_rows
@@ -31,6 +32,7 @@ from windlass.version import __version__
 RECORD_NAME: Final = "record.json"
 NAME: Final = re.compile(r"part-(\d+)-of-(\d+)")
 PART_COMMAND: Final = "windlass prepare RECIPE --part"
+COPIED: Final = "where machines share no file system, copy the directory of each part from the one that made it"
 TOKENIZER_COMMAND: Final = "windlass prepare RECIPE --tokenizer-only"
 
 
@@ -105,7 +107,7 @@ def record_of(plan: PreparePlan, part: Part) -> PartRecord:
     sources = {use: corpus_hash(files) for use, files in plan.files.items()}
     by = [__version__]
     if any(filters.config.language is not None for filters in plan.filters.values()):
-        by.append(f"py3langid {version('py3langid')}")
+        by.append(found_by())
     return PartRecord(*part, plan.work, without_bad_rows(plan.settings), sources, plan.date, " with ".join(by))
 
 
@@ -119,6 +121,13 @@ def with_tokenizer(record: PartRecord, directory: Path) -> PartRecord:
 def parts_of(directory: Path) -> Path:
     """Where the parts of the preparation `directory` are."""
     return sibling(directory, "parts")
+
+
+def beside(config: DataConfig) -> tuple[str, str]:
+    """(key, value) of the setting whose directory the parts are beside."""
+    if config.cache is None:
+        return "data.directory", config.directory
+    return "data.cache.directory", config.cache.directory  # of shards at a URL
 
 
 def found_parts(directory: Path) -> list[PartDirectory]:
@@ -148,7 +157,8 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
     rule = "`--join` takes N parts, 0/N to N-1/N, each once and finished"
     if not parts:
         given = f"{parts_of(directory)} holds no part"
-        raise UserError(given, rule, f"make all parts first: {PART_COMMAND} 0/N and so on; or prepare without --join")
+        change = f"make all parts first: {PART_COMMAND} 0/N and so on; {COPIED}; or prepare without --join"
+        raise UserError(given, rule, change)
     counts = sorted({one.part.of for one in parts})
     if len(counts) > 1:
         few = [[one.path.name for one in parts if one.part.of == count] for count in counts]
@@ -167,7 +177,8 @@ def check_complete(parts: Sequence[PartDirectory], directory: Path) -> None:
     missing = [str(Part(number, counts[0])) for number in range(counts[0]) if number not in numbers]
     if missing:
         given = f"{_some(missing)} of {directory} {'is' if len(missing) == 1 else 'are'} missing"
-        raise UserError(given, rule, f"make what is missing: {PART_COMMAND} {missing[0]}")
+        change = f"make what is missing: {PART_COMMAND} {missing[0]}; {COPIED}, to {parts_of(directory)}"
+        raise UserError(given, rule, change)
     begun = [str(one.part) for one in parts if one.record is None or not one.record.is_whole]
     if begun:
         given = f"{_some(begun)} of {directory} {'is' if len(begun) == 1 else 'are'} not finished"
