@@ -67,11 +67,11 @@ def apply_fsdp(
             shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, ranks=_ranks(mesh.expert_fsdp))
         )
         for experts in dealt_experts(model):
-            dealt(experts, reshard_after_forward=config.zero == 3)  # before their block, which would include them
+            dealt(experts, reshard_after_forward=config.zero_stage == 3)  # before their block, which would include them
     placement = partial(cut_dim, ranks=_ranks(mesh.fsdp))
     for start in range(0, len(blocks), config.blocks_per_unit):
         unit = list(blocks[start : start + config.blocks_per_unit])
-        shard(unit, reshard_after_forward=config.zero == 3, shard_placement_fn=placement)
+        shard(unit, reshard_after_forward=config.zero_stage == 3, shard_placement_fn=placement)
     # the root comes last (it takes what no block has) and is needed again at once by backward: never resharded in between
     shard(model, reshard_after_forward=False)
     units = fsdp_units(model)
