@@ -1,7 +1,8 @@
 """The trainers that benchmarks/overhead.py counts, all on one recipe: same starting weights, same batches, same update.
 
 The model is our Decoder everywhere, so that only the trainers differ. The update: fused AdamW with two decay groups, clip 1.0,
-warm-up and cosine. Batches of 2 x 32 tokens, fp32, one process. So all must end with the same validation loss.
+warm-up and cosine. Batches of 2 x 32 tokens, fp32, one process. So all must end with the same validation loss. The two of FSDP2
+train in bf16 on two ranks, with units and casts that are alike.
 """
 
 import json
@@ -10,7 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from counting import STEPS, WARM_UP, Count
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import open_prepared
@@ -26,13 +29,14 @@ MICRO_BATCH, SEQUENCE_LENGTH, VOCABULARY = 2, 32, 320
 PEAK, LR_WARMUP, FLOOR, DECAY = 3e-3, 5, 0.1, 0.1
 
 
-def recipe(folder: Path, name: str, num_layers: int, log_every: int) -> RunConfig:
-    """What windlass trains. The others read model, data and seed from it; learning rates they are given as constants."""
+def recipe(folder: Path, name: str, num_layers: int, log_every: int, ranks: int = 1) -> RunConfig:
+    """What windlass trains, on several ranks by FSDP2 in bf16. The others read model, data and seed from it; learning rates they
+    are given as constants."""
     tree = {
         "run": {
             "directory": str(folder / name),
             "steps": TOTAL_STEPS,
-            "tokens_per_step": MICRO_BATCH * SEQUENCE_LENGTH,
+            "tokens_per_step": MICRO_BATCH * SEQUENCE_LENGTH * ranks,
             "micro_batch": MICRO_BATCH,
         },
         "model": {
@@ -56,6 +60,7 @@ def recipe(folder: Path, name: str, num_layers: int, log_every: int) -> RunConfi
         },
         "optim": {"learning_rate": PEAK, "warmup_steps": LR_WARMUP, "floor": FLOOR, "weight_decay": DECAY},
         "report": {"every_steps": log_every},
+        "precision": {"policy": "bf16" if ranks > 1 else "fp32"},
     }
     return check_recipe(tree)
 
@@ -69,11 +74,12 @@ def write_corpus(directory: Path) -> None:
 
 
 class Rows(torch.utils.data.Dataset[Batch]):
-    """The recipe's samples in the order that windlass trains on them, as the other trainers want them."""
+    """The samples of `rank` in the order that windlass trains on them, as the other trainers want them."""
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig, rank: int = 0, ranks: int = 1):
         prepared = open_prepared(config.data, {})
-        loader = open_stream(prepared, config.data, BatchCut(MICRO_BATCH), seed=config.run.seed)
+        cut = BatchCut(MICRO_BATCH, batch_rank=rank, batch_ranks=ranks)
+        loader = open_stream(prepared, config.data, cut, seed=config.run.seed)
         taken = [loader.next()[0] for _ in range(TOTAL_STEPS)]
         self.batches = [{"input_ids": batch["input_ids"], "labels": batch["targets"]} for batch in taken]
         loader.close()
@@ -96,10 +102,13 @@ class MeanLoss(torch.nn.Module):
         return {"loss": self.decoder(input_ids, labels) / labels.numel()}
 
 
-def build(config: RunConfig) -> tuple[Decoder, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """What a user of the other trainers writes: model, fused AdamW with its decay groups, schedule."""
+def build(
+    config: RunConfig, cut: Callable[[Decoder], None] = lambda _decoder: None
+) -> tuple[Decoder, torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
+    """What a user of the other trainers writes: model, fused AdamW with its decay groups, schedule. `cut` shards the model."""
     decoder = Decoder(config.model.architecture(VOCABULARY))
     initialise(decoder.named_parameters(), decoder.arch, config.run.seed)
+    cut(decoder)
     matrices = [p for p in decoder.parameters() if p.ndim >= 2]
     rest = [p for p in decoder.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
@@ -122,8 +131,26 @@ def bare_with_loader(config: RunConfig, count: Count, _log_every: int) -> Decode
     return bare_loop(config, count, torch.utils.data.DataLoader(Rows(config), batch_size=MICRO_BATCH))
 
 
-def bare_loop(config: RunConfig, count: Count, batches: Iterable[Batch]) -> Decoder:
-    decoder, optimizer, scheduler = build(config)
+def bare_fsdp2(config: RunConfig, count: Count, _log_every: int) -> Decoder:
+    """On each of several ranks, as torch's tutorial has it: a unit per block, and one for the rest."""
+    dist.init_process_group("gloo")
+    return bare_loop(config, count, Rows(config, dist.get_rank(), dist.get_world_size()).batches, shard)
+
+
+def shard(decoder: Decoder) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in decoder.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(decoder, mp_policy=policy)
+    for module in decoder.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no average
+
+
+def bare_loop(
+    config: RunConfig, count: Count, batches: Iterable[Batch], cut: Callable[[Decoder], None] = lambda _decoder: None
+) -> Decoder:
+    decoder, optimizer, scheduler = build(config, cut)
     parameters = list(decoder.parameters())  # looked up once: the cheapest loop that trains the same
     count.start()
     for batch in batches:
@@ -190,6 +217,8 @@ LOOPS: dict[str, Callable[[RunConfig, Count, int], Decoder | None]] = {
     "windlass": windlass,
     "accelerate": accelerate,
     "trainer": trainer,
+    "bare fsdp2": bare_fsdp2,
+    "windlass fsdp2": windlass,
 }
 
 

@@ -239,7 +239,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
     "precision": ("config", "policy", "masters", "loss_scale"),
-    "plan": ("memory", "sizes"),
+    "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),

@@ -1,5 +1,6 @@
 """What the loop costs, counted on every run of the tests, so that benchmarks/overhead's limits cannot rot."""
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -96,3 +97,28 @@ def test_a_step_of_windlass_stays_under_the_limits_over_a_bare_loop(benchmarks):
     found = count_all(("bare", "windlass"), num_layers=6)
     assert failures(found) == []
     assert found["bare"]["reads"] == 0
+
+
+def test_so_does_one_of_bf16_by_fsdp2_on_two_ranks(benchmarks):
+    from overhead import OVER_RANKS, count_all, failures
+
+    found = count_all(OVER_RANKS, num_layers=2)
+    bare, ours = OVER_RANKS
+    assert failures(found, ours, bare) == []
+    # no walk over a model's modules, and no call per gradient of the norm
+    assert not any("named_modules" in name or "device_mesh" in name for name in added(found, ours, bare))
+
+
+def added(found, ours, bare):
+    from overhead import difference
+
+    return [name for name, number in difference(found, ours, "by_function", bare).items() if number > 2]
+
+
+def test_the_rows_that_are_kept_are_within_the_limits(benchmarks):
+    from overhead import LAYERS_OVER_RANKS, LIMITS, OVER_RANKS_KEY, RESULTS
+
+    kept = json.loads(RESULTS.read_text())
+    for kind, limit in LIMITS.items():
+        over = [kept[OVER_RANKS_KEY][str(layers)]["over_bare"][kind] for layers in LAYERS_OVER_RANKS]
+        assert max(kept["rows"]["windlass"][f"{kind}_over_bare"], *over) <= limit, "python benchmarks/overhead.py"

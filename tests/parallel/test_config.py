@@ -74,3 +74,31 @@ def test_values_are_those_listed():
             ParallelConfig(**{key: value})
     with pytest.raises(ValueError, match="policy"):
         PrecisionConfig(policy="fp8")
+
+
+@pytest.mark.parametrize(
+    ("given", "stage"), [({}, 3), ({"pp": 2}, 1), ({"zero": "auto"}, 3), ({"zero": "auto", "pp": 2}, 1)]
+)
+def test_a_stage_that_is_not_chosen_yet_is_what_it_is_left_out(given, stage):
+    config = ParallelConfig(**given)
+    assert config.zero_stage == stage and config.layout(8).batch_ranks == 8 // config.pp
+    assert [ParallelConfig(zero=number).zero_stage for number in (0, 1, 2, 3)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "stage", "replicate", "shard"),
+    [
+        ({}, 0, 8, 1),
+        ({"replicate": 2}, 0, 8, 1),
+        ({"replicate": -1}, 0, 8, 1),
+        ({}, 1, 1, 8),
+        ({"replicate": 2}, 2, 2, 4),
+        ({"shard": 4, "replicate": -1}, 3, 2, 4),
+    ],
+)
+def test_a_chosen_stage_lies_on_the_same_ranks(given, stage, replicate, shard):
+    config = ParallelConfig(zero="auto", **given)
+    for one in (config.with_zero(stage), ParallelConfig(**config.with_zero(stage).model_dump())):
+        layout = one.layout(8)
+        assert (one.zero, layout.replicate, layout.shard) == (stage, replicate, shard)
+        assert layout.batch_ranks == config.layout(8).batch_ranks

@@ -29,6 +29,10 @@ def test_an_open_axis_takes_what_is_left_of_the_ranks_or_two():
     alone = folded()
     assert names(alone) == ["shard 2, zero 3"] and "parallel.shard=-1 on more than 2 ranks" in alone.unproved[0]
     assert names(folded(1)) == ["one process, zero 3"]
+    auto = folded(4, zero="auto")
+    assert names(auto) == ["shard 4, zero 3"] and auto.unproved == [
+        "parallel.zero=auto: proved as zero 3; where a run chooses another, verify it with that number"
+    ]
 
 
 def test_ranks_that_the_layout_does_not_fill_are_refused():

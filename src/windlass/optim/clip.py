@@ -15,13 +15,16 @@ Source: Pascanu et al., arXiv 1211.5063.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from operator import attrgetter
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s, so that one process with torch's own clip gives the same numbers
+
+_MESH: Final = attrgetter("_spec.mesh")
 
 
 class ClippedParameter(Protocol):
@@ -63,7 +66,7 @@ def divide_gradients(parameters: Sequence[torch.Tensor], divisor: torch.Tensor) 
 
 
 def _by_mesh(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    if not _has_shards(gradients):
+    if not _has_shards(gradients) or _has_one_mesh(gradients):
         return [gradients]
     groups: dict[object, list[torch.Tensor]] = {}
     for gradient in gradients:
@@ -81,6 +84,11 @@ def _local(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 def _has_shards(gradients: list[torch.Tensor]) -> bool:
     """One call for the whole model; asking each gradient would take a call per parameter and step."""
     return DTensor in set(map(type, gradients))
+
+
+def _has_one_mesh(gradients: list[torch.Tensor]) -> bool:
+    """As above, without a call per parameter: `device_mesh` is a property in Python."""
+    return set(map(type, gradients)) == {DTensor} and len(set(map(id, map(_MESH, gradients)))) == 1
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -148,7 +148,9 @@ def count_kept(
         trained = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name not in frozen)
         kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
         if kind not in counted:
-            part = _Part(architecture, adapter, index, precision, config.zero == 0, device_type, trained, trains_below)
+            part = _Part(
+                architecture, adapter, index, precision, config.zero_stage == 0, device_type, trained, trains_below
+            )
             counted[kind] = Kept(*(part.kept_bytes(how, shape_BT) for how in KINDS))
         blocks.append(counted[kind])
         trains_below = trains_below or bool(trained)

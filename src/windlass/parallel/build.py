@@ -119,17 +119,17 @@ def build_program(
         program = PipelineProgram(parts, stages, mesh, precision, config, base)
     else:
         (model,) = parts
-        is_wrapped = config.zero == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
+        is_wrapped = config.zero_stage == 0 and mesh.layout.tp == 1  # DDP knows no cut parameters
         # after filling: it copies nothing later
         caller = apply_ddp(model, mesh, device, config.bucket_mib, precision.reduce) if is_wrapped else model
-        bucket_mib = config.bucket_mib if config.zero == 0 and not is_wrapped else None
-        program = ShardedProgram(model, caller, mesh, precision, config.zero, bucket_mib, base, masters)
+        bucket_mib = config.bucket_mib if config.zero_stage == 0 and not is_wrapped else None
+        program = ShardedProgram(model, caller, mesh, precision, config.zero_stage, bucket_mib, base, masters)
     _check(program, parts, config, precision)
     return program
 
 
 def _keeps_masters(mesh: Mesh, precision: Precision, config: ParallelConfig) -> bool:
-    return has_masters(mesh.dense.size(), precision, config.zero, config.offload)
+    return has_masters(mesh.dense.size(), precision, config.zero_stage, config.offload)
 
 
 def _check(program: Program, parts: Sequence[Decoder], config: ParallelConfig, precision: Precision) -> None:
@@ -165,7 +165,7 @@ def _lay_out(
             on_gpu = device.type == "cuda"
             logits = part.chunks.compiled_head_logits_gpu if on_gpu else part.chunks.head_logits
             part.lm_head.compile_loss(logits, part.chunks.compiled_head_tokens)
-    if config.zero != 0 and not _keeps_masters(mesh, precision, config):
+    if config.zero_stage != 0 and not _keeps_masters(mesh, precision, config):
         apply_fsdp(part, part.blocks, mesh, precision, config)
     # after sharding: only the shards get memory, in the host's where they are offloaded
     part.to_empty(device=torch.device("cpu") if config.offload else device)

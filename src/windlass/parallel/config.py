@@ -7,7 +7,7 @@ parallel/rules holds what the settings allow of each other, of a model and of a 
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,8 @@ from windlass.errors import UserError
 from windlass.settings import Settings
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv"]
+Stage = Literal[0, 1, 2, 3]
+"""How much ZeRO cuts."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,12 @@ class ParallelConfig(Settings):
     expert: int = Field(1, ge=1)
     """Ranks over which the experts of each sparse layer are dealt out whole: tokens travel to them. It divides shard x context
     and adds no ranks. 1: shard cuts experts like all other parameters. Beside zero 1 to 3."""
-    zero: Literal[0, 1, 2, 3] = 3
+    zero: Stage | Literal["auto"] = 3
     """What `shard` cuts. Left out with pp above 1: 1. 0: nothing (DDP over `replicate`). 1: optimizer states; gradients are
     summed whole over the micro-batches and sent once. 2: gradients too, sent on every micro-batch; parameters stay gathered
-    through the step. 3: parameters too; gathered again in backward."""
+    through the step. 3: parameters too; gathered again in backward. auto: the least of these with which a step fits, by its
+    count: into half of a rank's share of the host's memory on CPUs, into the device on GPUs. Where a 16-bit policy multiplies
+    fp32 weights auto begins at 1: zero 0 would round otherwise, by autocast."""
     offload: bool = False
     """Keep parameters, gradients and optimizer states in host memory, and run the optimizer there; the device holds the
     gathered blocks and the activations. With zero 1 to 3. Costs a copy over the bus per gather and per reduction."""
@@ -109,6 +113,18 @@ class ParallelConfig(Settings):
         return {"shard": 1} | given if given.get("replicate") == -1 else given
 
     @property
+    def zero_stage(self) -> Stage:
+        """`zero`; where it is not chosen yet, what it is where it is left out."""
+        return (1 if self.pp > 1 else 3) if self.zero == "auto" else self.zero
+
+    def with_zero(self, stage: Stage) -> Self:
+        """The same ranks with another `zero`: with 0 replicate takes those of a shard that was left open. Raises UserError where
+        shard is a number of ranks that zero 0 does not cut over."""
+        if stage == 0 and self.shard == -1:
+            return self.changed(zero=0, replicate=-1, shard=1)
+        return self.changed(zero=stage)
+
+    @property
     def recomputes(self) -> Literal["none", "selective", "full"]:
         """`recompute`; where it is not chosen yet, none."""
         return "none" if self.recompute == "auto" else self.recompute
@@ -128,7 +144,7 @@ class ParallelConfig(Settings):
         others = {axis: size for axis in ("pp", "context", "tp") if (size := getattr(self, axis)) > 1}
         rest = world // math.prod(others.values())  # ranks for replicate x shard
         replicate, shard = self.replicate, self.shard
-        if self.zero == 0:
+        if self.zero_stage == 0:
             shard = 1
         if replicate == -1:
             replicate = max(1, rest // shard)
@@ -142,7 +158,7 @@ class ParallelConfig(Settings):
                 choice = f", or choose replicate x shard among: {legal}"
             else:
                 choice = f", or a multiple of {' x '.join(others)} = {math.prod(others.values())}"
-            asked = {**sizes, "replicate": self.replicate} | ({} if self.zero == 0 else {"shard": self.shard})
+            asked = {**sizes, "replicate": self.replicate} | ({} if self.zero_stage == 0 else {"shard": self.shard})
             filled = " (-1 takes what is left)" if -1 in asked.values() else ""
             raise UserError(
                 f"{', '.join(f'parallel.{axis}={size}' for axis, size in asked.items())} on {world} rank{'s' * (world > 1)}",

@@ -67,11 +67,11 @@ def apply_fsdp(
             shard, mesh=mesh.expert_fsdp, shard_placement_fn=partial(cut_dim, ranks=_ranks(mesh.expert_fsdp))
         )
         for experts in dealt_experts(model):
-            dealt(experts, reshard_after_forward=config.zero == 3)  # before their block, which would include them
+            dealt(experts, reshard_after_forward=config.zero_stage == 3)  # before their block, which would include them
     placement = partial(cut_dim, ranks=_ranks(mesh.fsdp))
     for start in range(0, len(blocks), config.blocks_per_unit):
         unit = list(blocks[start : start + config.blocks_per_unit])
-        shard(unit, reshard_after_forward=config.zero == 3, shard_placement_fn=placement)
+        shard(unit, reshard_after_forward=config.zero_stage == 3, shard_placement_fn=placement)
     # the root comes last (it takes what no block has) and is needed again at once by backward: never resharded in between
     shard(model, reshard_after_forward=False)
     units = fsdp_units(model)
@@ -109,17 +109,26 @@ def fsdp_units(model: nn.Module) -> list[FSDPModule]:
     return list(units.values())
 
 
-def before_micro_batch(model: nn.Module, is_last: bool, zero: int) -> None:
-    """Sets what this micro-batch's backward communicates: see the table above."""
-    if not isinstance(model, FSDPModule):
-        return
-    model.set_is_last_backward(is_last)
-    if zero == 1:
-        model.set_requires_gradient_sync(is_last)  # the all-reduce of HSDP included
-    else:
-        model.set_requires_all_reduce(is_last)
-    if zero in (1, 2):
-        model.set_reshard_after_backward(is_last)
+class Backwards:
+    """What each backward of a step communicates: see the table above. Torch's setters walk all modules of a model, thousands of
+    calls per step; here each unit is set, and only where the next backward differs from the one before."""
+
+    def __init__(self, model: nn.Module, zero: int):
+        self._units, self._zero, self._is_last = fsdp_units(model), zero, True  # as torch begins
+
+    def before(self, is_last: bool) -> None:
+        """`is_last`: of the micro-batches of a step."""
+        if not self._units or is_last == self._is_last:
+            return
+        self._is_last = is_last
+        self._units[0].set_is_last_backward(is_last)
+        for unit in self._units:
+            if self._zero == 1:
+                unit.set_requires_gradient_sync(is_last, recurse=False)  # the all-reduce of HSDP included
+            else:
+                unit.set_requires_all_reduce(is_last, recurse=False)
+            if self._zero in (1, 2):
+                unit.set_reshard_after_backward(is_last, recurse=False)
 
 
 def after_evaluation(model: nn.Module) -> None:

@@ -74,13 +74,13 @@ class PipelineProgram(DecoderProgram):
         self.parts, self.stages = list(parts), stages
         self._config, self._group = config, group
         # autocast keeps the stream in the dtype of the embedding, which FSDP2 casts
-        is_stored = config.zero == 0 and EMBEDDING not in base
+        is_stored = config.zero_stage == 0 and EMBEDDING not in base
         self._stream = precision.stored if is_stored else precision.compute
         self._rank = mesh.coordinate["pp"]
         self._part_of = dict(zip(stages.of_rank(self._rank), self.parts, strict=True))
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
         self._count: torch.Tensor | None = None
-        if config.zero == 0:  # FSDP2 casts by itself
+        if config.zero_stage == 0:  # FSDP2 casts by itself
             for part in self.parts:
                 part.forward = _autocast(part.forward, precision, self._device.type)  # type: ignore[method-assign]
 
@@ -199,7 +199,7 @@ class PipelineProgram(DecoderProgram):
             self._gradients_checked = True
         if self._tie is not None:
             self._tie.collect()
-        if self._config.zero == 0:
+        if self._config.zero_stage == 0:
             sum_gradients(self._records, self.mesh, self._config.bucket_mib, self._precision.reduce)
 
     def _sum(self, total: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from windlass.model.head.loss import factor_bits
 from windlass.model.transformer import Decoder
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients
-from windlass.parallel.fsdp import after_evaluation, before_micro_batch
+from windlass.parallel.fsdp import Backwards, after_evaluation
 from windlass.parallel.invariants import check_gradients
 from windlass.parallel.mesh import Mesh
 from windlass.parallel.records import Record, local_gradients
@@ -153,7 +153,7 @@ class ShardedProgram(DecoderProgram):
         ]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller = model, caller
-        self._zero, self._bucket_mib = zero, bucket_mib
+        self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._routers.begin(count, self._loss_scale)
@@ -161,7 +161,7 @@ class ShardedProgram(DecoderProgram):
         factor = self._factor(count)
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
-            before_micro_batch(self.model, is_last, self._zero)
+            self._backwards.before(is_last)
             with self._silent_unless(is_last):
                 loss = self._forward(batch) / count if factor is None else self._forward(batch, factor=factor)
                 (loss if self._loss_scale is None else loss * self._loss_scale.scale).backward()

@@ -2,4 +2,5 @@
 
 memory   bytes of one rank's device, by kind
 sizes    micro-batch and recomputation by what fits into a device: what is tried, in which order
+zero     how much ZeRO cuts: the least with which a step fits
 """

@@ -102,7 +102,7 @@ class RankMemory:
     def has_masters(self) -> bool:
         """As precision/masters.has_masters."""
         is_wide = self.precision.stored == "fp32" and self._computed == 2
-        return self.layout.world == 1 and is_wide and self.parallel.zero != 0
+        return self.layout.world == 1 and is_wide and self.parallel.zero_stage != 0
 
     @property
     def _computed(self) -> int:
@@ -134,7 +134,7 @@ class RankMemory:
 
     def _local(self, shape: tuple[int, ...]) -> int:
         """Elements of this rank's part."""
-        if self.parallel.zero == 0 or not shape:
+        if self.parallel.zero_stage == 0 or not shape:
             return math.prod(shape)
         ranks = self.layout.shard * self.layout.context
         if len(shape) == 3 and any(size % ranks == 0 for size in shape):  # experts: parallel/expert.cut_dim
@@ -144,17 +144,17 @@ class RankMemory:
     def _gathered(self, whole: int, gradients: int) -> int:
         """During a step. `whole`: bytes of the model as it computes; `gradients`: of this rank's part; 0: none."""
         ranks = self.layout.shard * self.layout.context
-        if self.parallel.zero == 0 or (ranks == 1 and self.layout.replicate == 1):
+        if self.parallel.zero_stage == 0 or (ranks == 1 and self.layout.replicate == 1):
             return 0
         share = self.parallel.blocks_per_unit / self.architecture.num_layers
         root = self.architecture.padded_vocab_size * self.architecture.hidden_size * (2 - self.architecture.tied)
         blocks = whole - root * self._computed
         reduced = SIZES[self.precision.reduced] / self._computed * min(1, gradients)
-        if self.parallel.zero == 3:
+        if self.parallel.zero_stage == 3:
             units = int(blocks * min(1.0, share) * (2 + self.parallel.prefetch + reduced))
             return units + int(root * self._computed * (1 + reduced))
         unit = max(blocks * share, root * self._computed)
-        return whole + int((whole if self.parallel.zero == 1 else unit) * reduced)
+        return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
 
     def passing(self, micro_batch: int, length: int, recompute: str) -> Passing:
         """What a micro-batch of [micro_batch, length] tokens costs."""

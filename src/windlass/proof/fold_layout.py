@@ -39,7 +39,7 @@ class Cell:
     def name(self) -> str:
         sizes = [f"{axis} {size}" for axis in AXES if (size := getattr(self.layout, axis)) > 1]
         schedule = f", {self.parallel.schedule}" if self.layout.pp > 1 else ""
-        return f"{' x '.join(sizes) or 'one process'}, zero {self.parallel.zero}{schedule}"
+        return f"{' x '.join(sizes) or 'one process'}, zero {self.parallel.zero_stage}{schedule}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ def fold(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
     -1 takes what is left of `ranks`, or 2. Raises UserError where the layout does not fill `ranks`."""
     at_hand = ranks if ranks is not None else most
     check_layout(parallel)
+    if parallel.zero == "auto":
+        stage = parallel.zero_stage
+        folding = fold(parallel.with_zero(stage), ranks, most)
+        chosen = f"parallel.zero=auto: proved as zero {stage}; where a run chooses another, verify it with that number"
+        return Folding(folding.cells, [*folding.unproved, chosen])
     fixed = math.prod(size for axis in AXES[:-1] if (size := getattr(parallel, axis)) > 0)
     is_open = _is_open(parallel)
     if fixed <= at_hand and ranks is not None:
@@ -94,7 +99,7 @@ def fold(parallel: ParallelConfig, ranks: int | None, most: int) -> Folding:
 
 def _is_open(parallel: ParallelConfig) -> bool:
     """Whether the size of some axis follows from the others (-1)."""
-    return parallel.replicate == -1 or (parallel.shard == -1 and parallel.zero != 0)
+    return parallel.replicate == -1 or (parallel.shard == -1 and parallel.zero_stage != 0)
 
 
 def _left_open(parallel: ParallelConfig, is_open: bool) -> list[str]:

@@ -197,7 +197,11 @@ def describe_layout(config: RunConfig, layout: MeshLayout, architecture: Archite
     axes = [f"pp {layout.pp}"] * (layout.pp > 1) + axes + [f"context {layout.context}"] * (layout.context > 1)
     axes += [f"tp {layout.tp}"] * (layout.tp > 1)
     experts = f", experts over {layout.expert} of shard x context" * (layout.expert > 1)
-    line = f"{' x '.join(axes)}, zero {parallel.zero}" + f", {parallel.context_kind}" * (layout.context > 1) + experts
+    line = (
+        f"{' x '.join(axes)}, zero {parallel.zero_stage}"
+        + f", {parallel.context_kind}" * (layout.context > 1)
+        + experts
+    )
     if layout.pp == 1:
         return line
     stages = cut_stages(architecture, layout.pp, parallel.schedule)

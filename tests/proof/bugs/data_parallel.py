@@ -41,7 +41,7 @@ DATA_PARALLEL = {
     ),
     "silenced replicas": Bug(
         "FSDP2 is told not to all-reduce, and hands out no gradient at all: the census of gradients stops the run",
-        ((FSDP, "model.set_requires_all_reduce(is_last)", "model.set_requires_all_reduce(False)"),),
+        ((FSDP, "unit.set_requires_all_reduce(is_last,", "unit.set_requires_all_reduce(False,"),),
         ("exact: qwen3 tied: replicate2 shard2 micro1",), said="BadLayout: .* parameters got no gradient in the first step",
     ),
     "averaged over data ranks": Bug(
@@ -75,7 +75,7 @@ DATA_PARALLEL = {
     ),
     "the last micro-batch only": Bug(
         "what earlier micro-batches left on the host is overwritten and not added to",
-        ((PROGRAM, "            before_micro_batch(self", "            self.model.zero_grad()\n            before_micro_batch(self"),),
+        ((PROGRAM, "            self._backwards.before(", "            self.model.zero_grad()\n            self._backwards.before("),),
         ("exact: qwen3 tied: shard2 micro1 offload", "exact: qwen3 tied: shard2 micro1 offload fp32"),
     ),
     "stepped elsewhere": Bug(

@@ -69,17 +69,17 @@ def layout_errors(
     yield from effect_errors(parallel)
     yield from tensor_errors(parallel.tp, parallel.activation_gib)
     yield from context_errors(parallel.context, parallel.context_kind, parallel.activation_gib)
-    yield from expert_errors(parallel.expert, parallel.zero, parallel.compiles, parallel.recomputes)
+    yield from expert_errors(parallel.expert, parallel.zero_stage, parallel.compiles, parallel.recomputes)
     yield from pipeline_errors(parallel)
     if beside.policy is not None:
-        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero, beside.policy)
+        yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, beside.policy)
     sizes = list(_model_errors(parallel, architecture, beside)) if architecture is not None else []
     yield from sizes
     if beside.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so
         yield from _length_errors(parallel, architecture, beside.sequence_length, beside.is_length_fixed)
     if world is not None and not contradictions:
         yield from _world_errors(parallel, world, beside)
-    elif parallel.shard > 0 and parallel.zero:
+    elif parallel.shard > 0 and parallel.zero_stage:
         yield from expert_rank_errors(parallel.expert, parallel.shard, parallel.context)
 
 
@@ -107,7 +107,7 @@ def _world_errors(parallel: ParallelConfig, world: int, beside: Beside) -> Itera
     except UserError as error:
         yield error
         return
-    if parallel.zero:  # zero 0 has no experts over ranks at all
+    if parallel.zero_stage:  # zero 0 has no experts over ranks at all
         yield from expert_rank_errors(layout.expert, layout.shard, layout.context)
     if beside.adds_in_bf16 and world > 1:
         yield UserError(

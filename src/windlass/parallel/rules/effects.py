@@ -15,13 +15,13 @@ def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     for axis, size in (("replicate", parallel.replicate), ("shard", parallel.shard)):
         if size == 0:
             yield UserError(f"parallel.{axis}=0", "an axis has at least 1 rank", "use 1, or -1 for what is left")
-    if parallel.replicate == -1 and parallel.shard == -1 and parallel.zero != 0:
+    if parallel.replicate == -1 and parallel.shard == -1 and parallel.zero_stage != 0:
         yield UserError(
             "parallel.replicate=-1 and parallel.shard=-1",
             "only one axis can take what is left",
             "give one of them a number: shard = ranks per node is the usual choice (HSDP)",
         )
-    if parallel.zero == 0 and parallel.shard not in (-1, 0, 1):
+    if parallel.zero_stage == 0 and parallel.shard not in (-1, 0, 1):
         yield UserError(
             f"parallel.zero=0 with parallel.shard={parallel.shard}",
             "zero 0 is DDP: every rank keeps the whole model, nothing is cut along shard",
@@ -31,7 +31,7 @@ def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
 
 def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     """Settings that would do nothing beside the others."""
-    if parallel.zero == 0:
+    if parallel.zero_stage == 0:
         for name in ("offload", "blocks_per_unit", "prefetch"):
             if not _is_default(parallel, name):
                 yield UserError(
@@ -45,7 +45,7 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             "buckets are DDP's (zero 0); FSDP sends one message per unit",
             "remove parallel.bucket_mib, or use parallel.blocks_per_unit for larger messages",
         )
-    if parallel.zero != 0 and parallel.prefetch and parallel.shard == parallel.context == 1:
+    if parallel.zero_stage != 0 and parallel.prefetch and parallel.shard == parallel.context == 1:
         yield UserError(
             f"parallel.prefetch={parallel.prefetch} with parallel.shard=1",
             "nothing is gathered where nothing is cut",

@@ -27,7 +27,7 @@ REFUSED: Final = {
 
 def pipeline_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     """Settings that have no effect, or are not shown to be exact, beside a pipeline."""
-    num_ranks, schedule, zero = parallel.pp, parallel.schedule, parallel.zero
+    num_ranks, schedule, zero = parallel.pp, parallel.schedule, parallel.zero_stage
     if num_ranks == 1:
         if schedule != "1f1b":
             yield UserError(

@@ -1,6 +1,11 @@
-"""Micro-batch, recomputation and compile, where the recipe leaves them open; and what to change where they do not fit.
+"""Micro-batch, ZeRO, recomputation and compile, where the recipe leaves them open; and what to change where they do not fit.
 
 choose_sizes   by the checkpoint's choice, or by what fits
 out_of_memory  what fills a device, by kind; where that is too much, what each change to the recipe frees
 probe          one size tried for real: a step of a copy of the model, on every rank for itself
+
+Inside:
+
+choose_zero    the stage of ZeRO among the choices; and a word where ranks on CPUs cut what fits whole
+host_memory    what a host has left for its ranks (no torch)
 """

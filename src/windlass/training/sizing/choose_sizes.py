@@ -1,4 +1,4 @@
-"""`run.micro_batch`, `parallel.recompute` and `parallel.compile` where they are `auto`: as the checkpoint's run chose, where the
+"""`run.micro_batch`, `parallel.zero`, `recompute` and `compile` where they are `auto`: as the checkpoint's run chose, where the
 layout and the devices are the same; else by what fits, counted (plan/) and then tried (probe.py). They change memory and speed
 and not the result, so a run that goes on elsewhere may choose anew. The precision policy may not: left_open.py keeps that."""
 
@@ -8,7 +8,6 @@ from typing import Any
 from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
-from windlass.optim.rules import frozen_names
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.plan.memory import RankMemory
@@ -17,6 +16,7 @@ from windlass.runtime import Runtime
 from windlass.training.open_program import can_compile
 from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import ModelPlan, plan_of
+from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.probe import FindRoom, Room, fits, silent_mesh
 from windlass.units import format_bytes
 
@@ -27,11 +27,11 @@ OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")
 def choose_sizes(
     config: RunConfig, trainer_state: Mapping[str, Any] | None, plan: ModelPlan, runtime: Runtime, room_of: FindRoom
 ) -> tuple[RunConfig, ModelPlan, list[str]]:
-    """`config` without `auto` in the three settings, its plan, and sentences for the user. Collective. Raises UserError, on all
+    """`config` without `auto` in the four settings, its plan, and sentences for the user. Collective. Raises UserError, on all
     ranks alike, where no size fits."""
     left_open = _left_open(config)
     if not left_open:
-        return config, plan, []
+        return config, plan, cuts_what_fits(config, plan, runtime)
     kept = None if trainer_state is None else _kept(config, trainer_state, runtime)
     if kept is not None:
         chosen = _with(config, **kept)
@@ -39,14 +39,15 @@ def choose_sizes(
     else:
         anew = [] if trainer_state is None else [_anew(trainer_state, runtime, left_open)]
         config = _with(config, compile=_compile(config, plan.architecture, runtime))
-        chosen, how = _by_room(config, plan, runtime, room_of(runtime))
-        sentences = [*anew, f"{_shown(chosen, left_open)}: {how}"]
-    return chosen, _planned(chosen, plan, runtime), sentences
+        chosen, found = _by_room(config, plan, runtime, room_of(runtime), left_open)
+        sentences = [*anew, *found]
+    return chosen, _planned(chosen, plan, runtime), [*sentences, *cuts_what_fits(chosen, plan, runtime)]
 
 
 def _left_open(config: RunConfig) -> list[str]:
     given = {
         "run.micro_batch": config.run.micro_batch,
+        "parallel.zero": config.parallel.zero,
         "parallel.recompute": config.parallel.recompute,
         "parallel.compile": config.parallel.compile,
     }
@@ -57,6 +58,7 @@ def _shown(config: RunConfig, keys: Sequence[str]) -> str:
     parallel = config.parallel
     values = {
         "run.micro_batch": config.run.micro_batch,
+        "parallel.zero": parallel.zero,
         "parallel.recompute": parallel.recompute,
         "parallel.compile": str(parallel.compile).lower(),
     }
@@ -66,9 +68,11 @@ def _shown(config: RunConfig, keys: Sequence[str]) -> str:
 def _with(config: RunConfig, **found: Any) -> RunConfig:
     """The settings that are `auto` as in `found`."""
     run = {"micro_batch": found["micro_batch"]} if "micro_batch" in found and config.run.micro_batch == "auto" else {}
-    names = ("recompute", "compile")
-    parallel = {name: found[name] for name in names if name in found and getattr(config.parallel, name) == "auto"}
-    return config.changed(run=config.run.changed(**run), parallel=config.parallel.changed(**parallel))
+    parallel, names = config.parallel, ("recompute", "compile")
+    given = {name: found[name] for name in names if name in found and getattr(parallel, name) == "auto"}
+    if "zero" in found and parallel.zero == "auto":
+        parallel = parallel.with_zero(found["zero"])
+    return config.changed(run=config.run.changed(**run), parallel=parallel.changed(**given))
 
 
 def _planned(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> ModelPlan:
@@ -78,22 +82,20 @@ def _planned(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> ModelPlan:
 def _kept(config: RunConfig, trainer_state: Mapping[str, Any], runtime: Runtime) -> dict[str, Any] | None:
     """What the run began with; None where layout or devices are others, or its micro-batch does not divide the step any more."""
     then = trainer_state["config"]
-    micro_batch, recompute, is_compiled = (
-        then["run"]["micro_batch"],
-        then["parallel"]["recompute"],
-        then["parallel"]["compile"],
-    )
+    found = {"micro_batch": then["run"]["micro_batch"]}
+    found |= {name: then["parallel"][name] for name in ("zero", "recompute", "compile")}
     is_same = trainer_state.get("device") == runtime.device_name() and trainer_state["world"] == runtime.world
-    if not is_same or "auto" in (micro_batch, recompute, is_compiled):
+    if not is_same or "auto" in found.values():
         return None
     before = ParallelConfig.model_validate(then["parallel"])
-    now = config.parallel
-    layouts = [parallel.layout(runtime.world) for parallel in (before, now)]
+    try:
+        now = _with(config, zero=before.zero).parallel
+        layouts = [parallel.layout(runtime.world) for parallel in (before, now)]
+    except UserError:  # the recipe's shard is a number now, and zero was 0
+        return None
     if layouts[0] != layouts[1] or any(getattr(before, name) != getattr(now, name) for name in OF_LAYOUT):
         return None
-    if config.sequences_per_step % (micro_batch * layouts[1].batch_ranks):
-        return None
-    return {"micro_batch": micro_batch, "recompute": recompute, "compile": is_compiled}
+    return None if config.sequences_per_step % (found["micro_batch"] * layouts[1].batch_ranks) else found
 
 
 def _anew(trainer_state: Mapping[str, Any], runtime: Runtime, keys: Sequence[str]) -> str:
@@ -119,21 +121,21 @@ def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) ->
     return True
 
 
-def _by_room(config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None) -> tuple[RunConfig, str]:
+def _by_room(
+    config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None, left_open: Sequence[str]
+) -> tuple[RunConfig, list[str]]:
     """The sizes that fit, and how they were found."""
+    config, of_zero = with_least_zero(config, plan, runtime, room)
+    keys = [key for key in left_open if key != "parallel.zero"]
+    if not keys:
+        return config, of_zero
+    chosen, how = _sized(config, plan, runtime, room)
+    return chosen, [*of_zero, f"{_shown(chosen, keys)}: {how}"]
+
+
+def _sized(config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | None) -> tuple[RunConfig, str]:
     least = _with(config, micro_batch=config.micro_batch, recompute="none")
-    layout = config.parallel.layout(runtime.world)
-    memory = RankMemory(
-        plan.architecture,
-        config.parallel,
-        config.precision,
-        layout,
-        config.optim.kind,
-        frozen_names(plan.rules),
-        plan.adapter,
-        config.parallel.compiles,
-        runtime.device.type == "cuda",
-    )
+    layout, memory = config.parallel.layout(runtime.world), memory_of(config, plan, runtime)
     if room is None:
         return least, "the least, on a CPU"
     if not memory.is_counted:

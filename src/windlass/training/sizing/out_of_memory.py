@@ -122,7 +122,7 @@ def remedies(
         now = sum(block.selective if config.recomputes == "selective" else block.none for block in kept)
         found["parallel.recompute=full frees about"] = now - sum(block.full for block in kept)
     found |= _by_cutting(held, config, layout)
-    if can_offload and not config.offload and config.zero > 0:
+    if can_offload and not config.offload and config.zero_stage > 0:
         found["parallel.offload=true, which is slower, frees"] = held.parameters + held.gradients + held.states
     if can_adapt:
         found["adapter.kind=lora frees nearly"] = held.gradients + held.states
@@ -135,13 +135,13 @@ def _by_cutting(held: DeviceBytes, config: ParallelConfig, layout: MeshLayout) -
     """What parameters, gradients and states give back where they are cut over more ranks."""
     everything = held.parameters + held.gradients + held.states
     ranks = layout.replicate * layout.shard
-    if config.zero == 3 and layout.replicate == 1:
+    if config.zero_stage == 3 and layout.replicate == 1:
         return {f"parallel.shard={2 * ranks} on twice the ranks frees": everything / 2}
     if ranks == 1:
         return {"parallel.shard=2 on two ranks frees": everything / 2}
-    if config.zero == 3:
+    if config.zero_stage == 3:
         return {f"parallel.replicate=1 and parallel.shard={ranks} frees": everything * (1 - layout.shard / ranks)}
-    whole = held.parameters + held.gradients * (config.zero < 2) + held.states * (config.zero < 1)
+    whole = held.parameters + held.gradients * (config.zero_stage < 2) + held.states * (config.zero_stage < 1)
     return {f"parallel.zero=3 with parallel.shard={ranks} frees": whole * (1 - 1 / ranks)}
 
 

@@ -1,0 +1,36 @@
+"""`parallel.zero: auto`: the least that is cut with which a step fits. No torch.
+
+What is cut has to be sent, and over gloo every message is copied on both sides. Per step of A micro-batches:
+
+    0   nothing is cut: gradients are summed once
+    1   optimizer states: weights are gathered and gradients reduced once
+    2   gradients too: reduced A times
+    3   weights too: gathered 2 A - 1 times
+
+0 is no candidate where fp32 weights are multiplied in 16 bits: it does that by autocast, which rounds otherwise than the casts of
+1 to 3, and a run that goes on with more or less memory would compute something else. The formulas of what is sent are in
+advice/traffic.py and parallel/fsdp.py.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from windlass.parallel.config import Stage
+from windlass.plan.memory import SIZES
+from windlass.precision.config import PrecisionConfig
+
+STAGES: Final[tuple[Stage, ...]] = (0, 1, 2, 3)
+
+
+def exact_stages(precision: PrecisionConfig) -> tuple[Stage, ...]:
+    """Those that compute the same to the rounding of sums."""
+    is_mixed = SIZES[precision.computed] < SIZES[precision.stored]
+    return STAGES[1:] if is_mixed else STAGES
+
+
+def choose_stage(needed: Mapping[Stage, int], limit_bytes: int) -> Stage:
+    """`needed`: bytes of a rank at the peak of a step, of the stages that may be. The least that fits; where none does, the one
+    that needs the fewest bytes, which is not 3 where the root unit is most of a model."""
+    return next(
+        (stage for stage in sorted(needed) if needed[stage] <= limit_bytes), min(needed, key=lambda one: needed[one])
+    )
