@@ -89,13 +89,11 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
 def recipe_page() -> str:
     from windlass.keys import sections
 
-    parts, has_families = [RECIPE_HEAD], False
-    for section in sections():
-        if section.family and not has_families:
-            parts, has_families = [*parts, FAMILY_HEAD], True
-        depth = "###" if section.family or "." in section.path else "##"
-        parts.append(_section(f"{depth} `{f'family: {section.family}' if section.family else section.path}`", section))
-    return "\n".join(parts)
+    every = list(sections())
+    ours, families = ([one for one in every if bool(one.family) is is_family] for is_family in (False, True))
+    parts = [_section(f"{'###' if '.' in one.path else '##'} `{one.path}`", one) for one in ours]
+    of_families = [_section(f"### `family: {one.family}`", one) for one in families]
+    return "\n".join([RECIPE_HEAD, *parts, FAMILY_HEAD, *of_families])
 
 
 def schema_text() -> str:
