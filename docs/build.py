@@ -1,5 +1,5 @@
-"""`make docs`: writes docs/recipe.md, recipe.schema.json, errors.md and README's map from the code, fills the marked blocks
-of docs/techniques/ and walkthrough.md (fill.py), and draws (pictures.py). Tests hold all of it up to date.
+"""`make docs`: writes docs/recipe.md, recipe.schema.json, errors.md and the map in map.md from the code, fills the marked
+blocks of docs/techniques/ and walkthrough.md (fill.py), and draws (pictures.py). Tests hold all of it up to date.
 
 recipe.md lists every key of a recipe, from the configs' types, defaults and docstrings. errors.md shows bad recipes: the real
 command line runs each in an empty directory, and the page shows what it prints. The map lists every source file with the line
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-README = DOCS.parent / "README.md"
+MAP_PAGE = DOCS / "map.md"
 SOURCE = DOCS.parent / "src" / "windlass"
 MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of map -->)", re.S)
 ROOMS = ("cli", "commands", "proof", "training", "objectives", "adapters", "data", "model", "precision", "parallel", "optim",
@@ -89,13 +89,11 @@ CASES: tuple[tuple[str, tuple[str, ...], dict[str, str]], ...] = (
 def recipe_page() -> str:
     from windlass.keys import sections
 
-    parts, has_families = [RECIPE_HEAD], False
-    for section in sections():
-        if section.family and not has_families:
-            parts, has_families = [*parts, FAMILY_HEAD], True
-        depth = "###" if section.family or "." in section.path else "##"
-        parts.append(_section(f"{depth} `{f'family: {section.family}' if section.family else section.path}`", section))
-    return "\n".join(parts)
+    every = list(sections())
+    ours, families = ([one for one in every if bool(one.family) is is_family] for is_family in (False, True))
+    parts = [_section(f"{'###' if '.' in one.path else '##'} `{one.path}`", one) for one in ours]
+    of_families = [_section(f"### `family: {one.family}`", one) for one in families]
+    return "\n".join([RECIPE_HEAD, *parts, FAMILY_HEAD, *of_families])
 
 
 def schema_text() -> str:
@@ -151,8 +149,8 @@ def _docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
 
 
-def readme() -> str:
-    return MAP.sub(lambda _: map_text(), README.read_text("utf-8"))
+def map_page() -> str:
+    return MAP.sub(lambda _: map_text(), MAP_PAGE.read_text("utf-8"))
 
 
 def errors_page() -> str:
@@ -194,8 +192,8 @@ def run_command(arguments: tuple[str, ...], files: dict[str, str]) -> tuple[int,
 
 
 def main() -> None:
-    README.write_text(readme(), "utf-8")
-    print("README.md (its map)")
+    MAP_PAGE.write_text(map_page(), "utf-8")
+    print("docs/map.md")
     for name, page in (("recipe.md", recipe_page()), ("errors.md", errors_page())):
         (DOCS / name).write_text(page, "utf-8")
         print(f"docs/{name}")

@@ -10,6 +10,7 @@ are asked of the real config: every two settings of FEATURES in one recipe.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,21 @@ FEATURES: dict[str, dict[str, Any]] = {
     "lora": {"adapter.kind": "lora", "adapter.base": "plain"},
     "lora on nf4": {"adapter.kind": "lora", "adapter.base": "nf4"},
 }
+LAYOUTS = ("zero 0 (DDP)", "zero 1", "zero 2", "zero 3", "tp", "context allgather", "pp 1f1b", "expert")
+QUESTIONS = {
+    "Which layouts go together?": LAYOUTS,
+    "What saves memory, in which layout?": (
+        "offload",
+        "recompute full",
+        "recompute selective",
+        "activation_gib",
+        "lora",
+        "lora on nf4",
+    ),
+    "Which precision, in which layout?": ("bf16", "fp16", "bf16-pure"),
+    "Which way of training, in which layout?": ("isolate", "dropout", "muon", "frozen", "compile"),
+}
+"""Small tables of settings beside LAYOUTS; the table of all pairs comes behind them."""
 ADAPTERS = ("lora", "lora on nf4")
 """The other features are proved by cells that train all of the model."""
 PREFERENCES = {
@@ -286,7 +302,7 @@ def preferences_table(cells: list[dict[str, Any]]) -> str:
 def support_page(every: list[dict[str, Any]]) -> str:
     cells = [cell for cell in every if "objective.kind" not in cell]
     names = list(FEATURES)
-    rows, reasons = [], []
+    rows, reasons, words = [], [], dict[frozenset[str], str]()
     pairs_left: dict[str, list[str]] = {"open": [], "unproved": []}
     for at, first in enumerate(names):
         marks = []
@@ -309,31 +325,39 @@ def support_page(every: list[dict[str, Any]]) -> str:
                 marks.append("yes" if proved else word_of_unproved(first, second))
                 if marks[-1] in pairs_left:
                     pairs_left[marks[-1]].append(f"{second} with {first}")
+            words[frozenset((first, second))] = marks[-1]
         rows.append(f"| {first} | {' | '.join(marks + [''] * (len(names) - at - 1))} |")
     pairs = "\n".join([f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|", *rows])
     refused = "\n".join(["| setting | with | because |", "|---|---|---|", *reasons])
     return "\n".join(
         [
             HEAD,
-            "## Two settings together\n",
             "yes: in a cell that a test proves. refused: by the config, for the reason below. partly: proved in a cell, and "
             "refused beside the defaults of other settings, for the reason below. open: accepted, and in no test's cell; "
             "`windlass verify` proves it. unproved: accepted, in no test's cell, and `windlass verify` cannot prove it, since "
             "its proxy model runs in fp64, uncompiled, without a budget. Empty: two values of one setting. 16-bit policies "
             "are held to their own tolerances. lora, lora on nf4: factors beside a frozen base, plain or in NF4; "
             "other rows and columns are of training all of the model.\n",
+            *(question_table(question, settings, words) for question, settings in QUESTIONS.items()),
+            "## All pairs\n",
             pairs,
             f"\n## Refused\n\n{refused}\n",
             "Besides, a model's numbers limit `tp` and `context` (heads, channels, positions): the message names what fits.\n",
             f"## Unproved\n\n{'; '.join(pairs_left['unproved']) or 'None'}.\n",
             f"## Open\n\n{'; '.join(pairs_left['open']) or 'None'}.\n",
             "## Preferences\n",
-            "With `objective: {kind: dpo}`, by what is trained, in the words of the first table, which is of cells without it.\n",
+            "With `objective: {kind: dpo}`, by what is trained, in the words of the tables above, whose cells are without it.\n",
             preferences_table([cell for cell in every if "objective.kind" in cell]),
             "\n## Cells\n",
             _cells(every),
         ]
     )
+
+
+def question_table(question: str, settings: Sequence[str], words: Mapping[frozenset[str], str]) -> str:
+    rows = [f"| {one} | {' | '.join(words[frozenset((one, layout))] for layout in LAYOUTS)} |" for one in settings]
+    heads = [f"| setting | {' | '.join(LAYOUTS)} |", "|---" * (len(LAYOUTS) + 1) + "|"]
+    return "\n".join([f"## {question}\n", *heads, *rows, ""])
 
 
 def _cells(cells: list[dict[str, Any]]) -> str:

@@ -355,6 +355,7 @@ NO_TEST_OF_ITS_OWN = {
     "cli/models.py": "cli/test_main.py runs its commands, commands/test_evaluate.py, _generate.py and _export.py what they call",
     "report/sinks/sink.py": "a protocol, and what it is given: report/sinks/test_follow.py",
     "cli/recipes.py": "commands/recipes/test_new_recipe.py types its commands",
+    "commands/recipes/first_rows.py": "commands/recipes/test_new_recipe.py: files of each shape, and few rows that differ",
     "commands/recipes/foreign_facts.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/foreign_files.py": "commands/recipes/test_import_recipe.py: six files, whole",
     "commands/recipes/torchtune_file.py": "commands/recipes/test_import_recipe.py: six files, whole",

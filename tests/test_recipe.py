@@ -52,6 +52,28 @@ def test_what_is_not_yaml_is_refused_with_its_name_and_line():
         parse_yaml("when: !!python/object:os.system {}", "recipe.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "rule", "change"),
+    [
+        ("a:\n\tb: 1\n", "YAML indents with spaces", "replace the tabs"),
+        ("a: *norm\n", "a bare * begins an alias", "put a pattern into quotes"),
+        ("a:\n  b: 1\n    c: 2\n", "the keys of a section begin in one column", "indent the line as those beside it"),
+        ("a: b: c\n", "the keys of a section begin in one column, and a text with", "or put its text into quotes"),
+        ("a: 1\nb 2\n", "a key ends with a colon and a space", "write `key: value` on that line"),
+        ('a: "b\nc: 1\n', "a quote that opens a text closes it", "close the quote"),
+        ("a: {b: 1\nc: 2\n", "values in {} and [] have commas", "add the comma or the bracket"),
+        ("a: [1, 2\nc: 2\n", "values in {} and [] have commas", "add the comma or the bracket"),
+        ("a:\n  b: 1\n c: 2\n", "the keys of a section, and the - of a list", "indent the line"),
+        ("a: @b\n", "a text that begins with %, @ or ` is in quotes", "put it into quotes"),
+        ("a: 1\n---\nb: 2\n", "a recipe is lines of `key: value`", "correct the line"),
+    ],
+)
+def test_what_is_not_yaml_is_answered_with_the_rule_it_breaks(text, rule, change):
+    with pytest.raises(UserError, match="is not YAML") as caught:
+        parse_yaml(text, "recipe")
+    assert caught.value.rule.startswith(rule) and change in caught.value.change
+
+
 def test_overrides_have_types_and_make_sections():
     tree = {"run": {"steps": 3}, "report": None}
     for override in (

@@ -252,9 +252,9 @@ def parse_recipe(text: str, name: str = "the recipe", *overrides: str, family: t
         add_family(family)
     tree = parse_yaml(text, name)
     if not isinstance(tree, dict):
-        raise UserError(
-            f"{name} holds {type(tree).__name__}", "a recipe is a mapping of sections", "the sections: windlass keys"
-        )
+        found = "is empty" if tree is None else f"holds {type(tree).__name__}"
+        change = "`windlass init` writes one; the sections: windlass keys"
+        raise UserError(f"{name} {found}", "a recipe is a mapping of sections", change)
     has_secret = without_secrets(tree) != tree
     for override in overrides:
         apply_override(tree, override)

@@ -77,6 +77,21 @@ _Loader.add_implicit_resolver(
 )
 
 
+YAML_RULES: Final = (
+    ("'\\t'", "YAML indents with spaces", "replace the tabs of that line by spaces"),
+    ("alias", "a bare * begins an alias in YAML", 'put a pattern into quotes, such as ["*norm*"]'),
+    ("mapping values are not", "the keys of a section begin in one column, and a text with `: ` in it is in quotes",
+     "indent the line as those beside it, or put its text into quotes"),
+    ("expected ':'", "a key ends with a colon and a space", "write `key: value` on that line, or on the one before it"),
+    ("a quoted scalar", "a quote that opens a text closes it", "close the quote"),
+    ("expected ','", "values in {} and [] have commas between them, and the bracket is closed", "add the comma or the bracket"),
+    ("<block end>", "the keys of a section, and the - of a list, begin in one column", "indent the line as those beside it"),
+    ("cannot start any token", "a text that begins with %, @ or ` is in quotes", "put it into quotes"),
+    ("", "a recipe is lines of `key: value`, with the keys of a section indented by spaces", "correct the line"),
+)  # fmt: skip
+"""Words of PyYAML's complaint, the rule, what to change; the first that is found counts."""
+
+
 def parse_yaml(text: str, name: str) -> Any:
     """What `text` holds. `name`: what it is called in the UserError for what is not YAML, or far larger than a recipe is."""
     try:
@@ -85,12 +100,9 @@ def parse_yaml(text: str, name: str) -> Any:
         loader.name = name
         return loader.get_single_data()
     except yaml.YAMLError as error:
-        given, rule, change = f"{name} is not YAML: {_problem(error)}", "see yaml.org", "mend the line"
-        if "'\\t'" in str(error):
-            rule, change = "YAML indents with spaces", "replace the tabs of that line by spaces"
-        if "alias" in str(error):
-            rule, change = "a bare * begins an alias in YAML", 'put a pattern into quotes, such as ["*norm*"]'
-        raise UserError(given, rule, change) from None
+        problem = _problem(error)
+        rule, change = next(answer for words, *answer in YAML_RULES if words in problem)
+        raise UserError(f"{name} is not YAML: {problem}", rule, change) from None
     except (ValueError, OverflowError):  # the scanner's own: chr(0x110000), int() of 5,000 digits in %YAML 1.9...
         rule = "\\U00000000 to \\U0010FFFF are characters, and %YAML 1.1 is a version"
         raise UserError(f"{name} holds an escape or a directive that YAML has not", rule, "correct it") from None

@@ -1,4 +1,4 @@
-"""docs/recipe.md, docs/errors.md and README's map match the code."""
+"""docs/recipe.md, docs/errors.md and docs/map.md match the code."""
 
 import importlib.util
 from pathlib import Path
@@ -24,8 +24,8 @@ def test_errors_page_is_up_to_date(build):
     assert (ROOT / "docs" / "errors.md").read_text() == build.errors_page(), "run `make docs`"
 
 
-def test_readmes_map_is_up_to_date_and_names_every_file(build):
-    assert build.README.read_text() == build.readme(), "run `make docs`"
+def test_the_map_is_up_to_date_and_names_every_file(build):
+    assert build.MAP_PAGE.read_text() == build.map_page(), "run `make docs`"
     words = {line.split()[0] for line in build.map_text().splitlines() if line}
     assert [path for path in build.SOURCE.rglob("[!_]*.py") if path.stem not in words] == []
 

@@ -1,9 +1,12 @@
-"""README's recipe is one, and the commands that show its claims name files that are there."""
+"""README's recipe is one, its first commands run as they are written, and those that show its claims name tests that exist."""
 
 import re
 import textwrap
 from pathlib import Path
 
+from tests.commands.recipes.test_new_recipe import write_texts
+from tests.docs.pages import commands_in, run_commands
+from windlass.cli import main as cli
 from windlass.config import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -22,3 +25,36 @@ def test_files_that_the_readme_names_exist():
     assert len(named) > 20
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def section(title):
+    return README.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_first_commands_train_and_export_a_model_of_ones_own_text(tmp_path, monkeypatch, capsys):
+    commands = commands_in(section("Your own text"))
+    assert [command.split()[0] for command in commands] == ["init", "train", "generate", "report", "export"]
+    write_texts(tmp_path / "texts", 20)
+    run_commands(commands[:1], None, tmp_path, monkeypatch, capsys)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("steps: 1000", "steps: 2"))
+    run_commands(commands[1:], None, tmp_path, monkeypatch, capsys)
+    assert "finished at step 2 of 2" in capsys.readouterr().out
+    assert {"report.html", "export"} <= {path.name for path in (tmp_path / "runs/recipe").iterdir()}
+
+
+def test_the_table_of_commands_names_each_one():
+    rows = re.findall(r"^\| (`.+?) \|", section("Commands"), re.M)
+    named = {name for row in rows for shown in re.findall(r"`([^`]+)`", row) for name in shown.split()[:1]}
+    assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} <= named
+    assert {group.name for group in cli.app.registered_groups} <= named
+
+
+def test_the_readme_goes_from_what_it_is_to_proof():
+    """The first screen is two sentences, a command, a picture and a figure; claims come after everything one does."""
+    begin = README.partition("\n## ")[0]
+    places = [begin.index(part) for part in ("    windlass train recipe.yaml", "<picture>", "bits per byte")]
+    assert places == sorted(places) and len(begin.split("\n\n")[1].split()) < 70
+    titles = ["Install", "Your own text", "Finetune", "On a cluster", "Commands", "When another tool fits better"]
+    found = re.findall(r"^## (.+)$", README, re.M)
+    assert found[: len(titles) + 1] == [*titles, "What is claimed, and the command that shows it"]

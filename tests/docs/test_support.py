@@ -1,6 +1,7 @@
 """docs/support.md is what the config refuses today, and what the tests train."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def test_a_pair_that_verify_cannot_prove_is_unproved(support, tmp_path):
         assert word != ("open" if left_out else "unproved"), (one, two)
     assert list(words.values()).count("unproved") > 20 and list(words.values()).count("open") > 20
     assert words["bf16", "dropout"] == "unproved" and words["muon", "dropout"] == "open"
+
+
+def test_small_tables_of_questions_come_before_that_of_all_pairs(support):
+    page = (ROOT / "docs" / "support.md").read_text()
+    questions = re.findall(r"^## (.+)$", page.partition("\n## All pairs\n")[0], re.M)
+    assert questions == list(support.QUESTIONS) and set(support.LAYOUTS) < set(support.FEATURES)
+    rows = re.findall(r"^\| ([\w ()-]+) \|" + r" ([*\w]*) \|" * len(support.LAYOUTS) + "$", page, re.M)
+    found = {name: words for name, *words in rows if name != "setting"}
+    assert set(found) == {one for settings in support.QUESTIONS.values() for one in settings}
+    assert found["pp 1f1b"][support.LAYOUTS.index("zero 3")] == "refused" and found["lora"][0] == "yes"
 
 
 def test_cells_are_told_by_layout(support):

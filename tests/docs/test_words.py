@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 DESIGN = DOCS / "design.md"
 NAMING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", DESIGN,
-          *(DOCS / name for name in ("walkthrough.md", "recipe.md", "support.md", "questions.md")),
+          *(DOCS / name for name in ("map.md", "walkthrough.md", "recipe.md", "support.md", "questions.md")),
           *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("techniques/*.md"))]  # fmt: skip
 WRITTEN = [
     page for page in NAMING if page.name not in ("recipe.md", "support.md")

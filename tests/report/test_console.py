@@ -55,6 +55,12 @@ def test_a_logging_step_is_one_plain_line_with_every_figure():
     )
 
 
+def test_one_device_has_one_rate():
+    stream = io.StringIO()
+    Console(stream, total_steps=9, device="process").step(1, LINE | {"tokens_per_s_per_gpu": 12_300.0}, eta_s=1.0)
+    assert " | 12.3 k tok/s | ETA 1.00s | " in stream.getvalue()
+
+
 def test_skipped_updates_are_told_where_there_are_any():
     for skipped, begin in ((0, "loss 5.4321 | 12.3 k tok/s"), (3, "loss 5.4321 | skipped 3 | 12.3 k tok/s")):
         stream = io.StringIO()
@@ -172,7 +178,7 @@ def test_a_run_too_short_for_an_average_says_so():
     recorder.step(1, 1.0, 1.0, 1e-3, 1000, 0.0)
     recorder.step(2, 1.0, 1.0, 1e-3, 1000, 0.0)
     recorder.end(2, "finished")
-    assert "n/a tok/s, n/a tok/s per GPU, MFU n/a" in stream.getvalue()
+    assert "n/a tok/s, MFU n/a" in stream.getvalue()
 
 
 def test_a_checkpoint_is_told_with_its_size_and_what_it_cost():

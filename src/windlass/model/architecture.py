@@ -90,7 +90,7 @@ class Architecture:
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"model: {self.num_heads} attention heads and {self.num_kv_heads} key/value heads",
-                "each key/value head serves the same number of attention heads",
+                "each key/value head serves the same number of attention heads; a number that is not given is the family's own",
                 f"set num_key_value_heads to one of {divisors(self.num_heads)}",
             )
         if self.experts_per_token > self.num_experts:

@@ -98,7 +98,7 @@ class Console:
         self._terminal.print(Text(f"{line['reason']}{by} at step {step} of {self._total_steps}", style="bold"))
         if validations or baselines:
             self._terminal.print(_quality_table(validations, baselines))
-        rates = f"{_rate(line['tokens_per_s'])}, {_rate(line['tokens_per_s_per_gpu'])} per {self._device}"
+        rates = _rates(line, "{}, {} tok/s per {}", self._device)
         self._terminal.print(Text(f"{rates}, MFU {_percent(line['mfu'])}, without warm-up and pauses"))
         total_s = sum(line["ledger"].values()) or 1.0
         parts = [
@@ -135,7 +135,7 @@ def progress_fields(
         f"loss {_number(line['loss'], '.4f')}",
         *([f"accuracy {line['accuracy']:.1%} margin {line['margin']:.3g}"] if "accuracy" in line else []),
         *([f"skipped {line['skipped']}"] if line.get("skipped") else []),
-        f"{_rate(line['tokens_per_s'])} ({format_count(line['tokens_per_s_per_gpu'])} per {device})",
+        _rates(line, "{} ({} per {})", device),
         f"ETA {'n/a' if eta_s is None else format_duration(eta_s)}",
         f"norm {_number(line['gradient_norm'], '.3g')}",
         f"lr {line['learning_rate']:.2e}",
@@ -145,6 +145,12 @@ def progress_fields(
         *([f"router {line['router_loss']:.3g}"] if line.get("router_loss") else []),
         *([f"busiest expert {max(line['expert_loads']):.2g}x"] if line.get("expert_loads") else []),
     ]
+
+
+def _rates(line: Mapping[str, Any], form: str, device: str) -> str:
+    """Of all devices and of each; of one alone that is one figure."""
+    total, each = line["tokens_per_s"], line["tokens_per_s_per_gpu"]
+    return _rate(total) if total == each else form.format(_rate(total), format_count(each), device)
 
 
 def _quality_table(

@@ -1,7 +1,9 @@
 """`windlass init` and `windlass import`: recipes that load and run, and no file half-written or overwritten."""
 
+import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import yaml
 from tests.commands.command_line import run_command
 from windlass.commands.recipes.new_recipe import import_file, init
 from windlass.config import load_recipe
+from windlass.data.held_out import HeldOutConfig
 from windlass.errors import UserError
 
 FILES = Path(__file__).parent / "foreign"
@@ -57,6 +60,52 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.data.sources[0].format == {"sft": "chat", "dpo": "preference", "pretrain": "text"}[kind]
     init(here / "other.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, "sft", None)
     assert load_recipe(here / "other.yaml").objective.kind == "sft"
+
+
+SHARED = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+ALPACA = {"instruction": "q", "input": "", "output": "a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "settings"),
+    [
+        ("r.jsonl", SHARED, {"format": "chat", "rows": "sharegpt"}),
+        ("r.jsonl", ALPACA | {"text": "q a"}, {"format": "chat", "rows": "alpaca"}),
+        ("r.json", ALPACA, {"format": "chat", "rows": "alpaca"}),
+        ("r.jsonl.gz", ALPACA, {"format": "chat", "rows": "alpaca"}),
+        ("r.jsonl", {"body": "a", "id": 3}, {"text": "body"}),
+        ("r.jsonl", {"a": "a", "b": "b"}, {}),
+    ],
+)
+def test_rows_of_other_names_are_known(here, name, row, settings):
+    rows = [row | {"number": one} for one in range(3)]
+    text = json.dumps(rows, indent=1) if name == "r.json" else "\n".join(map(json.dumps, rows))
+    (here / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    for source in (name, name.replace("r.", "*.", 1)):
+        init(here / f"{source[0]}.yaml", source, "Qwen/Qwen3-4B", 5, None, None)
+        (written,) = yaml.safe_load((here / f"{source[0]}.yaml").read_text())["data"]["sources"]
+        written.pop("too_long", None)
+        assert written == {"path": source} | settings
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 3, 15])
+def test_few_rows_that_differ_have_a_validation_set(here, distinct, monkeypatch, capsys):
+    words = "a rope, an anchor and a slow turn of the windlass; then the deck, and a heavy sail in the wind. " * 4
+    rows = [{"id": one, "text": f"{one % distinct}: {words}"} for one in range(60)]
+    (here / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    init(here / "r.yaml", "rows.jsonl", "small", 1, None, None)
+    code, done = run_command(["prepare", "r.yaml"], monkeypatch, capsys)
+    assert code == 0, done.err
+    (held,) = re.findall(r"^validation: (\d+) documents, [\d,]+ tokens", done.out, re.M)
+    assert 1 <= int(held) <= 60
+
+
+@pytest.mark.parametrize(("distinct", "held_out"), [(1, "none"), (2, HeldOutConfig(bytes=191)), (16, 0.5)])
+def test_conversations_are_held_out_whole_where_they_differ(here, distinct, held_out):
+    rows = [{"messages": [{"role": "user", "content": f"q{one % distinct:02}"}], "id": one % 10} for one in range(64)]
+    (here / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 5, "sft", None)
+    assert load_recipe(here / "r.yaml").data.validation == held_out
 
 
 def test_what_is_not_given_is_asked(here):

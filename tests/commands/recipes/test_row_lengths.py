@@ -54,7 +54,7 @@ def test_rows_behind_the_first_ones_are_not_claimed_and_a_deep_line_is_passed_ov
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], "[" * 200_000, *lines[1:]]))
     (told,) = init(tmp_path / "other.yaml", "rows.jsonl", "some/model", 5, None, None)
-    assert told.startswith("data.sequence_length=1024: holds all of 1 rows")
+    assert told.startswith("data.sequence_length=1024: holds all of the first 2 rows")
 
 
 def test_pairs_are_measured_by_characters_where_no_tokenizer_is_here(tmp_path):

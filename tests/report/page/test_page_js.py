@@ -171,6 +171,17 @@ def test_keys_read_values_out_and_a_legend_hides_a_curve(probe):
     assert found["changed"] and found["pressed"] == "false"
 
 
+def test_lines_beyond_the_eight_colours_are_dashed_and_no_tick_is_half_a_step(probe):
+    found = probe("""
+      const chart = data.charts[0], lines = Array.from({ length: 20 }, (_, at) => chart.lines[at % 3]);
+      found.looks = curvesOf({ ...chart, lines }).map((curve) => curve.colour + curve.dash);
+      found.dashed = curvesOf(chart).filter((curve) => curve.dash.length).length;
+      found.ticks = [steps(0, 6, 15, 1), steps(1, 2, 3, 1), steps(0, 400, 15, 1).slice(0, 3), steps(0, 1, 4)];
+    """)
+    assert len(set(found["looks"])) == 20 and found["dashed"] == 0
+    assert found["ticks"] == [[0, 1, 2, 3, 4, 5, 6], [1, 2], [0, 50, 100], [0, 0.5, 1]]
+
+
 def test_exports_hold_every_point(probe):
     found = probe("""
       const chart = data.charts[0];

@@ -5,8 +5,9 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
+from windlass.commands.recipes.first_rows import MANY, Kind, Shape, has_rows, num_distinct, shape_of
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.config import parse_recipe
@@ -15,7 +16,6 @@ from windlass.errors import UserError, nearest, nearest_entry
 from windlass.hub.client import is_hub_name
 from windlass.recipe import parse_yaml, recipe_text
 
-Kind = Literal["pretrain", "sft", "dpo"]
 SMALL: Final = "small"
 """The model of `init` that is trained from nothing: a million parameters, for a first run on any machine."""
 DATASETS: Final = "dataset_info.json"
@@ -32,12 +32,9 @@ FROM_NOTHING: Final = (
     ("  tie_word_embeddings: true", ""),
     ("  initializer_range: 0.088", "1 / sqrt(hidden_size)"),
 )
-FORMATS: Final = {"sft": "chat", "dpo": "preference"}
-LINES: Final = (".jsonl", ".ndjson", ".jsonlines", ".jl")
 HELD_OUT: Final = 8
 """Documents of the validation set, on average: the hash of each decides, so that a set of two may be empty."""
 SHARE_OF_FEW: Final = 20  # one part of so much
-MANY: Final = 1000
 COMMENTS: Final = {
     "pretrain": "every token of every text is learned",
     "sft": "of conversations the assistant's answers are learned",
@@ -105,7 +102,9 @@ def init(
     if steps is None:
         steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
     source = _source(data)
-    kind = kind or _kind_of(source)
+    file = _first_file(source)
+    shape = shape_of(file, kind)
+    kind = shape.kind
     if model == SMALL and kind != "pretrain":
         raise UserError(
             f"--model {SMALL} with {'pairs' if kind == 'dpo' else 'conversations'}",
@@ -114,22 +113,22 @@ def init(
         )
     chosen = Chosen(256 if model == SMALL else USUAL, "drop", "")
     if kind != "pretrain":
-        file = Path(source.get("path", "")).expanduser()
-        chosen = choose_length(file if file.suffix in LINES else None, kind, model)
-    text = _recipe(out, source, model, steps, kind, chosen)
+        chosen = choose_length(file, shape, model)
+    text = _recipe(out, {**source, **shape.settings}, model, steps, kind, chosen, _validation(source, file, shape))
     parse_recipe(text, str(out))
     write_durably(out, text.encode())
     notes = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
     return notes + ([lack] if kind == "sft" and (lack := missing_template(model)) else [])
 
 
-def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kind, chosen: Chosen) -> str:
+def _recipe(
+    out: Path, rows: dict[str, str], model: str, steps: int, kind: Kind, chosen: Chosen, validation: tuple[str, str]
+) -> str:
     is_small, name, length = model == SMALL, out.stem, chosen.length
     micro = 4 if is_small else 2 if length <= USUAL or kind == "dpo" else 1
     sequences = 8 if is_small else 1 << max(1, (16 * USUAL // length).bit_length() - 1)
-    rows = dict(source) if kind == "pretrain" else {**source, "format": FORMATS[kind], "too_long": chosen.too_long}
+    rows = rows if kind == "pretrain" else {**rows, "too_long": chosen.too_long}
     rate = "4e-3" if is_small else {"pretrain": "1e-5", "sft": "2e-4", "dpo": "5e-6"}[kind]
-    validation, held_out = _validation(rows)
     every = max(1, steps // 5)
     lines = [
         (f"# {COMMENTS[kind]}. Every key: windlass keys", ""),
@@ -144,7 +143,7 @@ def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kin
         ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
         (f"  directory: runs/{name}-data", "prepared shards"),
         (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
-        (f"  validation: {validation}", held_out),
+        (f"  validation: {validation[0]}", validation[1]),
         (f"objective: {{kind: {kind}}}", ""),
         *(
             []
@@ -159,12 +158,15 @@ def _recipe(out: Path, source: dict[str, str], model: str, steps: int, kind: Kin
     return "".join(f"{line:40}  # {comment}".rstrip() + "\n" if comment else f"{line}\n" for line, comment in lines)
 
 
-def _validation(source: Mapping[str, str]) -> tuple[str, str]:
+def _validation(source: Mapping[str, str], file: Path, shape: Shape) -> tuple[str, str]:
     """A share that holds several documents; of few, of which none may be held out, a twentieth of their bytes. And a comment."""
-    number = _num_documents(source)
+    number = _num_documents(source, file, shape)
+    if number == 1 and shape.kind != "pretrain":
+        return "none", "all rows are the same: none can be held out"
     if number < 2 * HELD_OUT:
         num_bytes = max(1, _num_bytes(source) // SHARE_OF_FEW)
-        return f"{{bytes: {num_bytes}}}", "held out: whole documents, and the end of one"
+        held_out = "whole documents, and the end of one" if shape.kind == "pretrain" else "whole rows"
+        return f"{{bytes: {num_bytes}}}", f"held out: {held_out}"
     return f"{max(0.05, HELD_OUT / number):.2g}", "share of the documents"
 
 
@@ -175,18 +177,25 @@ def _num_bytes(source: Mapping[str, str]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _num_documents(source: Mapping[str, str]) -> int:
-    """At most MANY; MANY where they are not here, or of a format that is not counted by lines."""
+def _num_documents(source: Mapping[str, str], file: Path, shape: Shape) -> int:
+    """Those that differ, at most MANY; MANY where they are not here, or of a format whose rows are not counted."""
     place = source.get("path", "")
     path = Path(place).expanduser()
     if path.is_dir():
-        return sum(1 for _ in islice((file for file in path.rglob("*") if file.is_file()), MANY))
+        return sum(1 for _ in islice((one for one in path.rglob("*") if one.is_file()), MANY))
     if "*" in place and "://" not in place:
         return len(list(islice(glob.iglob(str(path), recursive=True), MANY)))
-    if path.is_file() and path.suffix in LINES:
-        with path.open("rb") as lines:
-            return sum(1 for _ in islice(lines, MANY))
+    if has_rows(file):
+        return num_distinct(file, shape)
     return 1 if path.is_file() and path.suffix != ".parquet" else MANY
+
+
+def _first_file(source: Mapping[str, str]) -> Path:
+    """Whose rows say what all are: the source itself, or the first of a glob."""
+    path = Path(source.get("path", "")).expanduser()
+    if "*" in path.name:
+        return Path(min(glob.iglob(str(path), recursive=True), default=path))
+    return path
 
 
 def _flow(source: Mapping[str, str]) -> str:
@@ -220,22 +229,6 @@ def _source(data: str) -> dict[str, str]:
     raise UserError(
         f"no data at {data}", "data are files here, a URL, or a dataset of the hub (org/name)", "correct the path"
     )
-
-
-def _kind_of(source: dict[str, str]) -> Kind:
-    """By the keys of the first row, where the data are one file of JSON lines here; else texts."""
-    file = Path(source.get("path", "")).expanduser()
-    if file.suffix not in LINES or not file.is_file():
-        return "pretrain"
-    with file.open("rb") as lines:
-        try:
-            row = json.loads(lines.readline(1 << 20))
-        except ValueError:
-            return "pretrain"
-    keys = set(row) if isinstance(row, dict) else set()
-    if {"chosen", "rejected"} <= keys:
-        return "dpo"
-    return "sft" if "messages" in keys or {"prompt", "completion"} <= keys else "pretrain"
 
 
 def _count(text: str) -> int:

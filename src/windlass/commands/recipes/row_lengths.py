@@ -1,24 +1,24 @@
 """How long conversations and pairs are, so that a new recipe's sequences hold them: none of their answers is ever cut. No torch.
 
-The rows of one file of JSON lines are counted, MANY at most, in tokens of the model's own tokenizer where its files are on this
-host, else by CHARACTERS each; with TURN tokens for the marks around each message, whatever the template writes.
+The first rows of a file are counted, MANY at most, in tokens of the model's own tokenizer where its files are on this host,
+else by CHARACTERS each; with TURN tokens for the marks around each message, whatever the template writes.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
+from windlass.commands.recipes.first_rows import MANY, Row, Shape, first_rows
 from windlass.data.sources.chat_rows import texts_in
 from windlass.data.tokenize.template_files import check_has_template
 from windlass.data.tokenize.tokenizer import COPIED_FILES, TOKENIZER_FILE
 from windlass.errors import UserError
 from windlass.hub.client import locate
 
-MANY: Final = 1000
 CHARACTERS: Final = 4  # of a token of English, by the usual rule of thumb
 TURN: Final = 4  # `<|im_start|>`, a new line, `<|im_end|>`, a new line; role and keys are counted as words
 USUAL: Final = 1024
@@ -36,11 +36,11 @@ class Chosen(NamedTuple):
     meaning: str
 
 
-def choose_length(file: Path | None, kind: Literal["sft", "dpo"], model: str) -> Chosen:
+def choose_length(file: Path, shape: Shape, model: str) -> Chosen:
     """The least length that all but FEW of the rows of `file` fit, up to MOST and the model's positions."""
     folder = _folder(model)
     positions = _positions(folder)
-    lengths = list(_lengths(file, kind, folder)) if file is not None and file.is_file() else []
+    lengths = list(_lengths(file, shape, folder))
     candidates = [size for size in (USUAL, 2048, 4096, MOST) if size < positions] + [positions] * (positions <= MOST)
     if not lengths:
         return Chosen(candidates[0], "drop", "")
@@ -50,7 +50,7 @@ def choose_length(file: Path | None, kind: Literal["sft", "dpo"], model: str) ->
     if not (longer := _longer(lengths, length)):
         return Chosen(length, "drop", f"holds all of {among}{by}")
     rows = f"about {longer} of {among} are longer{by}; the longest has {max(lengths)} tokens"
-    if kind == "dpo":
+    if shape.kind == "dpo":
         return Chosen(length, "drop", f"{rows}; they are left out")
     return Chosen(length, "cut-prompt", f"{rows}; what they ask is cut, no answer is")
 
@@ -87,23 +87,17 @@ def _positions(folder: Path | None) -> int:
     return found if isinstance(found, int) and found > 1 else 1 << 30
 
 
-def _lengths(file: Path, kind: Literal["sft", "dpo"], folder: Path | None) -> Iterator[int]:
-    """In tokens, with the end of the text. A line that is no row is left to `prepare`, which names it."""
+def _lengths(file: Path, shape: Shape, folder: Path | None) -> Iterator[int]:
+    """In tokens, with the end of the text."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE)) if folder else None
-    with file.open("rb") as lines:
-        for line in islice(lines, MANY):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                yield 1 + max(_tokens(tokenizer, one) for one in _rows(row, kind))
+    for row in islice(first_rows(file), MANY):
+        yield 1 + max(_tokens(tokenizer, one) for one in _rows(row, shape))
 
 
-def _rows(row: Mapping[str, Any], kind: Literal["sft", "dpo"]) -> list[list[Any]]:
-    if kind == "dpo":
+def _rows(row: Row, shape: Shape) -> list[list[Any]]:
+    if shape.kind == "dpo":
         return [[row.get("prompt"), row.get(answer)] for answer in ("chosen", "rejected")]
-    return [[row.get(key) for key in ("tools", "messages", "prompt", "completion")]]
+    return [[row.get(key) for key in shape.read]]
 
 
 def _tokens(tokenizer: Tokenizer | None, values: list[Any]) -> int:

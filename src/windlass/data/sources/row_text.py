@@ -73,6 +73,10 @@ def no_column(where: str, what: str, text_key: str, names: list[str], rule: str)
     if {"chosen", "rejected"} <= set(names):
         change = f"it holds {PAIR}: set `format: preference` of the source"
         return BadRow("missing key", given, rule, change)
+    for shape, keys in (("sharegpt", ["conversations"]), ("alpaca", ["instruction", "output"])):
+        if set(keys) <= set(names):
+            change = f"it holds {' and '.join(keys)}: set `format: chat` and `rows: {shape}` of the source"
+            return BadRow("missing key", given, rule, change)
     change = f"{nearest(text_key, names)}set `text` of the source to one of its {what}s: {', '.join(names) or 'none'}"
     return BadRow("missing key", given, rule, change)
 

@@ -7,7 +7,7 @@ const state = { axis: "step", smooth: 2, marks: true, hidden: new Set(), logs: n
 const AXES = { step: "steps", tokens: "tokens", time: "time" };
 const STRONG_MARKS = { "resumed": "--c7", "not finite": "--c4", "incident": "--c4", "end": "--c7" };
 const WEAK_MARKS = { "checkpoint": "--c2", "validation": "--c1" };
-const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]]; // several runs: of a chart with few lines a colour is a run, else a line
+const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]]; // of one run from its ninth line on; several: of a chart with few lines a colour is a run, else a line
 const drawn = new Map(); // key of a chart -> its elements and what was drawn last
 
 // ---- numbers and words
@@ -85,7 +85,7 @@ function curvesOf(chart) {
     if (!source) return;
     const name = !several ? line.name : chart.lines.length > 1 ? run.name + ": " + line.name : run.name;
     const curve = { key: chart.key + "/" + run.name + "/" + (line.points ? "p" : "s") + line.name, name, run, isPoints: !line.series,
-      colour: "--c" + (byLine ? lineIndex : runIndex) % 8, dash: several ? DASHES[(byLine ? runIndex : lineIndex) % DASHES.length] : [],
+      colour: "--c" + (byLine ? lineIndex : runIndex) % 8, dash: DASHES[(!several ? Math.floor(lineIndex / 8) : byLine ? runIndex : lineIndex) % DASHES.length],
       step: line.series ? run.grid.step : source.step, y: source.y.slice(), low: source.low, high: source.high, source,
       gaps: new Set(source.gaps || []) };
     curve.x = line.series ? run.grid[state.axis] : curve.step.map((step) => placeOf(run, step));
@@ -106,8 +106,8 @@ function curvesOf(chart) {
 
 // ---- scales
 
-function steps(low, high, most) { // nice ticks
-  const raw = (high - low) / most, base = 10 ** Math.floor(Math.log10(raw || 1));
+function steps(low, high, most, least = 0) { // nice ticks, at least so far apart
+  const raw = Math.max((high - low) / most, least), base = 10 ** Math.floor(Math.log10(raw || 1));
   const step = base * [1, 2, 5, 10].find((times) => times * base >= raw * 0.999);
   const ticks = [];
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high * (1 + 1e-9) + 1e-300 && ticks.length < 20; at++) ticks.push(at * step);
@@ -146,7 +146,7 @@ function scalesOf(chart, curves, isLog, width, height) {
     const room = (high - low) * 0.05; high += room; if (!(chart.zero && low === 0)) low -= room;
   }
   const yTicks = isLog ? logTicks(low, high, height / 40) : steps(low, high, height / 45);
-  const xTicks = state.axis === "time" ? timeSteps(right, width / 80) : steps(left, right, width / 80);
+  const xTicks = state.axis === "time" ? timeSteps(right, width / 80) : steps(left, right, width / 80, 1);
   return { left, right, low, high, isLog, xTicks, yTicks };
 }
 
@@ -313,7 +313,7 @@ function update(chart) {
   held.canvas.setAttribute("aria-label", described(chart));
   const curves = parts(chart).curves, isFocused = held.keys.contains(document.activeElement) && document.activeElement.dataset.key;
   held.keys.replaceChildren(...(curves.length < 2 ? [] : curves.map((curve) => {
-    const key = data.runs.length > 1 ? stroke(curve) : element("i", { className: "key " + curve.colour.slice(2) });
+    const key = data.runs.length > 1 || curves.length > 8 ? stroke(curve) : element("i", { className: "key " + curve.colour.slice(2) });
     const made = element("button", { type: "button", onclick: () => {
       if (!state.hidden.delete(curve.key)) state.hidden.add(curve.key);
       update(chart);
@@ -330,7 +330,7 @@ function paintStroke(context, curve, x, y) { // 26 pixels of the curve's line
   context.beginPath(); context.moveTo(x, y); context.lineTo(x + 26, y); context.stroke(); context.setLineDash([]);
 }
 
-function stroke(curve) { // the key of a curve among those of several runs
+function stroke(curve) { // the key of a curve among more than there are colours
   const canvas = element("canvas", { width: 52, height: 20, aria: { hidden: "true" } }), context = canvas.getContext("2d");
   context.setTransform(2, 0, 0, 2, 0, 0);
   paintStroke(context, curve, 0, 5);
