@@ -20,6 +20,7 @@ from windlass.units import format_bytes, format_count
 
 MOST_SAMPLES: Final = 4000
 BAR_WIDTH: Final = 40
+MOST_CHARS: Final = 60  # of a document that is left out
 TITLES: Final = ("chosen", "rejected")  # the rows of a pair
 STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
 
@@ -84,13 +85,20 @@ def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
 
 
 def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
-    """Bad rows, and what filters removed, of the sources that the set is made of."""
+    """Bad rows, what filters removed, and duplicates, of the sources that the set is made of."""
     given = prepared.settings["validation"]
-    is_share = name == "validation" and not (isinstance(given, dict) and "path" in given)
+    is_of_training = name == "train" or (name == "validation" and not (isinstance(given, dict) and "path" in given))
     for title, found in {"bad rows": prepared.bad_rows, "filters": prepared.filtered}.items():
         for use, counts in found.items():
-            if use in (name, f"sets.{name}") or (use.startswith("sources.") and (name == "train" or is_share)):
+            if use in (name, f"sets.{name}") or (use.startswith("sources.") and is_of_training):
                 yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
+    if not is_of_training:
+        return
+    for use, count in prepared.duplicates.items():
+        yield f"  duplicates  {count:,} of {use} are left out"
+    for pair in prepared.near_pairs:
+        resembled = f"resembles {pair['kept']:,} ({pair['similarity']:.2f})"
+        yield f"  near copy   document {pair['left_out']:,} {resembled}: {pair['left_out_text'][:MOST_CHARS]!r}"
 
 
 def _lengths(found: Survey) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
+from windlass.data.curate.near_duplicates import library_version
 from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
@@ -81,13 +82,14 @@ def fingerprint(
     date: str | None = None,
 ) -> str:
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; and the
-    date, where a chat template writes it."""
+    date, where a chat template writes it; and the library that finds near-duplicates. Raises UserError where that is missing."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
     is_chat = any(isinstance(source, dict) and source.get("format") in HELD for source in sources)
     parts = {
         "algorithm": ALGORITHM_VERSION,
         **({"chat": CHAT_VERSION} if is_chat else {}),
         **({"date": date} if date is not None else {}),
+        **({"near_duplicates": library_version()} if isinstance(settings["deduplicate"], dict) else {}),
         "settings": settings,
         "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
         "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],
