@@ -161,7 +161,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands.recipes": ("new_recipe",),
     "data": ("config", "held_out", "files", "packing", "verified_file"),
     "data.curate": ("config", "filters", "near_duplicates"),
-    "data.lint": ("statistics", "lint", "findings"),
+    "data.lint": ("statistics", "lint", "findings", "overview"),
     "data.prepare": ("prepare", "manifest", "background", "part", "part_record"),
     "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),
     "data.sources": (
@@ -243,7 +243,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),
-    "report.page": ("write", "serve", "child"),
+    "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),
     "training": (
         "config",

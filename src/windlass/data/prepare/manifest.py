@@ -32,7 +32,7 @@ from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
 # keys that earlier versions do not write
-ADDED = ("unwritten", "date", "cut", "bad_rows", "filtered", "duplicates", "near_pairs")
+ADDED = ("by_source", "unwritten", "date", "cut", "bad_rows", "filtered", "duplicates", "near_pairs")
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
 """Of a preference run's reference scores, which are kept beside the data that they are of."""
@@ -59,6 +59,8 @@ class SetInfo:
     """Pairs and conversations that were dropped because they are longer than a sequence."""
     cut: int = 0
     """Conversations whose prompts were cut to fit a sequence."""
+    by_source: list[list[int]] = field(default_factory=list)
+    """[documents, tokens] of each of its sources, in order; tokens as above."""
     unwritten: dict[str, int] = field(default_factory=dict)
     """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
 
