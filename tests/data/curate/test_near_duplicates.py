@@ -86,6 +86,14 @@ def test_no_document_is_left_out_for_one_that_is_left_out_itself():
     assert left_out([a, b, c], limit) == [1] and left_out([b, a], limit) == [1]
 
 
+def test_of_several_that_it_resembles_a_document_names_the_first():
+    a = text_of(1)
+    b, c = edited(a, 20), edited(a, 20, 80)
+    for kept in ([a, c], [c, a]):
+        flags, pairs = found([*kept, b], NearDuplicatesConfig(similarity=0.88))
+        assert flags == [False, False, True] and [(pair.kept, pair.kept_text) for pair in pairs] == [(0, kept[0][:200])]
+
+
 def test_a_share_of_pairs_at_every_similarity_is_found_as_it_should_be():
     """500 pairs each: nearly all above the limit by four standard errors, nearly none below."""
     for num_edits, is_copy in ((1, True), (12, False)):
