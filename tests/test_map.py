@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "advice": ("profiling", "report"),
     "plan": ("", *PARALLEL, "optim"),
     "launch": ("supervise", "report"),
-    "data": ("hub",),
+    "data": ("data.curate", "hub"),
     "data.shards": ("data",),
     "data.curate": (),
     "data.sources": ("data", "data.curate", "hub"),
@@ -160,8 +160,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "commands.speed": ("advise", "bench"),
     "commands.recipes": ("new_recipe",),
     "data": ("config", "held_out", "files", "packing", "verified_file"),
-    "data.curate": ("config", "filters", "language"),
-    "data.lint": ("statistics", "lint", "findings"),
+    "data.curate": ("config", "filters", "language", "near_duplicates"),
+    "data.lint": ("statistics", "lint", "findings", "overview"),
     "data.prepare": ("prepare", "manifest", "background", "part", "part_record"),
     "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),
     "data.sources": (
@@ -243,7 +243,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),
     "report": ("config", "events", "metrics", "console"),
-    "report.page": ("write", "serve", "child"),
+    "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),
     "training": (
         "config",

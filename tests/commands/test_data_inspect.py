@@ -80,3 +80,24 @@ def test_in_colour_what_is_not_learned_is_dim_and_nothing_is_marked():
 def test_control_characters_are_shown_and_not_sent(is_marked):
     text = render([Segment("target", "a\x1b[31mred\x07\tb\n\x7f\x9b", 3)], is_marked).plain
     assert text == "a\\x1b[31mred\\x07\tb\n\\x7f\\x9b"
+
+
+def test_a_report_is_a_page_in_this_directory_or_where_it_is_asked_for(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pages = []
+    for place, more, name in (
+        (base / "tiny.yaml", [], "data.html"),
+        (base / "data", ["--output", "of.html"], "of.html"),
+    ):
+        done = CliRunner().invoke(app, ["data", "report", str(place), *more])
+        assert (done.exit_code, done.stdout) == (0, f"{name}\n")
+        pages.append((tmp_path / name).read_text())
+    assert pages[0] == pages[1] and pages[0].startswith("<!doctype html>") and "<h1>data</h1>" in pages[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.html", "of.html"]
+
+
+def test_a_report_into_a_directory_that_is_not_there_is_refused_before_anything_is_read(base, monkeypatch):
+    monkeypatch.setattr("windlass.commands.data_inspect.lint_whole", None)
+    with pytest.raises(UserError) as caught:
+        CliRunner().invoke(app, ["data", "report", str(base / "data"), "--output", "no/a.html"], catch_exceptions=False)
+    assert (caught.value.given, caught.value.rule) == ("--output no/a.html", "there is no directory no")

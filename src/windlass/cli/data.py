@@ -37,6 +37,18 @@ def data_lint(place: PreparedPlace, overrides: Overrides = None) -> None:
     raise typer.Exit(EXIT_USER_ERROR if has_error else 0)
 
 
+@app.command("report")
+def data_report(
+    place: PreparedPlace,
+    overrides: Overrides = None,
+    output: Annotated[Path | None, typer.Option(help="The page. Default: data.html in this directory.")] = None,
+) -> None:
+    """One page that works offline: sources, lengths, what was left out, findings, samples."""
+    from windlass.commands.data_inspect import report
+
+    print_lines([str(report(place, overrides or [], output))])
+
+
 @app.command("consumed")
 def data_consumed(
     run_directory: Annotated[Path, typer.Argument(help="The run.directory of a run.")],

@@ -17,7 +17,7 @@ stacks         `windlass stacks`: where every rank on this host is
 profile        `windlass profile`: where the time of a step goes, of a run that goes on
 status         `windlass status`: running, finished, stopped, failed or dead
 doctor         `windlass doctor`: what is wrong with a machine, and with a recipe on it
-data_inspect   `windlass data inspect`
+data_inspect   `windlass data inspect` and `windlass data report`
 data_lint      `windlass data lint`
 data_consumed  `windlass data consumed`: which samples a run has consumed
 prepare_parts  `windlass prepare --part` and `--tokenizer-only`: a preparation on several machines

@@ -1,4 +1,4 @@
-r"""`windlass data inspect`: what is in a prepared set, in a table and as a sample to read.
+r"""`windlass data inspect`: what is in a prepared set, in a table and as a sample to read; `windlass data report`: as a page.
 
 In colour, tokens that are no target are dim and ends of documents are magenta. Without colour they are marked: ⟦no target⟧.
 Control characters of the text are written out (an ESC as \x1b), so that no document can control the terminal.
@@ -6,20 +6,26 @@ Control characters of the text are written out (an ESC as \x1b), so that no docu
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.text import Text
 
-from windlass.commands.data_lint import choose_set, open_data
+from windlass.commands.data_lint import choose_set, lint_whole, open_data
+from windlass.data.lint.overview import overview
 from windlass.data.lint.statistics import Segment, Survey, read_sample, sample_number, survey
 from windlass.data.prepare.manifest import Prepared
 from windlass.data.sources.bad_rows import in_words
+from windlass.errors import UserError
+from windlass.report.page.data_page import data_page
+from windlass.report.page.write import write_page
 from windlass.safe_text import escaped, shown
 from windlass.units import format_bytes, format_count
 
 MOST_SAMPLES: Final = 4000
 BAR_WIDTH: Final = 40
+MOST_CHARS: Final = 60  # of a document that is left out
 TITLES: Final = ("chosen", "rejected")  # the rows of a pair
 STYLES: Final = {"context": "dim", "target": "", "masked": "dim", "end": "bold magenta", "padding": "dim italic"}
 
@@ -41,6 +47,17 @@ def show(path: str, overrides: list[str], name: str, sample: str, is_plain: bool
         if title:
             console.print(Text(f"{title}:", style="bold"))
         console.print(render(row, is_marked))
+
+
+def report(path: str, overrides: list[str], output: Path | None) -> Path:
+    """Writes the page of a recipe's or a directory's prepared data. -> `output`, or data.html here. Raises UserError."""
+    prepared, config = open_data(path, overrides)
+    target = output or Path("data.html")
+    if not target.parent.is_dir():
+        raise UserError(f"--output {target}", f"there is no directory {target.parent}", "make it, or correct the path")
+    data, found = None if config is None else config.data, lint_whole(prepared, config)
+    shown = overview(prepared, found, data.mixture if data else [], data.labels if data else [])
+    return write_page(data_page(shown), target)
 
 
 def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
@@ -84,13 +101,20 @@ def _sources(prepared: Prepared, found: Survey) -> Iterator[str]:
 
 
 def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
-    """Bad rows, and what filters removed, of the sources that the set is made of."""
+    """Bad rows, what filters removed, and duplicates, of the sources that the set is made of."""
     given = prepared.settings["validation"]
-    is_share = name == "validation" and not (isinstance(given, dict) and "path" in given)
+    is_of_training = name == "train" or (name == "validation" and not (isinstance(given, dict) and "path" in given))
     for title, found in {"bad rows": prepared.bad_rows, "filters": prepared.filtered}.items():
         for use, counts in found.items():
-            if use in (name, f"sets.{name}") or (use.startswith("sources.") and (name == "train" or is_share)):
+            if use in (name, f"sets.{name}") or (use.startswith("sources.") and is_of_training):
                 yield f"  {title:<11} {sum(counts.values()):,} of {use} are left out: {in_words(counts)}"
+    if not is_of_training:
+        return
+    for use, count in prepared.duplicates.items():
+        yield f"  duplicates  {count:,} of {use} are left out"
+    for pair in prepared.near_pairs:
+        resembled = f"resembles {pair['kept']:,} ({pair['similarity']:.2f})"
+        yield f"  near copy   document {pair['left_out']:,} {resembled}: {pair['left_out_text'][:MOST_CHARS]!r}"
 
 
 def _lengths(found: Survey) -> Iterator[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from windlass.config import RunConfig, load_recipe
 from windlass.data.lint.findings import Finding
-from windlass.data.lint.lint import FULL, Coverage, lint
+from windlass.data.lint.lint import FULL, Coverage, LintResult, lint
 from windlass.data.prepare.manifest import Prepared, check_shards, load_prepared, open_prepared
 from windlass.errors import UserError, nearest
 from windlass.model.open_config import directory_of
@@ -44,11 +44,15 @@ def choose_set(prepared: Prepared, name: str) -> str:
     )
 
 
+def lint_whole(prepared: Prepared, config: RunConfig | None) -> LintResult:
+    """Every finding in data that `open_data` opened. Raises UserError."""
+    model = None if config is None or config.model.from_ is None else directory_of(config.model)
+    return lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
+
+
 def check(path: str, overrides: list[str]) -> tuple[list[str], bool]:
     """(lines to print, whether there is an error). Raises UserError."""
-    prepared, config = open_data(path, overrides)
-    model = None if config is None or config.model.from_ is None else directory_of(config.model)
-    result = lint(prepared, FULL, model=model, is_isolated=config is not None and config.data.isolate)
+    result = lint_whole(*open_data(path, overrides))
     lines = []
     for finding in result.findings:
         lines += [finding.line, f"  change: {finding.change}"]

@@ -11,16 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.data.held_out import HeldOutConfig
 from windlass.data.shards.config import CacheConfig
 from windlass.data.sources.config import SourceConfig
-from windlass.data.stream.config import (
-    OrderConfig,
-    StageConfig,
-    beyond_stages,
-    stage_errors,
-    stage_starts,
-)
+from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, stage_errors, stage_starts
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
 from windlass.settings import Settings, Violation
@@ -67,9 +62,9 @@ class DataConfig(Settings):
     isolate: bool = False
     """Whether a document attends to itself alone: positions begin at 0 in each, and no token is predicted across a border. The
     same in every evaluation set."""
-    deduplicate: bool = False
-    """Leave out every document of `sources` whose text came before, to the byte. Takes 16 bytes of memory per document while
-    documents are counted, and about 60 for a moment at the end."""
+    deduplicate: bool | NearDuplicatesConfig = False
+    """Leave out every document of `sources` whose text came before: with `true` to the byte, with {similarity: 0.8} nearly too.
+    `true` takes 16 bytes of memory per document while documents are counted, and about 60 for a moment at the end."""
     validation: Validation = 0.02
     """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents, or an
     amount, {bytes: 10e6} or {tokens: 1e6}, which a single text file has too. Or a source of its own; or none."""
@@ -116,7 +111,7 @@ class DataConfig(Settings):
     def rules(self) -> Sequence[Iterator[Violation]]:
         return (
             self._chat(),
-            self._pairs(),
+            self._formats(),
             self._held_out(),
             self._growing(),
             self._weights(),
@@ -143,7 +138,7 @@ class DataConfig(Settings):
                 )
                 return  # one mistake, of however many sources
 
-    def _pairs(self) -> Iterator[ValueError]:
+    def _formats(self) -> Iterator[ValueError]:
         named = self._named()
         num_pairs = [source.format for source in named].count("preference")
         if 0 < num_pairs < len(named):
@@ -155,6 +150,12 @@ class DataConfig(Settings):
             setting = "isolate: true" if self.isolate else f"packing: {self.packing}"
             yield ValueError(
                 f"`{setting}` has no effect with `format: preference`, where each answer has a sequence of its own: leave it out"
+            )
+        others = {source.format for source in self.sources} - {"text", "chat"}
+        if isinstance(self.deduplicate, NearDuplicatesConfig) and others:
+            yield ValueError(
+                f"`deduplicate: {self.deduplicate.in_words}` with `format: {min(others)}`: it compares the words of texts and "
+                "conversations; set `deduplicate: true`, which compares all bytes"
             )
 
     def _held_out(self) -> Iterator[ValueError]:

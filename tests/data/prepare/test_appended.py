@@ -113,6 +113,7 @@ def test_rows_that_the_template_refused_stay_counted(made):
         ("abc", {"sequence_length": 34}),
         ("abc", {"shard_bytes": 9 << 10}),
         ("abc", {"deduplicate": True}),
+        ("abc", {"deduplicate": {"similarity": 0.8}}),
         ("abc", {"validation": {"bytes": 2000}}),  # dealt out among all sources
         ("abc", {"tokenizer": {"train": 300}}),
     ],

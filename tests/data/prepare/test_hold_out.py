@@ -102,7 +102,7 @@ def test_rows_are_held_out_whole(tmp_path):
     config = SourceConfig(path=str(tmp_path / "chat.jsonl"), format="chat")
     source = source_of(config, scan(config, print))
     amount = data_config(tmp_path, validation={"bytes": 100}).validation
-    selections, _ = select([source], lambda whole: border_of(amount, [], print, whole), {}, False)
+    selections = select([source], lambda whole: border_of(amount, [], print, whole), {})
     sides = [list(selections[name].texts()) for name in ("train", "validation")]
     lowest = by_hash(sides[0] + sides[1])
     assert by_hash(sides[1]) == lowest[: len(sides[1])] and size(sides[1]) >= 100 > size(by_hash(sides[1])[:-1])

@@ -117,7 +117,14 @@ def test_what_needs_the_whole_is_left_to_join(tmp_path, sources, small_chunks):
     (tmp_path / "twice").mkdir()
     twice = texts(tmp_path / "twice", [*sources[:1], *sources], deduplicate=True)
     said = check_parts(tmp_path / "twice", twice, (2,))
-    assert said[0][-2] == "data.deduplicate: a text may have come before in any part: `--join` encodes all"
+    near = texts(tmp_path / "twice", [*sources[:1], *sources], deduplicate={"similarity": 0.9})
+    shutil.rmtree(tmp_path / "twice" / "parts-2")
+    shutil.rmtree(tmp_path / "twice" / "whole")
+    said += check_parts(tmp_path / "twice", near, (2,))
+    found = json.loads((tmp_path / "twice" / "parts-2" / "prepared.json").read_text())
+    assert found["duplicates"]["sources.1"] >= 60 and found["near_pairs"][0]["similarity"] == 1
+    for lines in said:
+        assert lines[-2] == "data.deduplicate: a text may have come before in any part: `--join` encodes all"
 
 
 def test_no_part_reads_more_than_its_chunks_after_the_first_step(tmp_path, sources, small_chunks, monkeypatch):

@@ -101,7 +101,8 @@ def test_no_more_is_read_than_a_limit_in_tokens_asks_for(dataset, tmp_path, monk
     [
         ({"validation": 0.1}, "data.validation: 0.1, a share of all documents", "set data.order.held_out_of"),
         ({"tokenizer": {"train": 300}}, "data.tokenizer.train: 300, on all training text", "data.tokenizer.from"),
-        ({"deduplicate": True}, "data.deduplicate: true compares all documents first", "leave it out"),
+        ({"deduplicate": {"similarity": 0.8}}, "data.deduplicate, which compares all documents first", "leave it out"),
+        ({"deduplicate": True}, "data.deduplicate, which compares all documents first", "leave it out"),
     ],
 )
 def test_what_needs_all_documents_first_is_refused(dataset, tmp_path, changes, given, change):

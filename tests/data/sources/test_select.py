@@ -7,7 +7,7 @@ from tests.data.conftest import data_config, make_text
 from windlass.data.config import SourceConfig
 from windlass.data.prepare.prepare import prepare
 from windlass.data.sources.scan import scan
-from windlass.data.sources.select import check_not_empty, duplicates, measure, select
+from windlass.data.sources.select import check_not_empty, exact_copies, measure, select
 from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
@@ -24,25 +24,30 @@ def source(tmp_path, name, texts, **settings):
 def test_duplicates_are_what_came_before_in_this_source_or_an_earlier_one(tmp_path):
     one = source(tmp_path, "one", ["a", "b", "a", "", "c"])
     two = source(tmp_path, "two", ["d", "b", "d", "e", "A"])
-    found = duplicates([one, two])
-    assert [flags.tolist() for flags in found] == [[False, False, True, False], [False, True, True, False, False]]
+    found = exact_copies([one, two])
+    assert [flags.tolist() for flags in found.flags] == [
+        [False, False, True, False],
+        [False, True, True, False, False],
+    ]
+    assert found.counts == [1, 2]
 
 
 def test_nothing_to_compare_is_nothing_dropped(tmp_path):
-    assert [flags.tolist() for flags in duplicates([source(tmp_path, "one", [""])])] == [[]]
+    assert [flags.tolist() for flags in exact_copies([source(tmp_path, "one", [""])]).flags] == [[]]
 
 
 def test_both_sides_of_a_share_lose_their_duplicates(tmp_path):
     texts = [f"document {number % 30}" for number in range(60)]
-    selections, dropped = select([source(tmp_path, "one", texts)], 0.3, {}, True)
+    one = [source(tmp_path, "one", texts)]
+    selections = select(one, 0.3, {}, exact_copies(one))
     sides = [list(selections[name].texts()) for name in ("train", "validation")]
-    assert dropped == 30 and sorted(sides[0] + sides[1]) == sorted(set(texts)) and all(sides)
+    assert exact_copies(one).counts == [30] and sorted(sides[0] + sides[1]) == sorted(set(texts)) and all(sides)
 
 
 def test_an_empty_set_is_refused_by_name(tmp_path):
     one, none = source(tmp_path, "one", ["a"]), source(tmp_path, "none", [""])
     with pytest.raises(UserError, match="the source of extra holds no text"):
-        selections, _ = select([one], one, {"extra": none}, False)
+        selections = select([one], one, {"extra": none})
         check_not_empty({name: [measure(found.documents())] for name, found in selections.items()}, None)
 
 

@@ -1,6 +1,7 @@
-"""What a recipe may say about the filters of a source. No torch."""
+"""What a recipe may say about the filters of a source, and about duplicates. No torch."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from pydantic import Field
 
@@ -87,3 +88,21 @@ class FiltersConfig(Settings):
     def given(self) -> list[str]:
         """The filters that are asked for, in the order in which they are applied."""
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+
+class NearDuplicatesConfig(Settings):
+    """Documents nearly the same as an earlier one, by MinHash. Needs the extra `curate`."""
+
+    similarity: float = Field(ge=0.1, le=1.0)
+    """The Jaccard similarity of two documents' n-grams, estimated, from which the later one is left out. FineWeb: 0.75; 0.8 is
+    common."""
+    ngram: int = Field(default=5, ge=1, le=100)
+    """How many words in a row are compared, in lower case and without punctuation. A text of fewer words is compared
+    whole."""
+    num_perm: Literal[64, 128, 256, 512] = 128
+    """Numbers in a document's sketch. The similarity's standard error is 0.5 / sqrt(num_perm) at most; time and memory grow with
+    it."""
+
+    @property
+    def in_words(self) -> str:
+        return f"{{similarity: {self.similarity:g}}}"

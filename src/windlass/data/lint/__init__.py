@@ -3,6 +3,7 @@
 statistics         counts of a set, and one sample to read
 lint               runs the checks below over a set
 findings           codes, severity and remedy of everything lint can find
+overview           all of a preparation for one page
 
 Inside:
 

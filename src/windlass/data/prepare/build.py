@@ -169,6 +169,7 @@ def _prepared(
 ) -> Prepared:
     _check_enough(plan, infos["train"])
     scored = _baselines(selections, infos, directory, known)
+    dropped = selections["train"].dropped
     return Prepared(
         directory=directory,
         fingerprint=plan.fingerprint,
@@ -184,6 +185,8 @@ def _prepared(
         written_order=plan.written_order,
         bad_rows={name: dict(found.counts) for name, found in plan.bad_rows.items() if found.num},
         filtered={name: found.counts for name, found in plan.filters.items()},
+        duplicates={} if dropped is None else {f"sources.{n}": count for n, count in enumerate(dropped.counts)},
+        near_pairs=[] if dropped is None else [pair._asdict() for pair in dropped.pairs],
         date=plan.date,
     )
 

@@ -40,6 +40,7 @@ class CountedSet:
         self.is_masked = any(source.format in HELD for source in selection.sources)
         self._is_pairs = any(source.format == "preference" for source in selection.sources)
         self.documents = self.tokens = self.bytes = self.text_bytes = self.left_out = self.cut = 0
+        self.by_source: list[list[int]] = []
         self._of_sources: list[str] = []
         self._num_sources = len(selection.sources)
         self.unwritten: Counter[str] = Counter()
@@ -50,6 +51,7 @@ class CountedSet:
         self.documents, self.tokens, self.text_bytes = info.documents, info.tokens, info.bytes
         self.bytes = info.bytes  # as many as of the text, or there are none to count (appended)
         self.left_out, self.cut = info.left_out, info.cut
+        self.by_source = list(info.by_source)
         self.unwritten.update(info.unwritten)
 
     def through(self, parts: Iterator[FinishedPart], source: Source, number: int) -> Iterator[np.ndarray]:
@@ -82,12 +84,13 @@ class CountedSet:
             yield part.ids
         if source.stream is not None and source.filters is not None and self._name == "train":
             source.filters.end(self._log)  # only now is it read to its end
-        where, num_tokens = f"source {number}: ", self.tokens - before[1]
+        where, num_documents, num_tokens = f"source {number}: ", self.documents - before[0], self.tokens - before[1]
+        self.by_source.append([num_documents, num_tokens])
         samples = num_tokens / (
             self._length * (ROWS if self._is_pairs else 1)
         )  # sources share a sample at their border
         self._of_sources.append(
-            f"{where}{self.documents - before[0]} documents, {num_tokens} tokens, {num_targets} of them targets, "
+            f"{where}{num_documents} documents, {num_tokens} tokens, {num_targets} of them targets, "
             f"{samples:.1f} samples full"
         )
         if fitting is not None:
@@ -109,6 +112,7 @@ class CountedSet:
             source_shards=shards,
             left_out=self.left_out,
             cut=self.cut,
+            by_source=self.by_source,
             unwritten=dict(self.unwritten),
         )
         self._log_end(info, num_targets)

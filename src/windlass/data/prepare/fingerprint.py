@@ -9,6 +9,7 @@ import xxhash
 
 from windlass.data.config import DataConfig, SourceConfig
 from windlass.data.curate.language import found_by
+from windlass.data.curate.near_duplicates import library_version
 from windlass.data.sources.config import HELD
 from windlass.data.sources.source_files import SourceFile
 from windlass.safe_text import without_secrets
@@ -82,7 +83,8 @@ def fingerprint(
     date: str | None = None,
 ) -> str:
     """Hash of all that decides the shards: settings, names, sizes and contents of source files, tokenizer, algorithm; the date,
-    where a chat template writes it; and what finds languages, where a filter asks. Raises UserError where it is missing."""
+    where a chat template writes it; and the libraries that find languages and near-duplicates, where they are asked for. Raises
+    UserError where one of them is missing."""
     sources = [*settings["sources"], settings["validation"], *settings.get("sets", {}).values()]
     by_language = any(isinstance(source, dict) and (source.get("filters") or {}).get("language") for source in sources)
     is_chat = any(isinstance(source, dict) and source.get("format") in HELD for source in sources)
@@ -91,6 +93,7 @@ def fingerprint(
         **({"chat": CHAT_VERSION} if is_chat else {}),
         **({"date": date} if date is not None else {}),
         **({"language": found_by()} if by_language else {}),
+        **({"near_duplicates": library_version()} if isinstance(settings["deduplicate"], dict) else {}),
         "settings": settings,
         "files": {name: [(f.name, f.num_bytes, f.xxh3) for f in listed] for name, listed in files.items()},
         "tokenizer": [(f.name, xxhash.xxh3_128_hexdigest(f.read_bytes())) for f in tokenizer_files],

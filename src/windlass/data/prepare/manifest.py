@@ -31,7 +31,8 @@ from windlass.errors import BadShard, UserError
 from windlass.object_store import Store, is_url
 from windlass.units import MIB
 
-ADDED = ("unwritten", "date", "cut", "bad_rows", "filtered")  # keys that earlier versions do not write
+# keys that earlier versions do not write
+ADDED = ("by_source", "unwritten", "date", "cut", "bad_rows", "filtered", "duplicates", "near_pairs")
 UNSAVED = ("directory", "remote", "is_whole", "deadline_s", "folders")
 SCORES_NAME: Final = "reference-{}.safetensors"
 """Of a preference run's reference scores, which are kept beside the data that they are of."""
@@ -58,6 +59,8 @@ class SetInfo:
     """Pairs and conversations that were dropped because they are longer than a sequence."""
     cut: int = 0
     """Conversations whose prompts were cut to fit a sequence."""
+    by_source: list[list[int]] = field(default_factory=list)
+    """[documents, tokens] of each of its sources, in order; tokens as above."""
     unwritten: dict[str, int] = field(default_factory=dict)
     """Of chat and pairs: fields of learned answers that the chat template does not write -> the number of such answers."""
 
@@ -88,6 +91,10 @@ class Prepared:
     """Of each source with some, by its use: kind -> number of bad rows, which are left out."""
     filtered: dict[str, dict[str, int]] = field(default_factory=dict)
     """Of each source with filters, by its use: filter -> number of documents that it removed."""
+    duplicates: dict[str, int] = field(default_factory=dict)
+    """Of each training source, by its use: number of documents left out that came before; empty where it is not asked."""
+    near_pairs: list[dict[str, Any]] = field(default_factory=list)
+    """The first near-duplicates that were left out, as NearPair."""
     date: str | None = None
     """The day that the chat template saw as today, YYYY-MM-DD; None where it does not ask."""
     remote: Remote | None = None

@@ -31,7 +31,7 @@ from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan, scan_texts
-from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, select
+from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, duplicates, select
 from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import TaskRunner
@@ -198,15 +198,14 @@ def choose(
     opened = _opened(plan, named, streamed, work, tick)
     sources = {name: source._replace(filters=plan.filters.get(name)) for name, source in opened.items()}
     kept = counts or work / COUNTS_NAME
-    selections, num_dropped = select(
-        [source for name, source in sources.items() if name.startswith("sources.")],
+    training = [source for name, source in sources.items() if name.startswith("sources.")]
+    selections = select(
+        training,
         share or sources.get("validation") if amount is None else partial(_border, plan, amount, kept),
         {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
-        config.deduplicate,
+        duplicates(training, config.deduplicate, runner.map, log),
         config.order.held_out_of,
     )
-    if config.deduplicate:
-        log(f"deduplicate: {num_dropped} documents are left out, whose text came before")
     if config.order.held_out_of is not None:
         held_out = (
             f"{share:g} of the first {config.order.held_out_of} documents of each source are held out for validation"
@@ -284,7 +283,7 @@ def _check_streamed(
         change = "give data.tokenizer.from; `windlass prepare` with first_epoch: shuffled trains one on all text"
         raise UserError(f"data.tokenizer.train: {config.tokenizer.train}, on all training text", rule, change)
     if config.deduplicate:
-        raise UserError("data.deduplicate: true compares all documents first", rule, "leave it out")
+        raise UserError("data.deduplicate, which compares all documents first", rule, "leave it out")
     if isinstance(source.bad_rows.at_most, float):
         given = f"bad_rows.at_most: {source.bad_rows.at_most:g} of {source.label}, a share of all its rows"
         raise UserError(given, rule, "give a number of rows")

@@ -6,11 +6,13 @@ never in two sets.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
+from windlass.data.curate.config import NearDuplicatesConfig
+from windlass.data.curate.near_duplicates import NearPair, RunTasks, SketchTexts, near_duplicates
 from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.errors import UserError
 
@@ -26,6 +28,9 @@ class Amount(NamedTuple):
 
 UNKNOWN = Amount(0, UNKNOWN_BYTES)
 """Of a source that is trained on while it is read."""
+
+
+RunSized = Callable[[Iterable[SketchTexts], int], Iterator[Any]]
 
 
 class Split(NamedTuple):
@@ -55,14 +60,27 @@ class Border(NamedTuple):
     cut: Split | None = None
 
 
+class Duplicates(NamedTuple):
+    """Documents that came before, in their source or an earlier one."""
+
+    flags: list[np.ndarray]
+    """Per source, [documents] bool."""
+    pairs: Sequence[NearPair] = ()
+    """The first near-duplicates."""
+
+    @property
+    def counts(self) -> list[int]:
+        """Per source."""
+        return [int(flags.sum()) for flags in self.flags]
+
+
 class Selection(NamedTuple):
     """The documents of `sources` whose text hashes into low..high of 2**64, without those that `dropped` flags."""
 
     sources: Sequence[Source]
     low: int
     high: int
-    dropped: Sequence[np.ndarray] | None = None
-    """Per source, [documents] bool."""
+    dropped: Duplicates | None = None
     held_out: frozenset[int] = frozenset()
     """Hashes of texts that belong to another set."""
     cut: Split | None = None
@@ -75,7 +93,7 @@ class Selection(NamedTuple):
 
     def documents_of(self, number: int) -> Iterator[Document]:
         """The documents of one source."""
-        dropped = None if self.dropped is None else self.dropped[number]
+        dropped = None if self.dropped is None else self.dropped.flags[number]
         for at, document in enumerate(self.sources[number].documents()):
             digest = xxhash.xxh64_intdigest(bytes_of(document))
             if not (dropped is not None and dropped[at]):
@@ -102,12 +120,11 @@ def select(
     training: Sequence[Source],
     validation: Source | float | Callable[[Selection], Border] | None,
     sets: Mapping[str, Source],
-    deduplicate: bool,
+    dropped: Duplicates | None = None,
     held_out_of: int | None = None,
-) -> tuple[dict[str, Selection], int]:
-    """(every set's documents, how many duplicates were dropped). `validation`: a share, a source of its own, none, or what finds
-    the border of an amount among all documents. `held_out_of`: the share is taken of the first N documents of each source."""
-    dropped = duplicates(training) if deduplicate else None
+) -> dict[str, Selection]:
+    """Every set's documents. `validation`: a share, a source of its own, none, or what finds the border of an amount among all
+    documents. `dropped`: of `training`. `held_out_of`: the share is taken of the first N documents of each source."""
     chosen = {"train": Selection(training, 0, HASHES, dropped)}
     if isinstance(validation, Source):
         chosen["validation"] = Selection([validation], 0, HASHES)
@@ -127,12 +144,44 @@ def select(
             rest = Selection(training, 0, HASHES, dropped, hashes)
         chosen = {"train": rest, "validation": held_out}
     further = {name: Selection([source], 0, HASHES) for name, source in sets.items()}
-    return chosen | further, 0 if dropped is None else sum(int(flags.sum()) for flags in dropped)
+    return chosen | further
 
 
-def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
-    """Per source, [documents] bool: whether the text occurred before, in this source or an earlier one. By xxh3-128: among 10^9
-    documents two different texts collide with a probability of 10^-21."""
+def duplicates(
+    sources: Sequence[Source], asked: bool | NearDuplicatesConfig, run: RunSized, log: Callable[[str], None]
+) -> Duplicates | None:
+    """Those that `data.deduplicate` asks for; None where it asks for none. `run`: (tasks, about how many bytes they hold) ->
+    their results, in order. Raises UserError."""
+    if isinstance(asked, NearDuplicatesConfig):
+        num_bytes = sum(file.num_bytes for source in sources for file in source.files)
+        found = near_copies(sources, asked, lambda tasks: run(tasks, num_bytes))
+        why = f"which have a similarity of {asked.similarity:g} or more with an earlier one"
+    elif asked:
+        found, why = exact_copies(sources), "whose text came before"
+    else:
+        return None
+    log(f"deduplicate: {sum(found.counts)} documents are left out, {why}")
+    return found
+
+
+def near_copies(sources: Sequence[Source], config: NearDuplicatesConfig, run: RunTasks) -> Duplicates:
+    """`run`: tasks -> their results, in order."""
+    counts = []
+
+    def texts() -> Iterator[str]:
+        for source in sources:
+            counts.append(0)
+            for document in source.documents():
+                assert isinstance(document, str), "the config refuses sources of ids"
+                counts[-1] += 1
+                yield source.text_of(document)
+
+    flags, pairs = near_duplicates(texts(), config, run)
+    return Duplicates(np.split(np.array(flags, bool), np.cumsum(counts)[:-1]), pairs)
+
+
+def exact_copies(sources: Sequence[Source]) -> Duplicates:
+    """By xxh3-128: among 10^9 documents two different texts collide with a probability of 10^-21."""
     digests = bytearray()
     counts = []
     for source in sources:
@@ -145,7 +194,7 @@ def duplicates(sources: Sequence[Source]) -> list[np.ndarray]:
     sorted_N2 = halves_N2[order_N]
     came_before_N = np.zeros(len(halves_N2), bool)
     came_before_N[order_N[1:]] = (sorted_N2[1:] == sorted_N2[:-1]).all(1)
-    return np.split(came_before_N, np.cumsum(counts)[:-1])
+    return Duplicates(np.split(came_before_N, np.cumsum(counts)[:-1]))
 
 
 def measure(documents: Iterable[Document]) -> Amount:

@@ -88,6 +88,11 @@ class Source(NamedTuple):
         return self.stream is None and self.ids is None and not is_limited
 
     @property
+    def text_of(self) -> Callable[[str], str]:
+        """Document -> the text that filters look at."""
+        return words_of if self.format == "chat" else str
+
+    @property
     def may_be_cut(self) -> bool:
         """Whether a document may be in two sets by halves: rows and samples may not."""
         return self.format in ("text", "tokens") and not self.is_samples
@@ -100,9 +105,7 @@ class Source(NamedTuple):
         good = raised(rows) if self.bad_rows is None else self.bad_rows.without(rows)
         texts = islice((text for text in good if text), self.num_documents)
         texts = islice(texts, self.first_documents)
-        if self.filters is None:
-            return texts
-        return self.filters.kept(texts, words_of if self.format == "chat" else str)
+        return texts if self.filters is None else self.filters.kept(texts, self.text_of)
 
 
 def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:

@@ -1,10 +1,11 @@
 """report.html: one file that shows a run, works offline, and is safe whatever text a model wrote.
 
-page.html.j2, parts.html.j2, page.css, page.js: the page itself; page.js draws the charts
+page.html.j2, parts.html.j2, page.css, page.js: the page itself; page.js draws the charts; data.html.j2: that of data
 
 write  `write_report`, `page_text`: the page from a run directory, or of several runs
 serve  the page from a port of this machine, which follows runs that go on
 child  the page by a process of its own, at the end of a run
+data_page  the page of prepared data, `windlass data report`
 
 Inside:
 

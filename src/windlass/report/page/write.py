@@ -143,7 +143,7 @@ def render(runs: Sequence[Shown], detail: Detail = Detail(), *, live: dict[str, 
     script = (HERE / "page.js").read_text("utf-8")
     content = contents(runs, detail)
     return (
-        _template("page.html.j2")
+        template_of("page.html.j2")
         .render(
             **content,
             data=json_for_html({**page_data(runs, detail), "live": live}),
@@ -182,7 +182,9 @@ def names_of(runs: Sequence[Shown]) -> list[str]:
 def fragments(runs: Sequence[Shown]) -> dict[str, str]:
     """Name -> HTML of the parts that follow a run."""
     content = contents(runs, Detail())
-    return {name: _template("parts.html.j2").render(**content, part=name).replace("\0", "\ufffd") for name in FRAGMENTS}
+    return {
+        name: template_of("parts.html.j2").render(**content, part=name).replace("\0", "\ufffd") for name in FRAGMENTS
+    }
 
 
 def contents(runs: Sequence[Shown], detail: Detail) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def script_hash(script: str) -> str:
 
 
 @functools.cache  # a page that follows a run renders its parts every other second
-def _template(name: str) -> jinja2.Template:
+def template_of(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )

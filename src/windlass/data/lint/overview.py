@@ -1,0 +1,119 @@
+"""What a preparation holds, as the numbers and texts of one page: sets, sources, what was left out, samples, findings.
+
+Amounts are those of prepared.json; lengths and samples are read from the shards (statistics), findings are lint's.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from windlass.data.lint.lint import LintResult
+from windlass.data.lint.statistics import Segment, Survey, read_sample, survey
+from windlass.data.prepare.manifest import Prepared
+from windlass.safe_text import escaped, redacted
+
+MOST_SAMPLES: Final = 4000
+SHOWN_SAMPLES: Final = 3
+SHOWN_CHARS: Final = 2000  # of a sample
+
+
+class SourceAmount(NamedTuple):
+    """What a set holds of one source."""
+
+    label: str
+    documents: int
+    tokens: int
+
+
+class LeftOut(NamedTuple):
+    """What was left out of one source: kind or filter -> rows or documents."""
+
+    label: str
+    bad_rows: dict[str, int]
+    filtered: dict[str, int]
+    duplicates: int | None
+    """None where duplicates are left in."""
+
+
+class ShownSample(NamedTuple):
+    title: str
+    segments: list[Segment]
+    is_cut: bool
+
+
+class SetOverview(NamedTuple):
+    survey: Survey
+    by_source: list[SourceAmount]
+    """Empty for one source, and where an earlier version prepared it."""
+    samples: list[ShownSample]
+
+
+class Overview(NamedTuple):
+    prepared: Prepared
+    sets: list[SetOverview]
+    left_out: list[LeftOut]
+    """Of every source that left something out."""
+    mixture: list[tuple[int, list[tuple[str, float]]]]
+    """(first sample of a stage, [(source, its share)]); empty where sources are not mixed, or the shares are not known."""
+    lint: LintResult
+
+
+def overview(
+    prepared: Prepared, lint: LintResult, mixture: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str]
+) -> Overview:
+    """`mixture`: (first sample, weights), as a recipe gives them; `labels`: of its sources. Raises BadShard."""
+    named = _labels(prepared, labels)
+    sets = [
+        SetOverview(
+            survey(prepared, name, MOST_SAMPLES), _by_source(prepared, name, named), list(_samples(prepared, name))
+        )
+        for name in prepared.sets
+    ]
+    found = (
+        LeftOut(label, prepared.bad_rows.get(use, {}), prepared.filtered.get(use, {}), prepared.duplicates.get(use))
+        for use, label in named.items()
+    )
+    left_out = [one for one in found if one.bad_rows or one.filtered or one.duplicates is not None]
+    of_training = [label for use, label in named.items() if use.startswith("sources.")]
+    shares = [
+        (start, [(label, weight / sum(weights)) for label, weight in zip(of_training, weights)])
+        for start, weights in mixture
+    ]
+    return Overview(prepared, sets, left_out, shares, lint)
+
+
+def _labels(prepared: Prepared, labels: Sequence[str]) -> dict[str, str]:
+    """The label of each source, by its use."""
+    given: dict[str, Any] = {f"sources.{number}": one for number, one in enumerate(prepared.settings["sources"])}
+    given["validation"] = prepared.settings["validation"]
+    given |= {f"sets.{name}": one for name, one in prepared.settings.get("sets", {}).items()}
+    named = {use: _label(one) for use, one in given.items() if isinstance(one, dict) and "path" in one}
+    return named | {f"sources.{number}": label for number, label in enumerate(labels)}
+
+
+def _label(source: dict[str, Any]) -> str:
+    name = source["hub"] or source["builtin"] or source["path"]
+    return redacted(name if isinstance(name, str) else ", ".join(name))
+
+
+def _by_source(prepared: Prepared, name: str, named: dict[str, str]) -> list[SourceAmount]:
+    is_own = name not in ("train", "validation") or (name == "validation" and "validation" in named)
+    found, labels = prepared.sets[name].by_source, [label for use, label in named.items() if use.startswith("sources.")]
+    if is_own or len(labels) < 2 or len(found) != len(labels):
+        return []
+    return [SourceAmount(label, *amounts) for label, amounts in zip(labels, found)]
+
+
+def _samples(prepared: Prepared, name: str) -> Iterator[ShownSample]:
+    """The first, the last, and some between."""
+    last = prepared.sets[name].samples - 1
+    for number in sorted({last * at // (SHOWN_SAMPLES - 1) for at in range(SHOWN_SAMPLES)}):
+        sample = read_sample(prepared, name, number)
+        for title, row in zip(("chosen", "rejected") if len(sample.rows) > 1 else ("",), sample.rows):
+            segments, num_chars = list[Segment](), 0
+            for segment in row:
+                text = escaped(segment.text)[: SHOWN_CHARS - num_chars]
+                segments.append(segment._replace(text=text))
+                num_chars += len(text)
+                if num_chars == SHOWN_CHARS:
+                    break
+            yield ShownSample(f"sample {number:,} {title}".strip(), segments, num_chars == SHOWN_CHARS)
