@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +97,12 @@ def test_zero_3_on_cpu_ranks_that_could_keep_all_is_said_with_its_cost(base, ran
     for free, parallel in ((1, {"zero": 3}), (None, {"zero": 3}), (GIB, {"zero": 2})):
         said, _ = ranks.run(2, trained, recipe(base, f"zero-unsaid-{free}-{parallel['zero']}", **parallel), free)
         assert "CPU ranks" not in said
+
+
+def test_the_cost_that_is_said_is_the_one_that_was_measured():
+    rows = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "layouts.json").read_text())["rows"]
+    times = rows["ZeRO-3, none"]["cpu_s"] / rows["DDP, none"]["cpu_s"]
+    assert f"{times:.1f} times the processor time of zero 0" in choose_zero.COST
 
 
 def chosen(preset, world, room_gib=None, free_gib=None, hosts=1, policy="bf16", **settings):
