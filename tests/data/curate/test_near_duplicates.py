@@ -53,6 +53,14 @@ def test_ngrams_are_words_in_lower_case_and_a_short_text_is_one():
     assert ngrams_of("One, two", 3) == ["one two"] and ngrams_of("* * *", 3) == ["* * *"]
 
 
+def test_characters_of_scripts_without_spaces_are_words():
+    assert ngrams_of("我爱 Python。ไทย", 3) == ["我 爱 python", "爱 python ไ", "python ไ ท", "ไ ท ย"]
+    assert ngrams_of("안녕 세상 हिन्दी", 2)[0] == "안녕 세상", "Hangul has spaces"
+    draw = random.Random(0)
+    text = "".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(300))
+    assert left_out([text, text[:200] + "改" + text[201:], text[::-1]]) == [1]
+
+
 @pytest.mark.parametrize(
     ("similarity", "num_perm", "rows"), [(0.8, 128, 4), (0.9, 128, 8), (1.0, 128, 16), (0.5, 128, 2), (0.1, 64, 1)]
 )

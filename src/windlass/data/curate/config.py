@@ -97,8 +97,8 @@ class NearDuplicatesConfig(Settings):
     """The Jaccard similarity of two documents' n-grams, estimated, from which the later one is left out. FineWeb: 0.75; 0.8 is
     common."""
     ngram: int = Field(default=5, ge=1, le=100)
-    """How many words in a row are compared, in lower case and without punctuation. A text of fewer words is compared
-    whole."""
+    """How many words in a row are compared, in lower case and without punctuation; in scripts without spaces, such as Chinese,
+    how many characters. A text of fewer is compared whole."""
     num_perm: Literal[64, 128, 256, 512] = 128
     """Numbers in a document's sketch. The similarity's standard error is 0.5 / sqrt(num_perm) at most; time and memory grow with
     it."""

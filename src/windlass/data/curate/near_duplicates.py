@@ -22,7 +22,11 @@ from typing import Any, Final, NamedTuple
 from windlass.data.curate.config import NearDuplicatesConfig
 from windlass.errors import UserError
 
-WORD: Final = re.compile(r"[^\W_]+")
+UNSPACED: Final = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Thai, Lao, Burmese, Khmer, Kana, Han: scripts without spaces between words, of which each character counts as a word."""
+WORD: Final = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 SEED: Final = 1
 RECALL: Final = 0.99
 BATCH_CHARS: Final = 256 << 10  # as the pool's for encoding
