@@ -58,14 +58,14 @@ def test_what_is_not_yaml_is_refused_with_its_name_and_line():
         ("a:\n\tb: 1\n", "YAML indents with spaces", "replace the tabs"),
         ("a: *norm\n", "a bare * begins an alias", "put a pattern into quotes"),
         ("a:\n  b: 1\n    c: 2\n", "the keys of a section begin in one column", "indent the line as those beside it"),
-        ("a: b: c\n", "the keys of a section begin in one column, and a text with", "or put its text into quotes"),
+        ("a: b: c\n", "the keys of a section begin in one column, and a text with", "put its text into quotes"),
         ("a: 1\nb 2\n", "a key ends with a colon and a space", "write `key: value` on that line"),
         ('a: "b\nc: 1\n', "a quote that opens a text closes it", "close the quote"),
         ("a: {b: 1\nc: 2\n", "values in {} and [] have commas", "add the comma or the bracket"),
         ("a: [1, 2\nc: 2\n", "values in {} and [] have commas", "add the comma or the bracket"),
         ("a:\n  b: 1\n c: 2\n", "the keys of a section, and the - of a list", "indent the line"),
         ("a: @b\n", "a text that begins with %, @ or ` is in quotes", "put it into quotes"),
-        ("a: 1\n---\nb: 2\n", "a recipe is lines of `key: value`", "correct the line"),
+        ("a: 1\n---\nb: 2\n", "a recipe is one YAML document", "remove the line of ---"),
     ],
 )
 def test_what_is_not_yaml_is_answered_with_the_rule_it_breaks(text, rule, change):
@@ -270,6 +270,25 @@ def test_a_user_whose_end_is_not_certain_is_refused_without_a_word_of_it(url):
     assert "%40 for @" in caught.value.change and "ret" not in str(caught.value)
     assert with_environment("http://me:5ec%40ret@host/a@b?v=1#d") == "http://me:5ec%40ret@host/a@b?v=1#d"
     assert with_environment("hf://datasets/org/name@main/x") == "hf://datasets/org/name@main/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        (
+            "run:\n  steps 3\n  seed: 1\n",
+            "indent the line as those beside it, put its text into quotes, or write `key: value` on the line before it",
+        ),
+        ("run: {a: 1}}\n", "remove the bracket, or open it"),
+        ("run: [1]]\n", "remove the bracket, or open it"),
+        ("run: {a: 'it's'}\n", "write it twice, or use the other kind of quote"),
+        ("a: 1\n---\nb: 2\n", "remove the line of ---"),
+    ],
+)
+def test_frequent_mistakes_in_yaml_have_an_answer_of_their_own(text, change):
+    with pytest.raises(UserError, match="is not YAML") as caught:
+        parse_yaml(text, "r.yaml")
+    assert caught.value.change.startswith(change), caught.value
 
 
 def test_yaml_that_is_wrong_is_not_quoted():

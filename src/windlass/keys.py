@@ -78,11 +78,12 @@ def describe(path: str | None) -> list[str]:
         lines = [f"{section.path:{width}}  {', '.join(key.name for key in section.keys)}" for section in known]
         lines.append(f"{'families':{width}}  {', '.join(FAMILIES)}")
         return [one for line in lines for one in _wrapped(line, " " * (width + 2))]
+    named = {f"{section.path}.{key.name}": (section, key) for section in known for key in section.keys}
     for section in known:
         if path == (section.family or section.path):
+            own = _lines(*named[path]) if path in named else []  # a key that may be this section, or a plain value
             about = [*_wrapped(section.about, ""), ""] if section.about else []
-            return about + [line for key in section.keys for line in _lines(section, key)]
-    named = {f"{section.path}.{key.name}": (section, key) for section in known for key in section.keys}
+            return own + about + [line for key in section.keys for line in _lines(section, key)]
     if path in named:
         return _lines(*named[path])
     if lines := [line for one in _of_families(path) for line in one]:

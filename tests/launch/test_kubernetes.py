@@ -185,7 +185,8 @@ def test_a_jobset_prepares_in_parts_before_it_trains():
         assert container["resources"]["limits"] == {"cpu": "32", "memory": "400Gi"}, "no GPU"
         for key in ("env", "volumeMounts", "workingDir", "image"):
             assert container[key] == trains["containers"][0][key], key
-        assert {**pod, "containers": None} == {**trains, "containers": None}
+        assert {**pod, "containers": None, "nodeSelector": trains["nodeSelector"]} == {**trains, "containers": None}
+        assert "nodeSelector" not in pod, "nodes with GPUs are often closed to pods without"
 
 
 @pytest.mark.parametrize(

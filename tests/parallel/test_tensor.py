@@ -103,12 +103,14 @@ def sent_per_step(tp, micro_batches, model, settings):
     return dict(sent.calls), dict(sent.bytes)
 
 
-@pytest.mark.parametrize("tp", SIZES)
-def test_what_is_sent_is_what_the_docstring_says(ranks, tp):
-    model = HEADED | {"num_key_value_heads": 4}
+@pytest.mark.parametrize(("tp", "kv_heads"), [(2, 4), pytest.param(4, 4, marks=pytest.mark.long), (4, 2)])
+def test_what_is_sent_is_what_the_docstring_says(ranks, tp, kv_heads):
+    model = HEADED | {"num_key_value_heads": kv_heads}
     whole = ROWS * TOKENS * HIDDEN * 8  # n, bytes
     norms = 4 * BLOCKS + 1
     elements = BLOCKS * (2 * HIDDEN + 2 * HEAD_DIM) + HIDDEN
+    if kv_heads < tp:  # whole matrices of keys and values
+        norms, elements = norms + 2 * BLOCKS, elements + 2 * BLOCKS * kv_heads * HEAD_DIM * HIDDEN
     cases = [(1, "none"), (3, "none"), (1, "full"), (1, "selective")]
     calls = [partial(sent_per_step, tp, micro, model, {"recompute": recompute}) for micro, recompute in cases]
     for found in ranks.run(tp, each, *calls):

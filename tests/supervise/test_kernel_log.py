@@ -13,6 +13,7 @@ STAMP = re.compile(r"^(?:.*?kernel: )?(?:\[[^\]]*\] )?")
 FOUND = {
     "github.com/huggingface/m4-logs": ["Xid 63 at 0000:10:1c (a row of memory is to be replaced at the next reset)"],
     "github.com/leptonai/gpud pull request 46": [
+        "Xid 13 at 0000:cb:00 (an illegal instruction or address in a kernel)",
         "Xid 109 at 0000:cb:00 (the GPU did not switch between programs in time)",
     ],
     "github.com/NVIDIA/open-gpu-kernel-modules issue 1150": [
@@ -95,6 +96,16 @@ def test_a_log_without_an_end_ends_where_it_would_wait(tmp_path):
     os.write(writer, f"{LOST}\n".encode())
     assert [fault.number for fault in read_faults(log=tmp_path / "kmsg")] == [79]
     os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"), [((63, 31), (63, 31)), ((79, 45, 43), (79,)), ((63, 45), (63, 45)), ((45, 31, 45), (45, 31))]
+)
+def test_only_work_that_a_failure_cancelled_is_left_out(numbers, kept):
+    faults = [DriverFault(0.0, "Xid", "0000:03:00", number, "") for number in numbers]
+    assert tuple(fault.number for fault in causes(faults)) == kept
+    switch = DriverFault(0.0, "SXid", "0000:04:00.0", 12028, "Non-fatal, Link 44 egress")
+    assert causes([switch, *faults])[0] == switch and len(causes([switch, *faults])) == len(kept) + 1
 
 
 def test_faults_of_programs_are_no_faults_of_hardware():

@@ -57,7 +57,7 @@ def report(path: str, overrides: list[str], output: Path | None) -> Path:
         raise UserError(f"--output {target}", f"there is no directory {target.parent}", "make it, or correct the path")
     data, found = None if config is None else config.data, lint_whole(prepared, config)
     shown = overview(prepared, found, data.mixture if data else [], data.labels if data else [])
-    return write_page(data_page(shown), target)
+    return write_page(data_page(shown), target, "windlass data report RECIPE")
 
 
 def describe(prepared: Prepared, found: Survey) -> Iterator[str]:
@@ -111,6 +111,8 @@ def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
     if not is_of_training:
         return
     for use, count in prepared.duplicates.items():
+        if count == 0:
+            continue
         yield f"  duplicates  {count:,} of {use} are left out"
     for pair in prepared.near_pairs:
         resembled = f"resembles {pair['kept']:,} ({pair['similarity']:.2f})"

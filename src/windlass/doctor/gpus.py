@@ -188,7 +188,7 @@ def check_log(faults: Sequence[DriverFault]) -> Iterator[Diagnosis]:
     of_machine = {
         (fault.kind, fault.pci, fault.number): fault
         for fault in faults
-        if not fault.is_of_program and not (fault.kind == "SXid" and fault.text.startswith("Non-fatal"))
+        if not fault.is_of_program and not (fault.kind == "SXid" and fault.is_notice)
     }
     for fault in of_machine.values():
         times = sum(other[1:4] == fault[1:4] for other in faults)

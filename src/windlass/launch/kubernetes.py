@@ -164,13 +164,14 @@ def _preparation(kubernetes: KubernetesConfig, arguments: list[str], name: str) 
     count = kubernetes.prepare_parts
     if count is None:
         return []
-    lost = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     steps = {"tokenizer": ["--tokenizer-only"], "parts": ["--part", f"auto/{count}"], "join": ["--join", "--data-only"]}
     jobs = []
     for step, options in steps.items():
         inside = [*WINDLASS, "prepare", *_recipe(arguments), *options]
         job = _job(kubernetes, name, step, inside, Size(count if step == "parts" else 1, 1))
+        lost = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         job["template"]["spec"]["podFailurePolicy"]["rules"].insert(0, lost)
+        job["template"]["spec"]["template"]["spec"].pop("nodeSelector", None)  # GPU nodes take no pod without GPUs
         jobs.append(job)
     return jobs
 

@@ -20,8 +20,8 @@ from torch.distributed import Store
 from windlass.supervise.places import Place
 
 WAIT_S: Final = 15.0
-"""How long answers may take: a host looks once a second, and asks its ranks for five. One that does not answer is left out;
-if it is gone, the meeting place finds that out."""
+"""How long answers may take: a host looks once a second, asks its ranks for five, and reads those that are silent for five
+more. One that does not answer is left out; if it is gone, the meeting place finds that out."""
 POLL_S: Final = 0.1
 
 

@@ -12,15 +12,16 @@ residual sums run on T/t positions, once. Embedding and head are cut by rows of 
 has, zeros for the others, and SCATTER adds; the head's softmax exchanges three numbers per token (model/head/loss.py), never the
 logits.
 
-    kept per rank    1/t of all matrices, gradients and states; norms, row biases and position table whole (cut by FSDP2). Of a
-                     block's activations 1/t, but for the two gathered inputs (n each, whole); recompute: full exactly 1/t
+    kept per rank    1/t of all matrices, gradients and states; whole, and cut by FSDP2 alone: norms, row biases, position table,
+                     keys' and values' matrices of fewer heads than t. Of a block's activations 1/t, but for the two gathered
+                     inputs (n each, whole); recompute: full exactly 1/t
     sent per rank    n = B T D b bytes, b per element. Per block and micro-batch: 2 GATHERs and 2 SCATTERs in forward, the same in
                      backward: 8 collectives of n (t-1)/t bytes, as many bytes as the 4 all-reduces of an uncut stream;
                      recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs. Embedding: 1 SCATTER, in backward
                      1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk all-reduces of 1 and of 2 numbers per
                      token; norms over all heads (OLMo 2): a GATHER of one number per token and rank each, in backward its
-                     SCATTER; norm weights, row biases, position table, whole factors of an adapter: an all-reduce of their size
-                     each, per micro-batch, where they are trained
+                     SCATTER; norm weights, row biases, position table, whole factors of an adapter, whole matrices of keys and
+                     values: an all-reduce of their size each, per micro-batch, where they are trained
 
 Where t ranks outnumber the heads of keys and values, each of t / heads ranks computes the one that its queries read. The two
 matrices are then whole on every rank, and their gradients are parts of a sum, as those of norms are.

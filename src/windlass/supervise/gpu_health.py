@@ -90,8 +90,11 @@ class XidEvents:
         nvml = library or importlib.import_module("pynvml")
         try:
             nvml.nvmlInit()
-            self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError:
+            return
+        self._events = answer(nvml, nvml.nvmlEventSetCreate)
+        if self._events is None:
+            answer(nvml, nvml.nvmlShutdown)
             return
         self._nvml = nvml
         for index in range(answer(nvml, nvml.nvmlDeviceGetCount) or 0):

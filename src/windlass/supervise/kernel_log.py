@@ -25,6 +25,9 @@ OF_PROGRAM: Final = {
     45: "work was cancelled after another error, or because its process was killed",
     137: "an illegal access to another GPU's memory over NVLink",
 }
+CANCELLED: Final = (43, 45)
+NOTICES: Final = (63, 92, 160)
+"""Of hardware, without harm to what runs."""
 OF_HARDWARE: Final = {
     46: "the GPU stopped",
     48: "memory error that ECC cannot correct",
@@ -63,6 +66,11 @@ class DriverFault(NamedTuple):
         return self.kind == "Xid" and self.number in OF_PROGRAM
 
     @property
+    def is_notice(self) -> bool:
+        """Whether what runs goes on: the driver, or the switch, has mended it."""
+        return self.text.startswith("Non-fatal") if self.kind == "SXid" else self.number in NOTICES
+
+    @property
     def sentence(self) -> str:
         """`Xid 79 at 0000:03:00 (the GPU is gone from the PCIe bus)`."""
         known = (OF_PROGRAM | OF_HARDWARE).get(self.number) if self.kind == "Xid" else None
@@ -72,12 +80,13 @@ class DriverFault(NamedTuple):
 
 
 def causes(faults: Iterable[DriverFault]) -> list[DriverFault]:
-    """One of each kind, place and number, in their order. Those that a program's mistake explains are left out where the hardware
-    has one: a GPU that fails cancels the work of all."""
+    """One of each kind, place and number, in their order; without work that was cancelled, where the hardware failed: a GPU that
+    does cancels the work of all."""
     distinct: dict[tuple[str, str, int], DriverFault] = {}
     for fault in faults:
         distinct.setdefault((fault.kind, fault.pci, fault.number), fault)
-    return [fault for fault in distinct.values() if not fault.is_of_program] or list(distinct.values())
+    failed = any(not fault.is_of_program and not fault.is_notice for fault in distinct.values())
+    return [fault for fault in distinct.values() if not (failed and fault.kind == "Xid" and fault.number in CANCELLED)]
 
 
 def read_faults(since_s: float = 0.0, log: Path = KMSG) -> list[DriverFault] | None:

@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +29,8 @@ from windlass.supervise.heartbeat import (
 
 WAIT_S: Final = 5.0
 """How long ranks may take to answer: on a busy host one that computes does so late, and no answer says who is behind."""
-PY_SPY_S: Final = 10.0
+PY_SPY_S: Final = 5.0
+"""For all ranks together, which are read side by side. With WAIT_S less than other hosts wait (launch/stalls)."""
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED: Final = {"T": "stopped (SIGSTOP)", "t": "held by a debugger"}
 _STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (state D)"}
@@ -140,7 +141,9 @@ def find_places(
         is_written = sizes == last and all(sizes[rank] > before[rank] for rank in sizes)
         if is_written and all(collective_file(folder, beat.rank).is_file() for beat in alive):
             break
-    return [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
+    places = [_place(folder, beat, before[beat.rank], clock()) for beat in alive]
+    silent = _read_from_outside([place.beat.pid for place in places if not place.frames])
+    return [place if place.frames else replace(place, frames=silent[place.beat.pid]) for place in places]
 
 
 def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
@@ -148,7 +151,6 @@ def _place(folder: Path, beat: LastBeat, before: int, now_s: float) -> Place:
     with contextlib.suppress(OSError), stack_file(folder, beat.rank).open("rb") as file:
         file.seek(before)
         frames = main_frames(file.read().decode("utf-8", "replace"))
-    frames = frames or _read_from_outside(beat.pid)
     collectives: tuple[Collective, ...] = ()
     with contextlib.suppress(OSError, ValueError, TypeError):
         collectives = tuple(
@@ -165,17 +167,25 @@ def main_frames(dump: str) -> tuple[str, ...]:
     return tuple(f"{_short(match[1])}:{match[2]} {match[3]}" for match in found if match)
 
 
-def _read_from_outside(pid: int) -> tuple[str, ...]:
-    """By py-spy: the frames of the main thread; none where it is not installed, or may not read that process."""
+def _read_from_outside(pids: Sequence[int]) -> dict[int, tuple[str, ...]]:
+    """By py-spy, side by side: the frames of each main thread; none where it is not installed, or may not read that process."""
     program = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
-    if program is None:
-        return ()
-    command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
-        done = subprocess.run(command, capture_output=True, timeout=PY_SPY_S, check=True)
-        (main,) = [thread for thread in json.loads(done.stdout) if thread["os_thread_id"] == pid]
-        return tuple(f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in main["frames"])
-    return ()
+    started, end_s = {}, time.monotonic() + PY_SPY_S
+    for pid in pids if program else ():
+        command = [str(program), "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        with contextlib.suppress(OSError):
+            started[pid] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    found = dict.fromkeys(pids, tuple[str, ...]())
+    for pid, process in started.items():
+        with process, contextlib.suppress(subprocess.TimeoutExpired, ValueError, LookupError, TypeError):
+            try:
+                said, _ = process.communicate(timeout=max(0.0, end_s - time.monotonic()))
+            finally:
+                process.kill()
+            (main,) = [thread for thread in json.loads(said) if thread["os_thread_id"] == pid]
+            frames = main["frames"]
+            found[pid] = tuple(f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in frames)
+    return found
 
 
 def _short(path: str) -> str:

@@ -121,6 +121,39 @@ def test_what_is_not_given_is_asked(here):
     assert load_recipe(here / "r.yaml").run.steps == 7
 
 
+@pytest.mark.parametrize("pattern", ["folder/*/rows.jsonl", "*/a/rows.jsonl", "folder/?/*.jsonl"])
+def test_the_first_file_of_a_glob_says_what_its_rows_are(here, pattern):
+    (here / "folder" / "a").mkdir(parents=True)
+    (here / "folder" / "a" / "rows.jsonl").write_text(json.dumps(ROWS["sft"]))
+    init(here / "r.yaml", pattern, "Qwen/Qwen3-4B", 50, None, None)
+    assert load_recipe(here / "r.yaml").objective.kind == "sft"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "given"),
+    [
+        ("a.txt", b"", "nothing in a.txt"),
+        ("a.txt", b"x", "nothing in *.nothing"),
+        ("a.txt", b"x", "nothing in empty"),
+        ("a.json", b"[]", "a.json has no row that can be read"),
+        ("a.jsonl", b"[1]\n", "a.jsonl has no row that can be read"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00", "a.jsonl.gz has no row that can be read"),
+    ],
+)
+def test_data_that_hold_nothing_give_no_recipe(here, name, content, given):
+    (here / name).write_bytes(content)
+    (here / "empty").mkdir()
+    with pytest.raises(UserError) as caught:
+        init(here / "r.yaml", given.removeprefix("nothing in ").split(" has ")[0], "small", 5, None, None)
+    assert caught.value.given == given and not (here / "r.yaml").exists()
+
+
+def test_an_array_may_begin_after_an_empty_line(here):
+    (here / "rows.json").write_text("\n \n[" + json.dumps(ROWS["sft"]) + "]")
+    init(here / "r.yaml", "rows.json", "Qwen/Qwen3-4B", 50, None, None)
+    assert load_recipe(here / "r.yaml").objective.kind == "sft"
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -78,6 +78,8 @@ def first_rows(file: Path) -> Iterator[Row]:
         with file.open("rb") as stream:
             data = unpacked(stream, file.name.lower(), str(file))
             begin = data.readline(ARRAY_BYTES).removeprefix(b"\xef\xbb\xbf")
+            while begin.isspace():
+                begin = data.readline(ARRAY_BYTES)
             is_array = _stem(file).endswith(".json") and begin.lstrip()[:1] == b"["
             for value in _of_array(begin + data.read(ARRAY_BYTES)) if is_array else _of_lines(begin, data):
                 if isinstance(value, dict):

@@ -2,12 +2,12 @@
 
 import glob
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
-from windlass.commands.recipes.first_rows import MANY, Kind, Shape, has_rows, num_distinct, shape_of
+from windlass.commands.recipes.first_rows import MANY, Kind, Shape, first_rows, has_rows, num_distinct, shape_of
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.config import parse_recipe
@@ -103,6 +103,10 @@ def init(
         steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
     source = _source(data)
     file = _first_file(source)
+    if has_rows(file) and next(first_rows(file), None) is None:
+        raise UserError(
+            f"{file} has no row that can be read", "rows are objects of JSON", "correct the file, or name another"
+        )
     shape = shape_of(file, kind)
     kind = shape.kind
     if model == SMALL and kind != "pretrain":
@@ -193,9 +197,11 @@ def _num_documents(source: Mapping[str, str], file: Path, shape: Shape) -> int:
 def _first_file(source: Mapping[str, str]) -> Path:
     """Whose rows say what all are: the source itself, or the first of a glob."""
     path = Path(source.get("path", "")).expanduser()
-    if "*" in path.name:
-        return Path(min(glob.iglob(str(path), recursive=True), default=path))
-    return path
+    return path if path.exists() else Path(min(_glob(path), default=path))
+
+
+def _glob(path: Path) -> Iterator[str]:
+    return glob.iglob(str(path), recursive=True)
 
 
 def _flow(source: Mapping[str, str]) -> str:
@@ -222,7 +228,13 @@ def _source(data: str) -> dict[str, str]:
             "no data", "a recipe begins from data", "give a file, a directory, a glob, a URL or a hub dataset"
         )
     path = Path(data).expanduser()
-    if "://" in data or "*" in data or path.exists():
+    if "://" not in data and (path.exists() or glob.has_magic(data)):
+        files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else map(Path, _glob(path))
+        if not any(file.is_file() and file.stat().st_size for file in files):
+            raise UserError(
+                f"nothing in {data}", "a recipe is written for data that are there", "name a file that holds some"
+            )
+    if "://" in data or glob.has_magic(data) or path.exists():
         return {"path": data}
     if data.count("/") == 1 and not data.startswith((".", "/", "~")) and not path.suffix:
         return {"hub": data}

@@ -109,11 +109,10 @@ def _samples(prepared: Prepared, name: str) -> Iterator[ShownSample]:
     for number in sorted({last * at // (SHOWN_SAMPLES - 1) for at in range(SHOWN_SAMPLES)}):
         sample = read_sample(prepared, name, number)
         for title, row in zip(("chosen", "rejected") if len(sample.rows) > 1 else ("",), sample.rows):
-            segments, num_chars = list[Segment](), 0
+            segments, left = list[Segment](), SHOWN_CHARS
             for segment in row:
-                text = escaped(segment.text)[: SHOWN_CHARS - num_chars]
-                segments.append(segment._replace(text=text))
-                num_chars += len(text)
-                if num_chars == SHOWN_CHARS:
-                    break
-            yield ShownSample(f"sample {number:,} {title}".strip(), segments, num_chars == SHOWN_CHARS)
+                text = escaped(segment.text)
+                if left > 0:
+                    segments.append(segment._replace(text=text[:left]))
+                left -= len(text)
+            yield ShownSample(f"sample {number:,} {title}".strip(), segments, left < 0)

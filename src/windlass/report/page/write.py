@@ -121,7 +121,10 @@ def thinned(run: Shown, at_most_bytes: int | None = None) -> str:
     )
 
 
-def write_page(text: str, target: Path) -> Path:
+def write_page(text: str, target: Path, command: str = "windlass report RUN") -> Path:
+    """`command`: that writes it, for the message of a UserError."""
+    if target.is_dir():
+        raise UserError(f"{target} is a directory", "the page is a file", f"name a file: `{command} --output FILE`")
     partial = target.with_name(f".{target.name}.part")
     try:
         partial.write_text(text, "utf-8")
@@ -130,7 +133,7 @@ def write_page(text: str, target: Path) -> Path:
         raise UserError(
             f"{target} cannot be written: {error.strerror}",
             "the page is a file of its own, made beside its place",
-            "remove what is there or free the disk; or name another place: `windlass report RUN --output FILE`",
+            f"free the disk, or name another place: `{command} --output FILE`",
         ) from None
     finally:
         with contextlib.suppress(OSError):
