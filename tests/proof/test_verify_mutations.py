@@ -81,7 +81,7 @@ def test_the_command_with_a_bug_in_all_of_it_names_what_differs(tmp_path, ranks,
     bug = SEEN[name]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tree_of(tmp_path, bug.verify.model)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verify, "Ranks", lambda: Planting(ranks, bug.patches))
+    monkeypatch.setattr(verify, "Ranks", lambda _warn: Planting(ranks, bug.patches))
     monkeypatch.setattr(Planting, "close", lambda _pool: None)  # the session's pool goes on
     with planted(bug.patches):
         assert run_command(monkeypatch, "mine.yaml", *bug.verify.layout, "--json", "out.json") == EXIT_NOT_EQUAL
