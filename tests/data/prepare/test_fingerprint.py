@@ -158,7 +158,9 @@ def test_another_version_of_what_finds_languages_prepares_anew(tmp_path, monkeyp
     assert second.fingerprint != first.fingerprint and second.stream != first.stream
     monkeypatch.setattr(language, "version", lambda _name: "99.1")
     assert made(english(tmp_path), []).fingerprint not in (first.fingerprint, second.fingerprint)
-    with pytest.raises(UserError, match=r"and with filters\.language the old py3langid"):
+    with pytest.raises(
+        UserError, match=r"and with filters\.language or deduplicate\.similarity the old py3langid or rensa"
+    ):
         prepare(english(tmp_path), {}, print, begun=first.stream)
 
 

@@ -262,7 +262,8 @@ def test_a_page_that_cannot_be_written_is_refused_in_words(tmp_path):
     (tmp_path / "report.html").mkdir()
     with pytest.raises(UserError) as caught:
         write_page("x", tmp_path / "report.html")
-    assert caught.value.given == f"{tmp_path}/report.html cannot be written: Is a directory"
+    assert caught.value.given == f"{tmp_path}/report.html is a directory"
+    assert caught.value.change == "name a file: `windlass report RUN --output FILE`"
     assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
     with pytest.raises(UserError, match="cannot be written: Not a directory"):
         write_page("x", Path(__file__) / "report.html")
