@@ -63,7 +63,7 @@ class Network:
 
     def __init__(self, hosts, rate, latency_s=1e-4):
         self.hosts, self.rate, self.latency_s = hosts, rate, latency_s
-        self.now_s = self.pair_s = 0.0
+        self.simulated = self.of_pair = 0.0
         self.runtime = SimpleNamespace(
             hosts=lambda: [str(host) for host in range(hosts)],
             rank=0,
@@ -75,17 +75,19 @@ class Network:
         )
 
     def all_reduce(self, tensor):
-        self.now_s += 2 * (math.log2(self.hosts) * self.latency_s + (1 - 1 / self.hosts) * tensor.nbytes / self.rate)
+        self.simulated += 2 * (
+            math.log2(self.hosts) * self.latency_s + (1 - 1 / self.hosts) * tensor.nbytes / self.rate
+        )
 
     def exchange(self, sends):
-        self.pair_s = self.latency_s + sends[0].nbytes / self.rate
-        self.now_s += self.pair_s
+        self.of_pair = self.latency_s + sends[0].nbytes / self.rate
+        self.simulated += self.of_pair
         return []
 
     def gathered(self, value):
         """Rank 0's time is everyone's; in a round without it others exchange as long as it did in the one before."""
-        self.now_s += 0.0 if value else self.pair_s
-        return [value or self.pair_s] * self.hosts
+        self.simulated += 0.0 if value else self.of_pair
+        return [value or self.of_pair] * self.hosts
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 64, 1023, 2048])
@@ -93,12 +95,12 @@ class Network:
 def test_no_number_of_hosts_and_no_network_takes_ten_seconds(monkeypatch, hosts, rate):
     """From 1 Mbit/s to 400 Gbit/s, by the clock of a simulated network."""
     network = Network(hosts, rate)
-    monkeypatch.setattr(host_speeds.time, "perf_counter", lambda: network.now_s)
+    monkeypatch.setattr(host_speeds.time, "perf_counter", lambda: network.simulated)
     monkeypatch.setattr(host_speeds.dist, "all_reduce", network.all_reduce)
     monkeypatch.setattr(host_speeds.dist, "P2POp", lambda _operation, tensor, _rank: tensor)
     monkeypatch.setattr(host_speeds.dist, "batch_isend_irecv", network.exchange)
     found = measure(network.runtime)
-    assert 0 < network.now_s < 10
+    assert 0 < network.simulated < 10
     assert len(found.pairs) == (1 if hosts == 2 else hosts)
     assert 0.4 * rate < found.summed < 1.001 * rate, "a part of it is latency"
 

@@ -392,6 +392,7 @@ NO_TEST_OF_ITS_OWN = {
     "proof/reference_preference.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_routers.py": "proof/test_same_loss.py: ours against it",
     "proof/reference_adapter.py": "proof/test_same_loss.py and model/lora/test_nf4.py: ours against it",
+    "launch/volume.py": "launch/test_kubernetes.py and launch/test_flyte.py: what is not on the volume is refused",
     "parallel/cut.py": "parallel/test_tensor.py: what it sends, and what it computes",
     "model/lora/linear.py": "model/lora/test_adapter.py computes with it, with and without factors",
     "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",

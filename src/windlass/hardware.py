@@ -4,11 +4,14 @@ The peak is the dense matrix rate in bf16 with fp32 accumulation, because that i
 print twice that ("with sparsity"), and for GeForce cards also twice that again (fp16 accumulation): an MFU against such
 a figure, or against a default for an unknown card, is wrong by that factor. A name therefore matches as a whole
 ("... Laptop GPU" and a MIG slice are other devices), and an unknown name gives None: the MFU is then n/a.
+
+Of the host: the control groups that this process is in, which limit a container or a job of SLURM.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal, NamedTuple
 
 from windlass.units import GIB
@@ -116,3 +119,18 @@ DEVICES: Final = (
 def find_device(name: str) -> Device | None:
     """The device of this name, as torch.cuda.get_device_name() gives it; None for a CPU and for any unknown device."""
     return next((device for device in DEVICES if re.fullmatch(device.pattern, name)), None)
+
+
+def own_groups(root: Path = Path("/"), controller: str = "") -> list[Path]:
+    """Folders of this process's control group and of those around it, innermost first; empty where there is none. `controller`:
+    of cgroup version 1, such as memory; empty for version 2."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:  # hierarchy:controllers:path, without controllers in version 2
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = PurePosixPath(path.lstrip("/"))
+            return [root / "sys/fs/cgroup" / controller / one for one in (group, *group.parents)]
+    return []

@@ -216,6 +216,8 @@ def launched(tmp_path):
         "errors.py",
         "status.py",
         "safe_text.py",
+        "hardware.py",
+        "units.py",
         "report",
     ):
         (package / name).symlink_to(source / name)

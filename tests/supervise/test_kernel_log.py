@@ -20,10 +20,6 @@ FOUND = {
         f"Xid 45 at 0000:{bus}:00 (work was cancelled after Xid {number})"
         for bus, number in [("dc", 149), ("ed", 145), ("ba", 145), ("97", 145)]
     ],
-    "github.com/leptonai/gpud pull request 1174": [
-        "Xid 145 at 0018:01:00 (NVLink error)",
-        "Xid 149 at 0019:01:00 (NVLink error)",
-    ],
     "github.com/NVIDIA/open-gpu-kernel-modules issue 1151": [
         "Xid 79 at 0000:06:00 (the GPU is gone from the PCIe bus)"
     ],
@@ -60,6 +56,14 @@ SWITCH = "3,77,5000000,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal
 )
 def test_a_record_is_a_fault_or_none(line, fault):
     assert parse(line) == fault
+
+
+def test_faults_of_nvlink_5_have_words():
+    faults = [DriverFault(0.0, "Xid", pci, number, "") for pci, number in (("0018:01:00", 145), ("0019:01:00", 149))]
+    assert [fault.sentence for fault in causes(faults)] == [
+        "Xid 145 at 0018:01:00 (NVLink error)",
+        "Xid 149 at 0019:01:00 (NVLink error)",
+    ]
 
 
 def records(recording):

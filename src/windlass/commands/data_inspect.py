@@ -111,9 +111,8 @@ def _left_out(prepared: Prepared, name: str) -> Iterator[str]:
     if not is_of_training:
         return
     for use, count in prepared.duplicates.items():
-        if count == 0:
-            continue
-        yield f"  duplicates  {count:,} of {use} are left out"
+        if count:
+            yield f"  duplicates  {count:,} of {use} are left out"
     for pair in prepared.near_pairs:
         resembled = f"resembles {pair['kept']:,} ({pair['similarity']:.2f})"
         yield f"  near copy   document {pair['left_out']:,} {resembled}: {pair['left_out_text'][:MOST_CHARS]!r}"

@@ -100,8 +100,9 @@ def _folder_of_errors() -> Iterator[Path]:
 
 
 def _first(failures: Mapping[int, Exit]) -> tuple[int, int]:
-    """The rank that failed first, and its exit code. Of those that ended together one that was killed comes before those that
-    fail by its silence. SIGTERM is what the others are ended with, and SIGABRT what NCCL ends a rank with whose peer is gone."""
+    """The rank that failed first, and its exit code. Of ranks that ended together, one that was killed comes before those that
+    failed because it went silent. SIGTERM is what the others are ended with, and SIGABRT what NCCL ends a rank with whose peer is
+    gone."""
 
     def order(rank: int) -> tuple[bool, float, bool, int]:
         code, timestamp = failures[rank]

@@ -13,11 +13,13 @@ import jinja2
 
 from windlass.errors import UserError, raise_all
 from windlass.launch.config import FlyteConfig
+from windlass.launch.volume import off_volume
 from windlass.safe_text import redacted
 
 TEMPLATE: Final = Path(__file__).with_name("pipeline.py.j2")
 MODULE: Final = "windlass_pipeline"
 """The file's name, by which pods import it."""
+PUT_THERE: Final = ", which is put there"
 
 
 def check_tasks(flyte: FlyteConfig, run: Path, has_remote: bool) -> None:
@@ -45,12 +47,9 @@ def _problems(flyte: FlyteConfig, run: Path, has_remote: bool) -> Iterator[UserE
             "all hosts of a run see its directory",
             "name the path where the cluster's pod template mounts a volume that all pods share",
         )
-    if flyte.mount is not None and run.is_absolute() and not run.is_relative_to(flyte.mount):
-        yield UserError(
-            f"run.directory={run} with the volume mounted at {flyte.mount}",
-            "the run directory is on the volume",
-            f"give a path below {flyte.mount}, or a relative one, which is put there",
-        )
+    rule = "the run directory is on the volume"
+    if flyte.mount is not None and (error := off_volume("run.directory", run, flyte.mount, rule, PUT_THERE)):
+        yield error
 
 
 def check_parts(flyte: FlyteConfig, key: str, place: Path) -> None:
@@ -62,12 +61,9 @@ def check_parts(flyte: FlyteConfig, key: str, place: Path) -> None:
             "a part is made by one pod, and joined by another",
             "name the path where the cluster's pod template mounts a volume that all pods share",
         )
-    if place.is_absolute() and not place.is_relative_to(flyte.mount):
-        raise UserError(
-            f"{parts}, and {key}={place} with the volume mounted at {flyte.mount}",
-            f"parts are beside {key}, where all pods see them",
-            f"give a path below {flyte.mount}, or a relative one, which is put there",
-        )
+    rule = f"parts are beside {key}, where all pods see them"
+    if error := off_volume(f"{parts}, and {key}", place, flyte.mount, rule, PUT_THERE):
+        raise error
 
 
 def ranks_per_node(flyte: FlyteConfig, nproc: int | None) -> int:

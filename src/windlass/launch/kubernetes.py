@@ -26,6 +26,7 @@ from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import KubernetesConfig
 from windlass.launch.job_names import checked
 from windlass.launch.slurm import Size
+from windlass.launch.volume import off_volume
 from windlass.safe_text import redacted
 
 PORT: Final = 29_400
@@ -66,12 +67,8 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, has_remote: bool, si
             "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)"
             + ("" if size.nodes > 1 else ", or set checkpoint.remote"),
         )
-    if kubernetes.claim is not None and run.is_absolute() and not run.is_relative_to(kubernetes.mount):
-        raise UserError(
-            f"run.directory={run} with the volume mounted at {kubernetes.mount}",
-            "the run directory is on the volume",
-            f"give a path below {kubernetes.mount}, or a relative one: pods start there",
-        )
+    if kubernetes.claim is not None:
+        _check_on_volume(kubernetes, "run.directory", run, "the run directory is on the volume")
 
 
 def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, place: PurePath) -> None:
@@ -89,12 +86,12 @@ def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"
             "a part is made by one pod, and joined by another",
             "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)",
         )
-    if place.is_absolute() and not place.is_relative_to(kubernetes.mount):
-        raise UserError(
-            f"{parts}, and {key}={place} with the volume mounted at {kubernetes.mount}",
-            f"parts are beside {key}, where all pods see them",
-            f"give a path below {kubernetes.mount}, or a relative one: pods start there",
-        )
+    _check_on_volume(kubernetes, f"{parts}, and {key}", place, f"parts are beside {key}, where all pods see them")
+
+
+def _check_on_volume(kubernetes: KubernetesConfig, given: str, place: PurePath, rule: str) -> None:
+    if error := off_volume(given, place, kubernetes.mount, rule, ": pods start there"):
+        raise error
 
 
 def manifests(
@@ -165,13 +162,12 @@ def _preparation(kubernetes: KubernetesConfig, arguments: list[str], name: str) 
     if count is None:
         return []
     steps = {"tokenizer": ["--tokenizer-only"], "parts": ["--part", f"auto/{count}"], "join": ["--join", "--data-only"]}
-    jobs = []
+    jobs, anywhere = [], kubernetes.changed(node_selector={})  # nodes with GPUs are often closed to pods without
     for step, options in steps.items():
         inside = [*WINDLASS, "prepare", *_recipe(arguments), *options]
-        job = _job(kubernetes, name, step, inside, Size(count if step == "parts" else 1, 1))
+        job = _job(anywhere, name, step, inside, Size(count if step == "parts" else 1, 1))
         lost = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         job["template"]["spec"]["podFailurePolicy"]["rules"].insert(0, lost)
-        job["template"]["spec"]["template"]["spec"].pop("nodeSelector", None)  # GPU nodes take no pod without GPUs
         jobs.append(job)
     return jobs
 

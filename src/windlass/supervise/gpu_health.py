@@ -1,13 +1,14 @@
 """What NVML says of the health of this host's GPUs: memory errors, rows to be replaced, clocks that are lowered.
 
 Read once when ranks start and again when one dies: what is new in between, beside the kernel's log, is named as what happened on
-the host then. In most containers that log may not be read; there NVML hands out the Xids. The library (nvidia-ml-py) is NVIDIA's;
-it is loaded where a driver is.
+the host then. In most containers that log may not be read; NVML's events report Xids there. The library (nvidia-ml-py) is
+NVIDIA's; it is loaded where a driver is.
 """
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +82,7 @@ def read_all(device: Path = DEVICE, library: Any = None) -> list[GpuHealth | Non
 
 
 class XidEvents:
-    """The critical Xids of this host's GPUs from its making on; none where no driver is."""
+    """Critical Xids of this host's GPUs since this object was made; none where there is no driver."""
 
     def __init__(self, device: Path = DEVICE, library: Any = None):
         self._nvml: Any = None
@@ -106,9 +107,8 @@ class XidEvents:
         found: list[DriverFault] = []
         if self._nvml is None:
             return found
-        while (
-            event := answer(self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
-        ) is not None:  # none: a timeout
+        wait = partial(answer, self._nvml, self._nvml.nvmlEventSetWait_v2, self._events, 0)
+        while (event := wait()) is not None:  # None: a timeout, since no more are waiting
             place = answer(self._nvml, self._nvml.nvmlDeviceGetPciInfo, event.device)
             pci = "an unknown place" if place is None else decoded(place.busId)
             found.append(DriverFault(0.0, "Xid", pci, int(event.eventData), ""))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from windlass.hardware import own_groups
 from windlass.supervise.places import Place
 
 OUT_OF_MEMORY: Final = (
@@ -20,10 +21,7 @@ OUT_OF_MEMORY: Final = (
 def oom_kills(root: Path = Path("/")) -> int:
     """How many processes the kernel has killed for want of host memory: of this process's control group where that counts them,
     else of the host."""
-    files = [root / "proc/vmstat"]
-    with contextlib.suppress(OSError):
-        group = (root / "proc/self/cgroup").read_text().partition("0::/")[2].split("\n")[0]
-        files = [root / "sys/fs/cgroup" / group / "memory.events", root / "sys/fs/cgroup/memory.events", *files]
+    files = [*(group / "memory.events" for group in own_groups(root)), root / "proc/vmstat"]
     for file in files:
         with contextlib.suppress(OSError):
             if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M):

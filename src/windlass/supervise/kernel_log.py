@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 KMSG: Final = Path("/dev/kmsg")
 RECORD_BYTES: Final = 8192  # of one message: Documentation/ABI/testing/dev-kmsg
 _FAULT: Final = re.compile(r"(?P<kind>S?Xid) \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+),? *(?P<text>.*)")
-_MORE: Final = ("Severity ", "Data {")
+_FURTHER: Final = ("Severity ", "Data {")  # lines of a fault that has begun
 _CAUSE: Final = re.compile(r"caused by previous (Xid \d+)")
 OF_PROGRAM: Final = {
     13: "an illegal instruction or address in a kernel",
@@ -80,8 +80,8 @@ class DriverFault(NamedTuple):
 
 
 def causes(faults: Iterable[DriverFault]) -> list[DriverFault]:
-    """One of each kind, place and number, in their order; without work that was cancelled, where the hardware failed: a GPU that
-    does cancels the work of all."""
+    """Each kind, place and number once, in order. Where hardware failed, Xids 43 and 45 are left out: they say that other work
+    was cancelled for it."""
     distinct: dict[tuple[str, str, int], DriverFault] = {}
     for fault in faults:
         distinct.setdefault((fault.kind, fault.pci, fault.number), fault)
@@ -116,6 +116,6 @@ def parse(line: str) -> DriverFault | None:
     match, fields = _FAULT.search(text), head.split(",")
     if not semicolon or match is None or len(fields) < 3 or not fields[2].isdigit():
         return None
-    if match["kind"] == "SXid" and match["text"].startswith(_MORE):
+    if match["kind"] == "SXid" and match["text"].startswith(_FURTHER):
         return None
     return DriverFault(int(fields[2]) / 1e6, match["kind"], match["pci"], int(match["number"]), match["text"].strip())

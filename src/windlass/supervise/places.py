@@ -1,7 +1,7 @@
 """The Python line, the process state and the last collective of every rank on this host.
 
 faulthandler answers a signal from C, so a main thread that waits in a collective answers too; only a stopped process, or one
-that the kernel holds, does not. Of those py-spy reads the memory, where it is installed (extra `stacks`) and allowed to.
+that the kernel holds, does not. py-spy reads the memory of those, where it is installed (extra `stacks`) and allowed to.
 """
 
 import contextlib

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from windlass.data.tokenize import cores as room
+from windlass.data.tokenize.cores import usable_cores
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,12 @@ from windlass.data.tokenize import cores as room
     ],
 )
 def test_the_least_of_affinity_and_quotas(tmp_path, monkeypatch, own, quotas, found):
-    (tmp_path / "own").write_text(own)
-    (tmp_path / "groups" / "job" / "step").mkdir(parents=True)
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(own)
+    groups = tmp_path / "sys" / "fs" / "cgroup"
+    (groups / "job" / "step").mkdir(parents=True)
     for name, text in quotas.items():
-        (tmp_path / "groups" / name / "cpu.max").write_text(text + "\n")
-    monkeypatch.setattr(room, "OWN", tmp_path / "own")
-    monkeypatch.setattr(room, "CGROUPS", tmp_path / "groups")
+        (groups / name / "cpu.max").write_text(text + "\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert room.usable_cores() == found
-    monkeypatch.setattr(room, "OWN", tmp_path / "absent")
-    assert room.usable_cores() == 8
+    assert usable_cores(tmp_path) == found
+    assert usable_cores(tmp_path / "absent") == 8

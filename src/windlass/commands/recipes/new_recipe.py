@@ -232,7 +232,7 @@ def _source(data: str) -> dict[str, str]:
         files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else map(Path, _glob(path))
         if not any(file.is_file() and file.stat().st_size for file in files):
             raise UserError(
-                f"nothing in {data}", "a recipe is written for data that are there", "name a file that holds some"
+                f"nothing in {data}", "a recipe is written for data that exists", "name a file that is not empty"
             )
     if "://" in data or glob.has_magic(data) or path.exists():
         return {"path": data}

@@ -5,27 +5,21 @@ cpu.max: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
-CGROUPS: Final = Path("/sys/fs/cgroup")
-OWN: Final = Path("/proc/self/cgroup")
+from windlass.hardware import own_groups
 
 
-def usable_cores() -> int:
+def usable_cores(root: Path = Path("/")) -> int:
     """At least 1."""
-    return max(1, min([len(os.sched_getaffinity(0)), *_quotas()]))
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(root)]))
 
 
-def _quotas() -> list[int]:
-    """The limits of this process's cgroup and of all above it, in cores, rounded up; none of cgroups of version 1."""
-    try:
-        own = next(line[3:] for line in OWN.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return []
-    folder, found = CGROUPS / own.strip("/"), list[int]()
-    for place in (folder, *folder.parents):
-        if place.is_relative_to(CGROUPS) and (place / "cpu.max").is_file():
-            quota, period = (place / "cpu.max").read_text().split()
-            found += [] if quota == "max" else [-(-int(quota) // int(period))]
-    return found
+def _quotas(root: Path) -> Iterator[int]:
+    """The limits of this process's cgroup and of all around it, in cores, rounded up; none of cgroups of version 1."""
+    for group in own_groups(root):
+        if (group / "cpu.max").is_file():
+            quota, period = (group / "cpu.max").read_text().split()
+            if quota != "max":
+                yield -(-int(quota) // int(period))

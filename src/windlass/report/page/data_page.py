@@ -6,7 +6,7 @@ As report.html it is one file, loads nothing, and escapes every text of the data
 import json
 from typing import Any, Final
 
-from windlass.report.page.write import HERE, template_of
+from windlass.report.page.write import filled, style
 from windlass.units import format_bytes, format_count
 
 COLOURS: Final = 8
@@ -14,17 +14,14 @@ COLOURS: Final = 8
 
 def data_page(found: Any) -> str:
     """The whole page. `found`: an Overview."""
-    return (
-        template_of("data.html.j2")
-        .render(
-            found=found,
-            prepared=found.prepared,
-            name=found.prepared.where.rstrip("/").rpartition("/")[2] or found.prepared.where,
-            style=(HERE / "page.css").read_text("utf-8"),
-            format_bytes=format_bytes,
-            format_count=format_count,
-            colours=COLOURS,
-            settings=json.dumps(found.prepared.settings, indent=1, ensure_ascii=False),
-        )
-        .replace("\0", "\ufffd")
+    return filled(
+        "data.html.j2",
+        found=found,
+        prepared=found.prepared,
+        name=found.prepared.where.rstrip("/").rpartition("/")[2] or found.prepared.where,
+        style=style(),
+        format_bytes=format_bytes,
+        format_count=format_count,
+        colours=COLOURS,
+        settings=json.dumps(found.prepared.settings, indent=1, ensure_ascii=False),
     )

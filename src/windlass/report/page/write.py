@@ -145,19 +145,16 @@ def render(runs: Sequence[Shown], detail: Detail = Detail(), *, live: dict[str, 
     """The whole page as text. `live`: where a page that is served asks for what is new; None: the page asks nobody."""
     script = (HERE / "page.js").read_text("utf-8")
     content = contents(runs, detail)
-    return (
-        template_of("page.html.j2")
-        .render(
-            **content,
-            data=json_for_html({**page_data(runs, detail), "live": live}),
-            style=(HERE / "page.css").read_text("utf-8"),
-            script=script,
-            hash=script_hash(script),
-            is_live=live is not None,
-            fragments=FRAGMENTS,
-        )
-        .replace("\0", "\ufffd")
-    )  # HTML knows no NUL; a young model writes some
+    return filled(
+        "page.html.j2",
+        **content,
+        data=json_for_html({**page_data(runs, detail), "live": live}),
+        style=style(),
+        script=script,
+        hash=script_hash(script),
+        is_live=live is not None,
+        fragments=FRAGMENTS,
+    )
 
 
 def page_data(runs: Sequence[Shown], detail: Detail = Detail()) -> dict[str, Any]:
@@ -185,9 +182,7 @@ def names_of(runs: Sequence[Shown]) -> list[str]:
 def fragments(runs: Sequence[Shown]) -> dict[str, str]:
     """Name -> HTML of the parts that follow a run."""
     content = contents(runs, Detail())
-    return {
-        name: template_of("parts.html.j2").render(**content, part=name).replace("\0", "\ufffd") for name in FRAGMENTS
-    }
+    return {name: filled("parts.html.j2", **content, part=name) for name in FRAGMENTS}
 
 
 def contents(runs: Sequence[Shown], detail: Detail) -> dict[str, Any]:
@@ -233,8 +228,18 @@ def script_hash(script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
+def style() -> str:
+    """Of every page."""
+    return (HERE / "page.css").read_text("utf-8")
+
+
+def filled(template: str, **content: Any) -> str:
+    """The template with `content`, which is escaped."""
+    return _template(template).render(**content).replace("\0", "\ufffd")  # HTML knows no NUL; a young model writes some
+
+
 @functools.cache  # a page that follows a run renders its parts every other second
-def template_of(name: str) -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )

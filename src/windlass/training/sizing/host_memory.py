@@ -1,11 +1,17 @@
 """Memory that a host has left for its ranks on CPUs. No torch."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
-V2: Final = ("memory.max", "memory.current", "inactive_file")
-V1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+from windlass.hardware import own_groups
+
+FILES: Final = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the controller of version 1, "" for version 2: limit and use of a control group, and the line of its memory.stat that is
+counted in use and may be dropped."""
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -20,28 +26,14 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 def _left(root: Path) -> Iterator[int]:
     """Of each control group that limits memory, what is left."""
-    for folder, (limit, current, inactive) in _groups(root):
-        try:
-            # the kernel drops pages of files before it refuses any; "max" where there is no limit
-            used = int((folder / current).read_text()) - int(_lines(folder / "memory.stat")[inactive])
-            yield int((folder / limit).read_text()) - used
-        except (OSError, KeyError, ValueError):
-            continue
-
-
-def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Folders of this process's group and of those around it, with the names of their files: cgroup v2, and memory's of v1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-        group = PurePosixPath(path.lstrip("/"))
-        yield from ((mount / one, V1 if controllers else V2) for one in (group, *group.parents))
+    for controller, (limit, current, inactive) in FILES.items():
+        for folder in own_groups(root, controller):
+            try:
+                # the kernel drops pages of files before it refuses any; "max" where there is no limit
+                used = int((folder / current).read_text()) - int(_lines(folder / "memory.stat")[inactive])
+                yield int((folder / limit).read_text()) - used
+            except (OSError, KeyError, ValueError):
+                continue
 
 
 def _lines(file: Path) -> Mapping[str, str]:
