@@ -20,8 +20,8 @@ import pickle
 import resource
 import socket
 import time
-import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +269,6 @@ def sockets(server_port: int) -> tuple[int, int]:
 def real_rank(rank: int, world: int, port: int) -> Row:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
     forked = sockets(port)[0]  # what a fork of this process holds beside its own
     meet, found = windlass.runtime.meet, list[Counting]()
     windlass.runtime.meet = lambda *where: found.append(Counting(meet(*where))) or found[0]
@@ -314,21 +313,12 @@ def real(world: int) -> Row:
 
 
 def apart(calls: list[tuple[Callable[..., Row], tuple[Any, ...]]]) -> list[Row]:
-    """Each call in a process of its own, side by side."""
-    context = multiprocessing.get_context("fork")
-    pairs = []
-    for function, given in calls:
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=lambda f, g, end: end.send(f(*g)), args=(function, given, theirs))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads wait, and hold no lock
-            process.start()
-        theirs.close()
-        pairs.append((ours, process))
-    rows = [ours.recv() for ours, _ in pairs]
-    for _, process in pairs:
-        process.join()
-    return rows
+    """Each call in a process of its own, side by side, forked from a server that has no threads: the caller may have some."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(len(calls), context, **one_thread, max_tasks_per_child=1) as pool:
+        return [row.result() for row in [pool.submit(function, *given) for function, given in calls]]
 
 
 def main() -> None:
@@ -336,7 +326,6 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--real", type=int, nargs="*", default=REAL)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     calls = [(what, (world, kind)) for what in (build, plan) for kind in ("shard", "hosts") for world in asked.worlds]
     calls += [(stream, (world,)) for world in asked.worlds]
     calls += [(reading, (world,)) for world in asked.worlds if world in (512, 16384)]
