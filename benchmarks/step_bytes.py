@@ -35,7 +35,8 @@ import torch
 from moved import Moved, compiled_bytes
 
 from windlass.model.config import ModelConfig
-from windlass.model.head.loss import Head, factor_bits
+from windlass.model.head.head import Head
+from windlass.model.head.loss import factor_bits
 from windlass.model.head.one_pass import one_pass
 from windlass.model.init import initialise
 from windlass.optim.clip import gradient_norm

@@ -37,7 +37,7 @@ ROWS = (16384, 32768)
 TOKENS = 32768
 LENGTHS = (8192, 4096, 32768)
 SOURCES = sources_of("benchmarks/gpu/primitives.py", "benchmarks/gpu/attention.py", "benchmarks/gpu/timed.py")
-HEAD_SOURCES = (*SOURCES, *sources_of("src/windlass/model/head/loss.py"))
+HEAD_SOURCES = (*SOURCES, *sources_of("src/windlass/model/head/loss.py", "src/windlass/model/head/head.py"))
 
 
 def make_cells(tiny: bool) -> list[Cell]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from windlass.model.families.presets import PRESETS
-from windlass.model.head.loss import Head
+from windlass.model.head.head import Head
 
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 

@@ -27,8 +27,10 @@ from windlass.optim.rules import NO_RULES
 def make_dense(model: nn.Module) -> None:
     head: Any = model.lm_head
 
-    def forward(hidden_BTD: Tensor, targets_BT: Tensor, *others: Any) -> Tensor:
-        loss, factor = dense_loss(head, hidden_BTD, targets_BT), others[-1]
+    def forward(
+        hidden_BTD: Tensor, targets_BT: Tensor, _per_row: None, _by_row: bool, factor: Tensor | None, *_seen: Any
+    ) -> Tensor:
+        loss = dense_loss(head, hidden_BTD, targets_BT)
         return loss if factor is None else loss * factor.view(loss.dtype)
 
     head.forward = forward

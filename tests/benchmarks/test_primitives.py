@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from windlass.model.config import ModelConfig
 from windlass.model.flops import count_multiplied
-from windlass.model.head.loss import Head
+from windlass.model.head.head import Head
 
 CPU = torch.device("cpu")
 

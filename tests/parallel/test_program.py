@@ -1,9 +1,11 @@
 """The one door: the loss is the global mean whatever the masks, on every rank the same number."""
 
+import math
+
 import pytest
 import torch
 
-from tests.parallel.tiny import Operators, batch, make_program
+from tests.parallel.tiny import MODEL, Operators, batch, make_program
 
 LAYOUTS = {"ddp": (2, 0, 2, 1), "zero3": (2, 3, 1, 2), "hsdp": (4, 3, 2, 2)}
 
@@ -62,3 +64,53 @@ def a_step_without_micro_batches():
 
 def test_a_step_has_a_micro_batch(ranks):
     assert ranks.run(1, a_step_without_micro_batches) == ["a global batch has at least one micro-batch"]
+
+
+EVEN = {**MODEL, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+BY_SOURCE = {
+    "ddp": (2, {"zero": 0, "replicate": 2}),
+    "zero3": (2, {"shard": 2}),
+    "tp": (2, {"tp": 2}),
+    "context": (2, {"context": 2}),
+    "pp": (2, {"pp": 2, "zero": 1}),
+    "zbv": (2, {"pp": 2, "zero": 1, "schedule": "zbv"}),
+}
+
+
+def losses_by_source(world, layout):
+    """On one rank: the figures before a global batch of twelve rows of three sources, after it, after evaluation, and after a
+    batch that does not say its sources."""
+    program = make_program(world, policy="fp64", model=EVEN, **layout)
+    share = 12 // program.mesh.layout.batch_ranks
+    mine = range(program.mesh.batch_rank * share, (program.mesh.batch_rank + 1) * share)
+    of = {seed: torch.tensor([[seed % 5 == 0, seed % 5 > 0, False]]) for seed in mine}
+    count = torch.tensor(float(sum(8 - (3 * seed) % 9 for seed in range(12))))
+    found = [program.figures()]
+    program.run([{**masked(seed), "sources": of[seed]} for seed in mine], count)
+    found.append(program.figures())
+    program.evaluate([masked(seed) for seed in mine])
+    found.append(program.figures())
+    program.run([masked(seed) for seed in mine], count)
+    found.append(program.figures())
+    return [{name: value.tolist() for name, value in one.items()} for one in found]
+
+
+def losses_one_by_one():
+    """The mean loss of the rows of sources 0 and 1, each run alone."""
+    program, sums = make_program(1, policy="fp64", model=EVEN), [[0.0, 0], [0.0, 0]]
+    for seed in range(12):
+        sums[seed % 5 > 0][0] += program.evaluate([masked(seed)]).item()
+        sums[seed % 5 > 0][1] += 8 - (3 * seed) % 9
+    return [nats / count for nats, count in sums]
+
+
+@pytest.mark.parametrize("layout", BY_SOURCE)
+def test_the_loss_of_each_source_is_one_number_in_every_layout(ranks, layout):
+    (expected,) = ranks.run(1, losses_one_by_one)
+    assert abs(expected[0] - expected[1]) > 1e-3
+    for before, after, evaluated, without in ranks.run(BY_SOURCE[layout][0], losses_by_source, *BY_SOURCE[layout]):
+        assert before == without == {}
+        assert after["source_losses"][:2] == pytest.approx(expected, rel=1e-12) and math.isnan(
+            after["source_losses"][2]
+        )
+        assert evaluated["source_losses"][:2] == after["source_losses"][:2], "evaluation adds nothing"

@@ -51,6 +51,17 @@ def test_a_mixture_gives_each_source_its_share_on_any_world(base, ranks):
         rows.append([[row for result in results for row in result["rows"][step]] for step in range(tiny.STEPS)])
     assert rows[0] == rows[1]
     assert_close(*found)
+    trained = [[one for one in tiny.lines(base / f"mixed-{world}") if one["kind"] == "step"] for world in (1, 2)]
+    for one, two in zip(*trained, strict=True):
+        assert set(one["source_losses"]) <= {f"{base}/corpus", f"{base}/more"} and one["source_losses"]
+        assert one["source_losses"] == pytest.approx(two["source_losses"], abs=1e-5)
+        low, high = min(one["source_losses"].values()), max(one["source_losses"].values())
+        assert low - 1e-5 <= one["loss"] <= high + 1e-5
+    rare = tiny.recipe(base, "mixed-rare", data=data, report={"every_steps": 3})
+    ranks.run(1, tiny.train, rare)
+    lines = [one for one in tiny.lines(rare.run.directory) if one["kind"] == "step"]
+    assert [one["step"] for one in lines] == [1, 3, 6, 9, 10]
+    assert all(one["source_losses"] == trained[0][one["step"] - 1]["source_losses"] for one in lines)
     scored = [[one for one in tiny.lines(base / f"mixed-{world}") if one["kind"] == "validation"] for world in (1, 2)]
     for one, two in zip(*scored, strict=True):
         assert list(one["source_losses"]) == [f"{base}/corpus", f"{base}/more"]

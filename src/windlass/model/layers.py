@@ -1,4 +1,4 @@
-"""Activations by Hugging Face's names, and norms: RMSNorm (arXiv 1910.07467), LayerNorm, and two variants of the first.
+"""The MLP, activations by Hugging Face's names, and norms: RMSNorm (arXiv 1910.07467), LayerNorm, and two variants of the first.
 
     RMSNorm      x / sqrt(mean(x^2) + eps) * w
     OffsetNorm   the same with 1 + w: weights near 0 keep their digits in 16 bits, and decay pulls towards the plain norm (Gemma)
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from windlass.model.architecture import Architecture
+from windlass.model.lora.linear import Linear
 
 
 def activate(x: Tensor, name: str) -> Tensor:
@@ -20,6 +21,24 @@ def activate(x: Tensor, name: str) -> Tensor:
     if name in ("silu", "swish"):
         return functional.silu(x)
     return functional.gelu(x) if name == "gelu" else functional.relu(x)
+
+
+class MLP(nn.Module):
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) for families without a gate."""
+
+    def __init__(self, arch: Architecture):
+        super().__init__()
+        hidden, inner, bias = arch.hidden_size, arch.intermediate_size, arch.mlp_bias
+        self.activation = arch.activation
+        self.gate_proj = Linear(hidden, inner, bias=bias) if arch.gated_mlp else None
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
+
+    def forward(self, hidden_BTD: Tensor, *drawn: Tensor | None) -> Tensor:  # keys_B and positions_T of Linear
+        up_BTF = self.up_proj(hidden_BTD, *drawn)
+        if self.gate_proj is None:
+            return self.down_proj(activate(up_BTF, self.activation), *drawn)
+        return self.down_proj(activate(self.gate_proj(hidden_BTD, *drawn), self.activation) * up_BTF, *drawn)
 
 
 class OffsetNorm(nn.RMSNorm):

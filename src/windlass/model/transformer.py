@@ -37,8 +37,10 @@ from windlass.model.attention.layout import AttentionLayout
 from windlass.model.cache import KVCache, LayerCache
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, dropout, fold, layer_keys
-from windlass.model.head.loss import IGNORED, Head
-from windlass.model.layers import activate, make_head_norm, make_norm
+from windlass.model.head.head import Head
+from windlass.model.head.loss import IGNORED
+from windlass.model.head.source_losses import SourceLosses
+from windlass.model.layers import MLP, make_head_norm, make_norm
 from windlass.model.lora.adapter import Adapter
 from windlass.model.lora.linear import Linear, adapt
 from windlass.model.moe import MoE, Routed
@@ -83,24 +85,6 @@ class Attention(nn.Module):
             k_BGTK, v_BGTK = cache.append(k_BGTK, v_BGTK, layout.query_offset)
         out_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, layout, self.dropout, keys_B)
         return self.o_proj(out_BHTK.transpose(1, 2).flatten(-2), *drawn)
-
-
-class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) for families without a gate."""
-
-    def __init__(self, arch: Architecture):
-        super().__init__()
-        hidden, inner, bias = arch.hidden_size, arch.intermediate_size, arch.mlp_bias
-        self.activation = arch.activation
-        self.gate_proj = Linear(hidden, inner, bias=bias) if arch.gated_mlp else None
-        self.up_proj = Linear(hidden, inner, bias=bias)
-        self.down_proj = Linear(inner, hidden, bias=bias)
-
-    def forward(self, hidden_BTD: Tensor, *drawn: Tensor | None) -> Tensor:  # keys_B and positions_T of Linear
-        up_BTF = self.up_proj(hidden_BTD, *drawn)
-        if self.gate_proj is None:
-            return self.down_proj(activate(up_BTF, self.activation), *drawn)
-        return self.down_proj(activate(self.gate_proj(hidden_BTD, *drawn), self.activation) * up_BTF, *drawn)
 
 
 class Block(nn.Module):
@@ -188,6 +172,7 @@ class Decoder(nn.Module):
         sparse = arch.sparse_layers
         self.model.layers = nn.ModuleDict({str(index): Block(arch, index in sparse) for index in kept})
         self.routing = Routing(arch, [index for index in kept if index in sparse])
+        self.source_losses = SourceLosses()
         if last:
             self.model.norm = make_norm(arch.hidden_size, arch)
             rows = arch.vocab_size, arch.padded_vocab_size
@@ -215,11 +200,13 @@ class Decoder(nn.Module):
         per_row: Tensor | None = None,
         by_row: bool = False,
         factor: Tensor | None = None,
+        sources: Tensor | None = None,
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
         nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
         positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py);
-        with a cache the new positions are of each row's last one. `keys` [B]: of samples, for dropout. Others: loss.head_loss."""
+        with a cache the new positions are of each row's last one. `keys` [B]: of samples, for dropout. `sources` [B, S]: of each
+        row its source (head/source_losses.py). Others: loss.head_loss."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
@@ -251,7 +238,8 @@ class Decoder(nn.Module):
         hidden_BTD = self.routing.join(hidden_BTD, self.training)
         if cache is not None:
             cache.advance(num_positions)
-        return self._end(hidden_BTD, targets, per_row, by_row, factor) if self.last else hidden_BTD
+        seen = self.source_losses.of(sources, targets)
+        return self._end(hidden_BTD, targets, per_row, by_row, factor, seen) if self.last else hidden_BTD
 
     def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
         is_tied = self.arch.tied and self.first

@@ -10,7 +10,7 @@ import torch
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL, Chunks
-from windlass.model.head.loss import Head
+from windlass.model.head.head import Head
 from windlass.model.lora.adapter import SCALES, Adapter, frozen_base
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig

@@ -88,7 +88,7 @@ class PipelineProgram(DecoderProgram):
         if self._tie is not None:
             self._tie.spread()
         self._count = count
-        self._routers.begin(count, self._loss_scale)
+        self._begin(count)
         batches = [cut_rows(batch, self.mesh) for batch in batches]
         losses: list[torch.Tensor] = []
         whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}  # step() cuts it again

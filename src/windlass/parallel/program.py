@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -81,7 +82,7 @@ class DecoderProgram:
     def __init__(self, parts: Sequence[Decoder], mesh: Mesh, precision: Precision, records: list[Record]):
         self.mesh, self._precision, self._records = mesh, precision, records
         self._device = next(parts[0].parameters()).device
-        self._routers = Routers(parts, mesh)
+        self._decoders, self._routers = parts, Routers(parts, mesh)
         self._loss_scale = LossScale(self._device) if precision.is_scaled else None
         self._gradients_checked = False
 
@@ -89,7 +90,13 @@ class DecoderProgram:
         return self._records
 
     def figures(self) -> dict[str, torch.Tensor]:
-        return self._routers.figures()
+        return self._routers.figures() | source_losses(self._decoders, self.mesh)
+
+    def _begin(self, count: torch.Tensor) -> None:
+        """A global batch of `count` counted targets begins."""
+        self._routers.begin(count, self._loss_scale)
+        for part in self._decoders:
+            part.source_losses.begin()
 
     def adapt(self, norm: torch.Tensor) -> None:
         if self._loss_scale is not None:
@@ -102,6 +109,18 @@ class DecoderProgram:
         """1 / count for the head, which multiplies by it in its gradient's own pass. None in fp16, where a probability / count
         may be 0: there the loss is divided and scaled."""
         return None if self._loss_scale is not None else factor_bits(count, self._precision.compute)
+
+
+def source_losses(parts: Sequence[Decoder], mesh: Mesh) -> dict[str, torch.Tensor]:
+    """`source_losses`: the mean loss of each source in the last global batch, [S] fp64, nan where it had no counted target. Empty
+    where the batches do not say their sources. Collective."""
+    found = [part.source_losses.sums_S2 for part in parts if part.source_losses.sums_S2 is not None]
+    if not found:
+        return {}
+    sums_S2 = mesh.sum_over_loss(torch.stack(found).sum(0))
+    if mesh.parts.size() > 1:  # the last stage has them
+        dist.all_reduce(sums_S2, group=mesh.parts)
+    return {"source_losses": sums_S2[:, 0] / sums_S2[:, 1]}
 
 
 @contextlib.contextmanager
@@ -156,7 +175,7 @@ class ShardedProgram(DecoderProgram):
         self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
-        self._routers.begin(count, self._loss_scale)
+        self._begin(count)
         total: torch.Tensor | None = None
         factor = self._factor(count)
         for index, batch in enumerate(batches):

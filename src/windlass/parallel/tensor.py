@@ -51,7 +51,8 @@ from torch.nn import functional
 
 from windlass.model.chunks import head_tokens
 from windlass.model.dropout import dropout
-from windlass.model.head.loss import Cut, Head, LossForm, head_loss
+from windlass.model.head.head import Head
+from windlass.model.head.loss import Cut, LossForm, head_loss
 from windlass.model.lora.linear import Factors, Linear, multiply
 from windlass.model.slices import Share
 from windlass.model.transformer import Decoder
@@ -213,6 +214,7 @@ class VocabularyHead(nn.Module):
         per_row_B2: Tensor | None = None,
         by_row: bool = False,
         factor: Tensor | None = None,
+        seen: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         assert targets_BT is not None, (
             "logits of a cut head: evaluation asks for losses, generation uses the whole model"
@@ -220,7 +222,7 @@ class VocabularyHead(nn.Module):
         weight_VD = own(self.weight)
         rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
         form = LossForm(self.vocab_size, self.chunk_tokens, rows, self.cap)
-        return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor)
+        return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor, seen)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]

@@ -15,7 +15,7 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.mirror import Mirror
 from windlass.config import RunConfig, to_yaml
 from windlass.data.prepare.prepare import Prepared
-from windlass.data.stream.batch_source import BatchSource
+from windlass.data.stream.batch_source import SOURCES, BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.stream.ledger import samples_before
 from windlass.errors import EXIT_STOPPED, OutOfSync, UserError, exit_code_of
@@ -35,7 +35,7 @@ from windlass.safe_text import say
 from windlass.status import State, write_status
 from windlass.supervise.heartbeat import Heartbeat
 from windlass.training.health import Health, Spike
-from windlass.training.open_data import labels_of, score_set
+from windlass.training.open_data import by_source, labels_of, score_set
 from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
 
@@ -130,6 +130,8 @@ class Run:
             self.profiler.between_steps(step)
         self.heartbeat.beat("data", step, self.source.consumed + self.config.samples_per_step)
         batches = self.source.next()
+        if not self.recorder.is_due(step + 1):  # the loss of each source is added up for the lines of the log alone
+            batches = [{name: value for name, value in batch.items() if name != SOURCES} for batch in batches]
         self.heartbeat.beat("step", place=self.source.consumed)
         return batches
 
@@ -146,7 +148,9 @@ class Run:
         for spike in self.health.spikes():
             self._log_spike(spike)
         figures = {**self.program.figures(), **self.objective.figures()} if is_due else {}
-        numbers = {name: value.tolist() for name, value in figures.items()}
+        numbers: dict[str, Any] = {name: value.tolist() for name, value in figures.items()}
+        if "source_losses" in numbers:
+            numbers["source_losses"] = by_source(self.config, numbers["source_losses"])
         self.recorder.step(step, loss, norm, rate, count, self.source.wait_s, skipped, numbers)
         if is_due:
             self.report_status("running", step)
@@ -168,8 +172,7 @@ class Run:
         self.heartbeat.beat("evaluate", step)
         with self.recorder.pause("evaluate"):
             for index, (name, data) in enumerate(self.evaluation_sets.items()):
-                labels = labels_of(self.config, name)
-                total, count, figures = score_set(data, labels, self.objective, self.program)
+                total, count, figures = score_set(data, labels_of(self.config, name), self.objective, self.program)
                 self.recorder.validation(step, name, total, count, data.num_bytes, figures)
                 if index == 0:  # what is not finite is no loss to be best by
                     loss = total / count

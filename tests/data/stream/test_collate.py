@@ -9,7 +9,7 @@ import torch
 from tests.data.stream.test_loader import T, directory, make  # noqa: F401
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.collate import collate, sample_keys
+from windlass.data.stream.collate import add_sources, collate, sample_keys
 from windlass.errors import BadShard, UserError
 
 
@@ -76,3 +76,12 @@ def test_a_row_without_a_sample_is_one_document(directory):  # noqa: F811
     reader = Reader(directory)
     batch = collate(reader, np.array([[0, 0]]), 2, T, Borders(999_999, 3))
     assert batch["documents"].tolist() == [[0, T, T], [0, T, T]] and (batch["targets"][1] == -100).all()
+
+
+def test_rows_say_which_source_they_are_of():
+    """Sources of 2, 1 and 3 shards: shards 0 and 1, 2, 3 to 5."""
+    made = add_sources(lambda places, position: {"at": torch.tensor(position)}, [2, 1, 3])
+    places = np.array([[1, 9], [2, 0], [0, 3], [5, 1], [3, 0]])
+    batch = made(places, 7)
+    assert batch["at"] == 7 and batch["sources"].dtype == torch.bool
+    assert batch["sources"].int().argmax(1).tolist() == [0, 1, 0, 2, 2] and (batch["sources"].sum(1) == 1).all()

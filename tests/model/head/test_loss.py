@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from windlass.model.chunks import head_tokens
 from windlass.model.config import ModelConfig
 from windlass.model.head import loss as loss_module
-from windlass.model.head.loss import Head, as_bits, factor_bits
+from windlass.model.head.head import Head
+from windlass.model.head.loss import as_bits, factor_bits
 from windlass.model.head.one_pass import one_pass
 from windlass.model.init import initialise
 from windlass.model.transformer import Decoder

@@ -4,7 +4,7 @@ Whoever wants to see the batches of a run, or to change them, wraps its source: 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -12,7 +12,8 @@ from windlass.data.shards.index import Shard
 
 Batch = dict[str, torch.Tensor]
 """`input_ids` and `targets`, [micro_batch, T] int64; with isolated documents `documents`, [micro_batch, M] int64; with dropout
-`keys`, [micro_batch] int64."""
+`keys`, [micro_batch] int64; of a mixture of S sources `sources`, [micro_batch, S] bool."""
+SOURCES: Final = "sources"
 
 
 class Event(NamedTuple):

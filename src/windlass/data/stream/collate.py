@@ -12,7 +12,7 @@ import torch
 from windlass.data.packing import NOT_COUNTED, Borders, isolate
 from windlass.data.shards.index import REPAIR
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.batch_source import Batch
+from windlass.data.stream.batch_source import SOURCES, Batch
 from windlass.errors import BadShard, UserError
 
 MakeBatch = Callable[[np.ndarray, int], Batch]
@@ -119,6 +119,19 @@ def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
         return {**make(places_N2, position), "keys": sample_keys(seed, *rows)}
 
     return make_with_keys
+
+
+def add_sources(make: MakeBatch, source_shards: Sequence[int]) -> MakeBatch:
+    """The same batches with `sources`, [N, S] bool: which of the S sources a sample is of. Their shards follow one another,
+    `source_shards` of each."""
+    ends_S = np.cumsum(source_shards)
+
+    def make_with_sources(places_N2: np.ndarray, position: int) -> Batch:
+        sources_N = np.searchsorted(ends_S, places_N2[:, 0], "right")
+        sources_NS = torch.from_numpy(sources_N[:, None] == np.arange(len(ends_S)))
+        return {**make(places_N2, position), SOURCES: sources_NS}
+
+    return make_with_sources
 
 
 def sample_keys(seed: int, start: int, count: int) -> torch.Tensor:

@@ -3,7 +3,8 @@
     order     Order; LaneOrder where hosts read shards of their own; Mixture where sources are mixed; WrittenOrder where training
               begins while data is prepared
     reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
-    batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample
+    batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample; add_sources,
+              where sources are mixed
     source    Loader(order, batch) < GrowingStream < SkippingStream, each only where its feature is on
 
 A feature is one object that the others do not know. A new one goes into the layer that it changes, and is named here.
@@ -22,7 +23,7 @@ from windlass.data.prepare.manifest import Prepared
 from windlass.data.prepare.prepare import other_stream
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.batch_source import BatchSource
-from windlass.data.stream.collate import add_keys, batches_of, changed_batches, check_length
+from windlass.data.stream.collate import add_keys, add_sources, batches_of, changed_batches, check_length
 from windlass.data.stream.evaluation_set import ChangeBatch, unchanged
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
 from windlass.data.stream.lane_order import LaneOrder
@@ -76,6 +77,8 @@ def open_stream(
         make = changed_batches(make, change, reader.shard_samples)
     if with_keys:
         make = add_keys(make, seed, sequences)
+    if config.mixture and sequences == 1:  # the loss of a pair is no mean over targets
+        make = add_sources(make, prepared.sets["train"].source_shards)
     timeout_s = config.timeout_s if written is None else math.inf  # a preparation under way has a deadline of its own
     consumed, named = state.get("samples_consumed", 0), _named(prepared, config, reader)
     loader = Loader(skipping or order, reader.shards, make, cut, consumed, device, timeout_s, named)

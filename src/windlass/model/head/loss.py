@@ -34,11 +34,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional
-
-from windlass.model.chunks import Chunks, head_tokens
-from windlass.model.head.one_pass import compiled_pass
+from torch import Tensor
 
 IGNORED: Final = -100  # torch's and Hugging Face's label of a target that is not counted
 SCALED_ELEMENTS: Final = 1 << 24  # 64 MiB of fp32 at a time
@@ -116,7 +112,7 @@ def _loss_and_gradient(
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """`weights_N`: of each token's nats. `factor`: of their sum, 0-dim; with one, gradients are those of the product already, so
-    backward must begin with 1, and does not look."""
+    backward must begin with 1, and does not look. `seen`: is called with each token's nats, [N]."""
 
     @staticmethod
     def forward(
@@ -129,8 +125,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         keep_weight: bool,
         weights_N: Tensor | None,
         factor: Tensor | None,
+        seen: Callable[[Tensor], None] | None,
     ) -> Tensor:
         wide = _wide(hidden_ND)
+        losses: list[Tensor] = []
         loss = hidden_ND.new_zeros((), dtype=wide)
         grad_hidden_ND = torch.empty_like(hidden_ND) if keep_hidden else None
         grad_weight_VD: Tensor | None = None
@@ -142,10 +140,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             factors = _product(weights_C, factor)  # of each token, or of all
             loss_C, grad_CV = _loss_and_gradient(*tokens, form, factors, keep_hidden or keep_weight)
             loss += (loss_C if weights_C is None else loss_C * weights_C).sum()
+            if seen is not None:
+                losses.append(loss_C)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[chunk] = grad_CV @ weight_VD
             if keep_weight:
                 grad_weight_VD = _add_product(grad_weight_VD, grad_CV, hidden_ND[chunk], wide)
+        if seen is not None:
+            seen(torch.cat(losses))
         ctx.is_scaled = factor is not None
         ctx.save_for_backward(grad_hidden_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
         return loss if factor is None else loss * factor
@@ -154,8 +156,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         (scale,) = grads
         if ctx.is_scaled:
-            return *ctx.saved_tensors, *[None] * 6
-        return *(None if grad is None else _scaled(grad, scale) for grad in ctx.saved_tensors), *[None] * 6
+            return *ctx.saved_tensors, *[None] * 7
+        return *(None if grad is None else _scaled(grad, scale) for grad in ctx.saved_tensors), *[None] * 7
 
 
 def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -224,10 +226,12 @@ def head_loss(
     per_row_B2: Tensor | None = None,
     by_row: bool = False,
     factor: Tensor | None = None,
+    seen: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `form.cut.group`. `per_row_B2`: a weight and an
     offset for each row, `as_bits`: the loss is then the sum over rows of weight x nats + offset. `by_row`: each row's nats, [B],
-    without a gradient. `factor` (`factor_bits`): what all of it is multiplied by; backward must then begin with 1."""
+    without a gradient. `factor` (`factor_bits`): what all of it is multiplied by; backward must then begin with 1. `seen`: is
+    called with the nats of each target, [N], before weights and factor."""
     hidden_ND, targets_N, weights_N = hidden_BTD.flatten(0, 1), targets_BT.flatten(), None
     if by_row:
         return _losses(hidden_ND, weight_VD, targets_N, form).view_as(targets_BT).sum(1)
@@ -241,7 +245,7 @@ def head_loss(
     if number is not None and number.dim():  # a pipeline hands each micro-batch its own
         number = number[0]
     tokens = (hidden_ND, weight_VD, targets_N)
-    loss: Tensor = _ChunkedCrossEntropy.apply(*tokens, form, *keep, weights_N, number)
+    loss: Tensor = _ChunkedCrossEntropy.apply(*tokens, form, *keep, weights_N, number, seen)
     if offsets_B is None:
         return loss
     offset = offsets_B.sum().to(loss.dtype)
@@ -261,40 +265,3 @@ def _losses(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, form: LossF
         chunk = slice(start, start + form.chunk_tokens)
         found.append(_loss_and_gradient(hidden_ND[chunk], weight_VD, targets_N[chunk], form, None, keep=False)[0])
     return torch.cat(found)
-
-
-class Head(nn.Linear):
-    """lm_head: hidden states -> logits over the true vocabulary, or with targets the summed loss."""
-
-    def __init__(
-        self,
-        hidden_size: int,
-        vocab_size: int,
-        padded_vocab_size: int,
-        chunk_logits: int = Chunks.head_logits,
-        cap: float | None = None,
-    ):
-        super().__init__(hidden_size, padded_vocab_size, bias=False)
-        self.vocab_size, self.chunk_logits, self.cap = vocab_size, chunk_logits, cap
-        self.chunk_tokens = head_tokens(chunk_logits, padded_vocab_size)
-        self._one_pass: Callable[..., Tensor] | None = None
-
-    def compile_loss(self, chunk_logits: int, most_tokens: int) -> None:
-        """The loss of each chunk by one compiled function; its logits are in the dtype of products, so chunks may be larger."""
-        self._one_pass = compiled_pass()
-        self.chunk_tokens = min(head_tokens(chunk_logits, self.weight.shape[0]), most_tokens)
-
-    def forward(
-        self,
-        hidden_BTD: Tensor,
-        targets_BT: Tensor | None = None,
-        per_row_B2: Tensor | None = None,
-        by_row: bool = False,
-        factor: Tensor | None = None,
-    ) -> Tensor:
-        """Logits [B, T, vocab_size] in hidden's dtype; with targets what `head_loss` returns."""
-        if targets_BT is None:
-            logits_BTV = functional.linear(hidden_BTD, self.weight[: self.vocab_size])
-            return logits_BTV if self.cap is None else self.cap * (logits_BTV / self.cap).tanh()
-        form = LossForm(self.vocab_size, self.chunk_tokens, cap=self.cap, one_pass=self._one_pass)
-        return head_loss(hidden_BTD, self.weight, targets_BT, form, per_row_B2, by_row, factor)
