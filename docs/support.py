@@ -63,6 +63,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"precision.policy": "bf16"},
     "fp16": {"precision.policy": "fp16"},
     "bf16-pure": {"precision.policy": "bf16-pure"},
+    "fp8": {"precision.policy": "fp8"},
     "lora": {"adapter.kind": "lora", "adapter.base": "plain"},
     "lora on nf4": {"adapter.kind": "lora", "adapter.base": "nf4"},
 }
@@ -77,7 +78,7 @@ QUESTIONS = {
         "lora",
         "lora on nf4",
     ),
-    "Which precision, in which layout?": ("bf16", "fp16", "bf16-pure"),
+    "Which precision, in which layout?": ("bf16", "fp16", "bf16-pure", "fp8"),
     "Which way of training, in which layout?": ("isolate", "dropout", "muon", "frozen", "compile"),
 }
 """Small tables of settings beside LAYOUTS; the table of all pairs comes behind them."""
@@ -99,7 +100,7 @@ BASE = {
               "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     "data": {"sources": [{"path": "text"}], "tokenizer": {"train": 300}, "directory": "runs/mine/data", "sequence_length": 64},
 }  # fmt: skip
-NOT_IN_VERIFY = ("bf16", "fp16", "bf16-pure", "compile", "activation_gib")
+NOT_IN_VERIFY = ("bf16", "fp16", "bf16-pure", "fp8", "compile", "activation_gib")
 """Features that the proxy model of `windlass verify` leaves out: it runs in fp64, uncompiled, without a budget (proof/proxy)."""
 AXES = ("pp", "replicate", "shard", "context", "tp", "expert")
 NO_PROOF = ("turns_red", "without_a_bug", "dropped_at_all", "on_the_mean")

@@ -238,7 +238,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
-    "precision": ("config", "policy", "masters", "loss_scale"),
+    "precision": ("config", "policy", "masters", "fp8", "loss_scale"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),

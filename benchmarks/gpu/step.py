@@ -56,6 +56,7 @@ SOURCES = (
     "src/windlass/model",
     "src/windlass/parallel",
     "src/windlass/optim",
+    "src/windlass/precision",
 )
 TINY_MODEL = {
     "family": "smollm3",
@@ -86,6 +87,8 @@ class Setup:
     rounding: str | None = None
     loss: str = "chunked"
     attention: str = "causal"
+    scaling: str | None = None
+    """Of products in fp8."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -105,14 +108,15 @@ class Setup:
             self.compile,
             self.loss,
             self.kernel,
-            self.policy,
+            "bf16" if self.policy == "fp8" else self.policy,  # its bytes, and not its faster products
             self.states,
             self.attention,
         )
 
     def precision(self) -> PrecisionConfig:
         own = POLICIES[self.policy][3]
-        given = {"states": None if self.states == own else self.states, "rounding": self.rounding}
+        states = None if self.states == own else self.states
+        given = {"states": states, "rounding": self.rounding, "scaling": self.scaling}
         return PrecisionConfig.model_validate({"policy": self.policy} | given)
 
     def storage(self) -> Storage:
@@ -192,7 +196,7 @@ def judged(setup: Setup, architecture: Architecture, tokens_per_s: float, device
         found[f"floor_{words}_tokens_per_s"] = round(should, 1) if should else None
     practical = found["floor_practical_tokens_per_s"]
     found["over_practical"] = round(tokens_per_s / practical - 1, 4) if practical else None
-    if known and found["mfu_causal"] > NOT_COUNTABLE_MFU:
+    if known and found["mfu_causal"] > NOT_COUNTABLE_MFU * (2 if setup.policy == "fp8" else 1):
         found["mark"] = f"measuring error? {100 * found['mfu_causal']:.0f} % MFU of a whole step cannot be"
     return found
 

@@ -119,7 +119,9 @@ class RunConfig(Settings):
 
     def _precision(self) -> Iterator[UserError]:
         parallel, optim = self.parallel, self.optim
-        yield from self.precision.errors_beside(parallel.zero_stage, optim.kind, optim.beta2, parallel.offload)
+        yield from self.precision.errors_beside(
+            parallel.zero_stage, optim.kind, optim.beta2, parallel.offload, self.adapter.kind
+        )
         yield from optim.errors_beside(parallel.offload)
 
     def _whole_sequences(self) -> Iterator[UserError]:

@@ -18,6 +18,7 @@ from windlass.units import GIB
 
 TERA: Final = 1e12
 BF16_SINCE: Final = (8, 0)  # Ampere: CUDA C++ Programming Guide, "Compute Capabilities", tensor core data types
+FP8_SINCE: Final = (8, 9)  # Ada: the same table
 FP16_SINCE: Final = (7, 0)  # Volta, the first tensor cores: the same table
 FP16_GAIN: Final = 8  # of their fp16 cores over fp32, data sheets: T4 65 / 8.1 TFLOP/s, V100 SXM2 125 / 15.7
 
@@ -32,6 +33,11 @@ class Accelerator(NamedTuple):
     def lacks_bf16(self) -> bool:
         """A GPU whose matrix units have no bf16."""
         return self.capability is not None and self.capability < BF16_SINCE
+
+    @property
+    def lacks_fp8(self) -> bool:
+        """A GPU whose matrix units have no fp8."""
+        return self.capability is not None and self.capability < FP8_SINCE
 
 
 def fastest_policy(devices: Sequence[Accelerator]) -> Literal["bf16", "fp16", "fp32"]:

@@ -190,7 +190,7 @@ def refused_precision(recipe):
         (16, "fp16"),
         (32, "fp32"),
         ("16-true", "fp16 (weights stay in fp32"),
-        ("fp8", "bf16 (there is no fp8 here)"),
+        ("fp8-mixed", "fp8"),
         (False, "fp32"),
     ],
 )
@@ -227,10 +227,10 @@ def test_keys_of_other_tools_have_ours(recipe, given, change):
 
 
 def test_our_own_names_and_words_that_are_nobodys_are_left_to_the_check_of_keys():
-    for policy in ("fp64", "fp32", "bf16", "fp16", "bf16-pure", "best"):
+    for policy in ("fp64", "fp32", "bf16", "fp16", "bf16-pure", "fp8", "best"):
         assert list(other_names({"precision": {"policy": policy, "reduce": "bf16"}}, tuple(POLICIES))) == []
     assert policy_of("best") is None
-    assert {policy.split()[0] for policy in WORDS.values()} == {"fp64", "fp32", "bf16", "fp16", "bf16-pure"}
+    assert {policy.split()[0] for policy in WORDS.values()} == {"fp64", "fp32", "bf16", "fp16", "bf16-pure", "fp8"}
     with pytest.raises(UserError, match=r"precision\.policy='best'"):
         check_recipe({"precision": {"policy": "best"}})
 

@@ -73,7 +73,7 @@ def test_values_are_those_listed():
         with pytest.raises(ValueError, match=key):
             ParallelConfig(**{key: value})
     with pytest.raises(ValueError, match="policy"):
-        PrecisionConfig(policy="fp8")
+        PrecisionConfig(policy="fp4")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def refused(beside=None, **settings):
         ({"policy": "bf16"}, ("fp32", "bf16", "fp32", "fp32")),
         ({"policy": "fp16"}, ("fp32", "fp16", "fp32", "fp32")),
         ({"policy": "bf16-pure"}, ("bf16", "bf16", "fp32", "bf16")),
+        ({"policy": "fp8"}, ("fp32", "bf16", "fp32", "fp32")),
+        ({"policy": "fp8", "scaling": "rowwise", "gradients": "bf16"}, ("fp32", "bf16", "fp32", "fp32")),
         ({"policy": "bf16", "states": "bf16"}, ("fp32", "bf16", "fp32", "bf16")),
         ({"policy": "bf16-pure", "parameters": "fp32"}, ("bf16", "fp32", "fp32", "bf16")),
         ({"policy": "bf16", "reduce": "bf16"}, ("fp32", "bf16", "bf16", "fp32")),
@@ -45,6 +47,21 @@ def test_what_is_left_out_is_the_policys(settings, dtypes):
 )
 def test_bf16_is_stored_stochastically_unless_asked_otherwise(settings, is_stochastic):
     assert PrecisionConfig(**settings).is_stochastic == is_stochastic
+
+
+def test_scaling_is_of_fp8_alone_and_tensorwise_where_left_out():
+    assert PrecisionConfig(policy="bf16").fp8_scaling is None
+    assert PrecisionConfig(policy="fp8").fp8_scaling == "tensorwise"
+    assert PrecisionConfig(policy="fp8", scaling="rowwise").fp8_scaling == "rowwise"
+    error = refused(policy="bf16", scaling="rowwise")
+    assert error.given == "precision.scaling=rowwise with precision.policy=bf16" and "fp8" in error.rule
+    assert error.change == "remove precision.scaling, or use precision.policy=fp8"
+
+
+def test_fp8_beside_an_adapter_is_refused():
+    error = refused({"adapter": "lora"}, policy="fp8")
+    assert error.given == "precision.policy=fp8 with adapter.kind=lora" and error.change == "use precision.policy=bf16"
+    assert list(PrecisionConfig(policy="fp8").errors_beside(**BEST, adapter="none")) == []
 
 
 def test_fp64_takes_no_other_dtype():

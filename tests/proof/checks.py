@@ -214,6 +214,9 @@ POLICIES = {
     "bf16 reduce-bf16": Policy(3e-3, 3e-2, 3e-3, 2**-6),
     # a micro-batch's loss is rounded by u = 3.9e-3, and so is the divisor of its gradient
     "bf16 output-bf16": Policy(4e-3, 3e-2, 4e-3),
+    # factors are rounded by 2^-4 (e4m3) and 2^-3 (e5m2), and products average that
+    "fp8": Policy(6e-3, 5e-2, 2**-8 / 4),
+    "fp8 rowwise": Policy(6e-3, 5e-2, 2**-8 / 4),
 }
 
 

@@ -42,7 +42,7 @@ LAYOUT_WORDS: dict[str, dict[str, Any]] = {
     "packed": {"packed": True},
     "compile": {"compile": True},
     **{word: {"recompute": word} for word in ("full", "selective")},
-    **{word: {"policy": word} for word in ("fp32", "bf16", "fp16", "bf16-pure")},
+    **{word: {"policy": word} for word in ("fp32", "bf16", "fp16", "bf16-pure", "fp8")},
 }
 SHARDING_WORDS: dict[str, dict[str, Any]] = {
     "offload": {"offload": True},
@@ -58,6 +58,7 @@ PRECISION_WORDS = {
     "reduce-bf16": ("reduce", "bf16"),
     "gradients-bf16": ("gradients", "bf16"),
     "output-bf16": ("output", "bf16"),
+    "rowwise": ("scaling", "rowwise"),
 }
 NUMBERS = {"units": "blocks_per_unit", "bucket": "bucket_mib"}
 AXES = ("pp", "replicate", "shard", "context", "tp")

@@ -312,6 +312,9 @@ NEAR = [
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora fp16")),
     *pairs("qwen3 tied", each(split("shard2, tp2"), "lora bf16-pure")),
     *pairs("qwen3 tied wide", split("shard2 nf4 fp16, zero0 replicate2 nf4 fp16, shard2 nf4 bf16-pure")),
+    # compiled with and without recomputation, sums round otherwise; fp8 makes a step of its own of that
+    *pairs("qwen3 tied wide", split("shard2 selective compile fp8, shard2 selective compile fp8 rowwise")),
+    *pairs("qwen3_moe even wide", each(split("shard2, expert2 shard2"), "fp8")),
     # two steps: in the third log-probabilities of pairs, summed over answers, are off by 3.4e-3 on a CPU that multiplies bf16
     *pairs("qwen3 tied wide", each(split("shard2, zero0 replicate2"), "steps2 nf4 dpo bf16")),
     *pairs("qwen3 tied wide", split("shard2 nf4 dpo fp16, shard2 steps2 nf4 dpo bf16-pure")),
@@ -320,12 +323,17 @@ NEAR = [
     *pairs("qwen3 tied", each(split("shard2, zero0 replicate2"), "lora dpo bf16")),
     *pairs("qwen3 tied blocks5", ["pp2 1f1b zero0 micro2 lora dpo bf16", "pp2 1f1b shard2 micro2 dpo fp16"]),
 ]
+EIGHT_BITS = split("zero0 replicate2, shard2, replicate2 shard2, shard2 full, shard2 selective, shard2 compile")
 POLICY = [
     *(
         pair
         for policy in POLICIES
+        if "fp8" not in policy
         for pair in pairs("qwen3 tied", each(split("zero0 replicate2, shard2, replicate2 shard2"), policy))
     ),
+    *pairs("qwen3 tied wide", each(EIGHT_BITS, "fp8")),  # whose matrices' sides are multiples of 16
+    *pairs("qwen3 tied wide", each(split("zero0 replicate2, shard2, shard2 selective"), "fp8 rowwise")),
+    *pairs("qwen3 tied wide blocks5", each(split("pp2 1f1b zero0, pp2 1f1b shard2 steps1"), "fp8")),
     *pairs("qwen3 tied blocks5", each(LARGE, "bf16")),
     *pairs("qwen3 tied", each(split("zero0 replicate2, shard2"), "lora bf16")),
 ]
@@ -386,6 +394,7 @@ FIRST_STEP_LAYOUTS = {
     "exact: qwen3 tied wide blocks5": "pp2 zbv nf4",
     "near: qwen3 tied": "shard2 packed bf16, context2 zero0 packed bf16 allgather",
     "near: qwen3 tied blocks5": "pp2 1f1b products-fp32 bf16-pure, pp2 1f1b zero0 lora bf16",
+    "policy: qwen3 tied wide": "zero0 replicate2 fp8, shard2 fp8 rowwise",
     "policy: qwen3 tied": """
         zero0 replicate2 fp16 states-bf16, shard2 bf16-pure nearest, shard2 bf16-pure products-fp32, shard2 bf16 reduce-bf16,
         zero0 replicate2 bf16 output-bf16, zero0 replicate2 lora bf16

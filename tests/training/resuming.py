@@ -48,6 +48,7 @@ EXPERTS = {
     "output_router_logits": True,
     "router_aux_loss_coef": 0.01,
 }
+SIXTEENS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
 GROUPS = [
     {"names": ["lm_head.weight", "model.layers.0.*"], "frozen": True},
     {"names": ["*norm*"], "learning_rate_scale": 0.5, "weight_decay": 0.01},
@@ -61,6 +62,7 @@ SETTINGS = {
     "fp16": {"precision": {"policy": "fp16"}},
     "bf16-pure": {"precision": {"policy": "bf16-pure"}},
     "bf16 states": {"precision": {"policy": "bf16", "states": "bf16"}},
+    "fp8": {"precision": {"policy": "fp8"}, "model": SIXTEENS},
     "heads": {"model": HEADS},
     "documents": {"model": HEADS, "data": {"packing": "best-fit", "isolate": True}},
     "experts": {"model": EXPERTS},

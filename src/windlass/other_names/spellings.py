@@ -30,7 +30,7 @@ _SPELLINGS: Final = {
     "bf16-pure": "bf16-pure bf16-true bfloat16-true pure-bf16 true-bf16",
     "fp32 (whether its products run in TF32 is torch's setting)": "tf32 tensorfloat32",
     "fp16 (weights stay in fp32: fp16 ones lose most updates)": "16-true fp16-true pure-fp16",
-    "bf16 (there is no fp8 here)": "fp8 fp8-mixed transformer-engine fp8-e4m3 mixed-fp8 amp-fp8",
+    "fp8": "fp8 float8 fp8-mixed transformer-engine fp8-e4m3 mixed-fp8 amp-fp8",
 }
 WORDS: Final = {word: policy for policy, words in _SPELLINGS.items() for word in words.split()}
 

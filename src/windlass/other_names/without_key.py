@@ -17,6 +17,7 @@ TOP: Final[dict[str, str]] = {
     "run.tokens_per_step (sequences x data.sequence_length)": "global_train_batch_size",
     "run.micro_batch (validation has the same)": "per_device_eval_batch_size device_eval_batch_size eval_batch_size",
     "run.micro_batch=auto": "auto_find_batch_size",
+    "precision.policy=fp8": "float8 fp8",
     "model.from, or model.family with its sizes": "init_from model_flavor",
     "model.num_hidden_layers={}": "n_layer",
     "model.num_attention_heads={}": "n_head",
@@ -95,7 +96,6 @@ TOP: Final[dict[str, str]] = {
         "lisa_n_layers galore_rank use_galore use_badam use_apollo",
     _NOT("activations on the host; parallel.recompute=full keeps none"): "enable_activation_offloading",
     _NOT("an update inside backward; parallel.offload=true keeps states on the host"): "optimizer_in_bwd",
-    _NOT("fp8; precision.policy=bf16"): "float8 fp8",
     _NOT("callbacks; on_event of train() sees every line of the log"): "callbacks",
     _NOT("torchtitan's experiments"): "experimental",
 }

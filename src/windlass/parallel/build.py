@@ -12,6 +12,7 @@ from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.head.head import Head
 from windlass.model.lora.adapter import SCALES, Adapter, frozen_base
+from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.context import apply_context
@@ -26,6 +27,7 @@ from windlass.parallel.recompute import apply_recompute
 from windlass.parallel.stages import cut_stages
 from windlass.parallel.tensor import apply_tensor
 from windlass.parallel.tie import EMBEDDING, HEAD
+from windlass.precision.fp8 import apply_fp8
 from windlass.precision.masters import apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
 
@@ -155,6 +157,8 @@ def _lay_out(
     # before recompute and compile, which take the forwards they find
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
+    linears = (module for block in part.blocks for module in block.modules() if isinstance(module, Linear))
+    apply_fp8(linears, precision.scaling, precision.compute, device)
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])

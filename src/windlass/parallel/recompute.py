@@ -29,6 +29,7 @@ KEPT: Final = frozenset(
         "aten.addmm.default",
         "aten.bmm.default",
         "aten._grouped_mm.default",
+        "aten._scaled_mm.default",
         "aten.topk.default",
         "aten._scaled_dot_product_flash_attention.default",
         "aten._scaled_dot_product_flash_attention_for_cpu.default",

@@ -10,6 +10,7 @@ from windlass.errors import UserError
 from windlass.settings import Settings, Violation
 
 Dtype = Literal["fp64", "fp32", "bf16", "fp16"]
+Scaling = Literal["tensorwise", "rowwise"]
 POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     # stored  computed  reduced  states
     "fp64": ("fp64", "fp64", "fp64", "fp64"),
@@ -17,17 +18,23 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "bf16": ("fp32", "bf16", "fp32", "fp32"),
     "fp16": ("fp32", "fp16", "fp32", "fp32"),
     "bf16-pure": ("bf16", "bf16", "fp32", "bf16"),
+    "fp8": ("fp32", "bf16", "fp32", "fp32"),  # of what is in 16 bits: fp8 has no tensor that stays
     "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is counted before the devices are known
 }
 FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is 2^-9 to 2^-8
 
 
 class PrecisionConfig(Settings):
-    policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure"] = "auto"
+    policy: Literal["auto", "fp64", "fp32", "bf16", "fp16", "bf16-pure", "fp8"] = "auto"
     """auto: when the run begins, bf16 where every device has it (NVIDIA since Ampere), fp16 on older devices with tensor cores,
     else fp32; printed, kept in resolved.yaml, and a resumed run keeps what it began with. fp32: all in 32 bits. bf16: fp32 master
     weights, moments and reductions, matrix products in bf16. fp16: the same with products in fp16 and a dynamic loss scale, for
-    devices without bf16. bf16-pure: weights, gradients and moments in bf16, half the memory. fp64: for proofs on CPU."""
+    devices without bf16. bf16-pure: weights, gradients and moments in bf16, half the memory. fp8: bf16 with the
+    matrix products of the blocks in 8 bits, on NVIDIA GPUs since Ada and Hopper (extra `fp8`); CPUs emulate it. fp64: for proofs
+    on CPU."""
+    scaling: Scaling | None = None
+    """With policy fp8, what has a scale of its own: tensorwise, a whole tensor, or rowwise, each of its rows, which keeps more
+    digits beside outliers and costs more passes. Left out: tensorwise."""
     states: Literal["fp32", "bf16"] | None = None
     """Both moments of AdamW. Left out: as the policy says. bf16 beside fp32 weights saves 4 bytes per parameter."""
     rounding: Literal["nearest", "stochastic"] | None = None
@@ -74,6 +81,11 @@ class PrecisionConfig(Settings):
         return self.gradients or self.stored
 
     @property
+    def fp8_scaling(self) -> Scaling | None:
+        """None where nothing is multiplied in fp8."""
+        return (self.scaling or "tensorwise") if self.policy == "fp8" else None
+
+    @property
     def is_rounded(self) -> bool:
         """Whether the optimizer rounds what it stores."""
         return "bf16" in (self.stored, self.kept)
@@ -84,7 +96,7 @@ class PrecisionConfig(Settings):
 
     def rules(self) -> Sequence[Iterator[Violation]]:
         """Settings that contradict each other, or would have no effect."""
-        return self._fp64(), self._pure(), self._rounding(), self._products(), self._gradients()
+        return self._fp64(), self._pure(), self._rounding(), self._products(), self._gradients(), self._scaling()
 
     def _fp64(self) -> Iterator[UserError]:
         if self.policy == "fp64":
@@ -124,15 +136,31 @@ class PrecisionConfig(Settings):
             )
 
     def _gradients(self) -> Iterator[UserError]:
-        if self.gradients is not None and self.policy != "bf16":
+        if self.gradients is not None and self.policy not in ("bf16", "fp8"):
             yield UserError(
                 f"precision.gradients={self.gradients} with precision.policy={self.policy}",
                 "gradients have a dtype of their own where fp32 weights are multiplied in bf16; elsewhere it is the weights'",
                 "remove precision.gradients, or use precision.policy=bf16",
             )
 
-    def errors_beside(self, zero: int, optimizer: str, beta2: float, is_offloaded: bool = False) -> Iterator[UserError]:
-        """Violated rules on `parallel.zero`, `optim.kind`, `optim.beta2` and `parallel.offload`."""
+    def _scaling(self) -> Iterator[UserError]:
+        if self.scaling is not None and self.policy != "fp8":
+            yield UserError(
+                f"precision.scaling={self.scaling} with precision.policy={self.policy}",
+                "scaling is of products in fp8",
+                "remove precision.scaling, or use precision.policy=fp8",
+            )
+
+    def errors_beside(
+        self, zero: int, optimizer: str, beta2: float, is_offloaded: bool = False, adapter: str = "none"
+    ) -> Iterator[UserError]:
+        """Violated rules on `parallel.zero`, `optim.kind`, `optim.beta2`, `parallel.offload` and `adapter.kind`."""
+        if self.policy == "fp8" and adapter != "none":
+            yield UserError(
+                f"precision.policy=fp8 with adapter.kind={adapter}",
+                "the gradient of a frozen matrix would be computed in fp8 and thrown away",
+                "use precision.policy=bf16",
+            )
         if self.gradients == "bf16" and is_offloaded:
             yield UserError(
                 "precision.gradients=bf16 with parallel.offload=true",

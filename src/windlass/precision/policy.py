@@ -9,6 +9,7 @@
     bf16, states bf16  fp32     bf16      fp32     bf16       4        4           models that fit no other way
     fp16               fp32     fp16      fp32     fp32       4        8           the default before Ampere; loss_scale.py
     bf16-pure          bf16     bf16      fp32     bf16       2        4           the least memory
+    fp8                fp32     bf16      fp32     fp32       4        8           GPUs that have it (fp8.py): blocks' products
 
 Gradients take as many bytes as weights. Where products are in another dtype than weights are stored in, a copy in it is made
 for them: under FSDP2 that copy is what is gathered (2 bytes per parameter instead of 4), under DDP autocast makes it, and on
@@ -31,7 +32,7 @@ from typing import Final
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from windlass.precision.config import PrecisionConfig
+from windlass.precision.config import PrecisionConfig, Scaling
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,6 +50,8 @@ class Precision:
     """What the loss of a micro-batch is rounded to; None: left as the head sums it, in fp32 or fp64."""
     is_stochastic: bool
     """How the optimizer rounds what it stores in bf16."""
+    scaling: Scaling | None = None
+    """Of products in fp8; None: there are none."""
 
     @property
     def is_mixed(self) -> bool:
@@ -89,4 +92,5 @@ def precision_of(config: PrecisionConfig) -> Precision:
         gradients=DTYPES[config.added],
         output=DTYPES[config.output] if config.output else None,
         is_stochastic=config.is_stochastic,
+        scaling=config.fp8_scaling,
     )

@@ -25,6 +25,7 @@ from windlass.parallel.activations import RecomputePlan
 from windlass.parallel.config import MeshLayout
 from windlass.parallel.records import Record
 from windlass.parallel.stages import cut_stages
+from windlass.precision.fp8 import describe_fp8
 from windlass.precision.policy import precision_of
 from windlass.safe_text import printable, redacted, say
 from windlass.training.parameter_rules import count_trained, describe_trainable
@@ -60,7 +61,7 @@ def announce(
         **describe_objective(config, SCORES in run.base_files),
         **describe_order(config, run.prepared.is_whole),
         **_describe_data(run),
-        "vocabulary": _describe_vocabulary(run),
+        **_describe_matrices(run),
         **({"activations": str(recompute)} if config.parallel.recomputes != "none" else {}),
         **({"dropout": describe_dropout(architecture)} if architecture.dropout else {}),
         **({"experts": describe_experts(architecture)} if architecture.sparse_layers else {}),
@@ -128,6 +129,13 @@ def describe_memory(records: Sequence[Record], states: Iterable[torch.Tensor]) -
     total = sum(kinds.values())
     apart = f"{format_bytes(frozen)} of frozen weights, and {format_bytes(total)}" if frozen else format_bytes(total)
     return f"{apart} on rank 0 = {total / num_trained:.3g} bytes per trained parameter: {listed}"
+
+
+def _describe_matrices(run: Run) -> dict[str, str]:
+    """What is multiplied in fp8, and the rows of embedding and head."""
+    scaling = run.config.precision.fp8_scaling
+    eight = {"fp8": describe_fp8(parameter_shapes(run.architecture), scaling)} if scaling else {}
+    return {**eight, "vocabulary": _describe_vocabulary(run)}
 
 
 def _describe_vocabulary(run: Run) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
 from windlass.hardware import FP16_GAIN, Accelerator, fastest_policy
+from windlass.precision.fp8 import check_devices
 
 
 def keep_choices(config: RunConfig, trainer_state: Mapping[str, Any] | None) -> RunConfig:
@@ -46,6 +47,8 @@ def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[Ru
         )
     if chosen.precision.computed == "bf16" and (slow := [one for one in devices if one.lacks_bf16]):
         sentences.append(_warning(chosen.precision.policy, slow, fastest_policy(devices)))
+    if chosen.precision.policy == "fp8":
+        sentences += check_devices(devices)
     return chosen, sentences
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.check_layout import check_layout
-from windlass.parallel.rules.effects import unit_errors
+from windlass.parallel.rules.check_layout import Beside, check_layout
+from windlass.parallel.rules.effects import fp8_errors, unit_errors
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,23 @@ def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, nam
     for remedy in remedies:
         check_layout(ParallelConfig(**remedy))
         assert "parallel." in caught.value.change
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "remedy"),
+    [
+        ({"tp": 2}, "parallel.tp=2", {"tp": 1}),
+        ({"context": 4}, "parallel.context=4", {"context": 1}),
+        ({"pp": 2, "zero": 0, "schedule": "zbv"}, "parallel.schedule=zbv", {"pp": 2, "schedule": "interleaved-1f1b"}),
+    ],
+)
+def test_layouts_with_other_scales_are_refused_beside_fp8(given, named, remedy):
+    with pytest.raises(UserError) as caught:
+        check_layout(ParallelConfig(**given), beside=Beside(policy="fp8"))
+    assert caught.value.given == f"{named} with precision.policy=fp8"
+    assert all(f"parallel.{key}={value}" in caught.value.change for key, value in remedy.items() if key != "pp")
+    assert not list(fp8_errors(ParallelConfig(**remedy), "fp8"))
+    assert not list(fp8_errors(ParallelConfig(**given), "bf16"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ matrix with factors then keeps its dropped input.
 Source: Hu et al., LoRA, arXiv 2106.09685.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,22 @@ class Factor(nn.Module):
 
 Factors = tuple[Tensor, Tensor] | None
 """A and B."""
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x, W, b -> W x + b."""
 
 
 def multiply(
-    x: Tensor, dropped: Tensor, matrix: Tensor | tuple[Tensor, Tensor], bias: Tensor | None, factors: Factors, s: float
+    x: Tensor,
+    dropped: Tensor,
+    matrix: Tensor | tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    factors: Factors,
+    s: float,
+    product: Product = functional.linear,
 ) -> Tensor:
-    """W x + b + s B (A dropped). `matrix`: W, or the codes and scales of NF4."""
+    """W x + b + s B (A dropped). `matrix`: W, or the codes and scales of NF4; `product`: of a W."""
     if isinstance(matrix, Tensor):
-        out = functional.linear(x, matrix, bias)
+        out = product(x, matrix, bias)
     else:
         out = nf4.product(x, *matrix)
         out = out if bias is None else out + bias
@@ -62,6 +70,8 @@ class Linear(nn.Linear):
         self.lora_A: Factor | None = None
         self.lora_B: Factor | None = None
         self.scale, self.dropout, self.site = 1.0, 0.0, 0
+        self.product: Product = functional.linear
+        """precision/fp8.py has another."""
 
     def forward(self, x: Tensor, keys_B: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
         """`keys_B`: of this layer, for dropout; `positions_T`: those of x in the row, where they do not count from 0."""
@@ -69,7 +79,7 @@ class Linear(nn.Linear):
         a, b = self.lora_A, self.lora_B
         factors = None if a is None or b is None else (a.weight, b.weight)
         dropped = dropout(x, self.dropout, keys_B, self.site, positions_T)
-        return multiply(x, dropped, matrix, self.bias, factors, self.scale)
+        return multiply(x, dropped, matrix, self.bias, factors, self.scale, self.product)
 
     def add_factors(self, rank: int, scale: float, probability: float = 0.0, site: int = 0) -> None:
         """On meta: factors without values. `probability`: of dropout; `site`: of its masks in a layer."""

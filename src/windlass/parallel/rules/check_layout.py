@@ -25,7 +25,7 @@ from windlass.parallel.rules.degrees import (
     position_errors,
     tensor_errors,
 )
-from windlass.parallel.rules.effects import axis_errors, effect_errors, unit_errors
+from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
 from windlass.parallel.rules.pipeline import pipeline_errors, split_errors, stage_errors
 
@@ -73,6 +73,7 @@ def layout_errors(
     yield from pipeline_errors(parallel)
     if beside.policy is not None:
         yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, beside.policy)
+        yield from fp8_errors(parallel, beside.policy)
     sizes = list(_model_errors(parallel, architecture, beside)) if architecture is not None else []
     yield from sizes
     if beside.sequence_length is not None and not sizes:  # no length helps a model that cannot be cut so

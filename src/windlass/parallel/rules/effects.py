@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.schedules import KINDS
 
 
 def axis_errors(parallel: ParallelConfig) -> Iterator[UserError]:
@@ -56,6 +57,25 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
             f"parallel.activation_gib={parallel.activation_gib} with parallel.recompute={parallel.recompute}",
             "activation_gib is the budget within which selective chooses; none and full leave nothing to choose",
             "use parallel.recompute=selective, or remove parallel.activation_gib",
+        )
+
+
+def fp8_errors(parallel: ParallelConfig, policy: str) -> Iterator[UserError]:
+    """Layouts in which products in fp8 would have other scales than on one process."""
+    if policy != "fp8":
+        return
+    for axis in ("tp", "context"):
+        if (degree := getattr(parallel, axis)) > 1:
+            yield UserError(
+                f"parallel.{axis}={degree} with precision.policy=fp8",
+                f"a scale of fp8 belongs to a whole matrix, and to the whole rows of a micro-batch; {axis} cuts them over ranks",
+                f"use parallel.{axis}=1, or precision.policy=bf16",
+            )
+    if parallel.pp > 1 and KINDS[parallel.schedule].splits:
+        yield UserError(
+            f"parallel.schedule={parallel.schedule} with precision.policy=fp8",
+            "a product in fp8 computes both of its gradients at once; this schedule computes them apart",
+            "use parallel.schedule=interleaved-1f1b, or precision.policy=bf16",
         )
 
 

@@ -73,12 +73,12 @@ def model_expert_errors(
             "use optim.kind=adamw",
         )
     sizes = (architecture.hidden_size, architecture.expert_size // parallel.tp)
-    if compile and policy is not None and (not policy.startswith("bf16") or any(size % 8 for size in sizes)):
+    if compile and policy is not None and (not policy.startswith(("bf16", "fp8")) or any(size % 8 for size in sizes)):
         yield UserError(
             f"parallel.compile=true with precision.policy={policy} for experts of {sizes[0]} x {sizes[1]} channels",
             "torch compiles the grouped product of experts in bf16, for channels in multiples of 8; other experts run one by "
             "one, and the host reads their numbers of rows",
-            "use parallel.compile=false" + ("" if policy.startswith("bf16") else ", or precision.policy=bf16"),
+            "use parallel.compile=false" + ("" if policy.startswith(("bf16", "fp8")) else ", or precision.policy=bf16"),
         )
     if activation_gib is not None:
         yield UserError(

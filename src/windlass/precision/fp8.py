@@ -1,0 +1,114 @@
+"""fp8: the products of the blocks' matrices in eight bits, everything else as policy bf16 has it.
+
+Each of the three products of a matrix, y = x W, dx = dy W, dW = x dy, casts both of its factors to eight bits with a scale that
+is computed from the numbers at hand (dynamic scaling), and sums in fp32:
+
+    scaling      forward  backward   one scale for         cost and use
+    tensorwise   e4m3     e5m2 (dy)  a whole tensor        the fastest; one outlier takes digits from all
+    rowwise      e4m3     e4m3       a row of each factor  more passes over the numbers; a power of 2 each
+
+Weights stay in fp32 with a copy in bf16, and activations are kept for backward in bf16: fp8 saves time on GPUs that have it
+(NVIDIA since Ada and Hopper, twice the rate of bf16), and no memory. Embedding, head, norms, attention and experts stay in bf16,
+and so does a matrix whose sides are no multiples of 16, which such products ask for.
+
+Elsewhere torchao emulates the products: the casts and scales are the same, and the sums run in the wider dtype. On a CPU that is
+slower than bf16, and proves what does not need the hardware.
+
+The scale of a tensor is that of the micro-batch on one rank: another micro-batch, or another order of sums, is another rounding.
+Layouts that cut a row or a matrix over ranks (tp, context) would scale each part by itself, and are refused.
+
+Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; torchao.float8.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from windlass.errors import UserError
+from windlass.hardware import Accelerator
+from windlass.precision.config import Scaling
+
+MULTIPLE: Final = 16
+
+
+def library() -> Any:
+    """torchao.float8. Raises UserError where it is missing."""
+    logging.disable(
+        logging.WARNING
+    )  # kernels of other formats and GPUs that its wheel has, each a line where they are not loaded
+    try:
+        import torchao.float8.float8_linear
+    except ImportError:
+        raise UserError(
+            "precision.policy=fp8, and torchao is not installed",
+            "products in fp8 are torchao's",
+            "pip install 'windlass-lm[fp8]', or use precision.policy=bf16",
+        ) from None
+    finally:
+        logging.disable(logging.NOTSET)
+    return torchao.float8
+
+
+def check_devices(devices: Sequence[Accelerator]) -> list[str]:
+    """Sentences for the user. Raises UserError where a GPU has no units for fp8, or torchao is missing."""
+    library()
+    if slow := sorted({one.name for one in devices if one.lacks_fp8}):
+        raise UserError(
+            f"precision.policy=fp8 on {', '.join(slow)}",
+            "matrix units have fp8 from compute capability 8.9 on (Ada, Hopper, Blackwell)",
+            "use precision.policy=auto",
+        )
+    if any(one.capability is None for one in devices):
+        return ["precision.policy=fp8 is emulated on a CPU: the same casts and scales, slower than bf16"]
+    return []
+
+
+class Product:
+    """x, W, bias -> x W^T + bias in fp8, in the place of functional.linear."""
+
+    def __init__(self, scaling: Scaling, dtype: torch.dtype, emulate: bool):
+        float8 = library()
+        config = float8.Float8LinearConfig.from_recipe_name(scaling)
+        self._config = dataclasses.replace(config, emulate=emulate)
+        gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
+        linear = float8.float8_linear
+        self._gemms = linear.LinearMMConfig(
+            *(linear.ScaledMMConfig(emulate, gemm.use_fast_accum, False, config.pad_inner_dim) for gemm in gemms)
+        )
+        self._product, self._dtype = linear.matmul_with_hp_or_float8_args, dtype
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # under autocast (zero 0) both may be in fp32
+        out: Tensor = self._product.apply(x.to(self._dtype), weight.to(self._dtype).t(), self._gemms, self._config)
+        return out if bias is None else out + bias.to(out.dtype)
+
+
+def is_fit(rows: int, columns: int) -> bool:
+    """Whether fp8 can multiply a matrix of these sides."""
+    return rows % MULTIPLE == columns % MULTIPLE == 0
+
+
+def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
+    """How many of the blocks' matrices fp8 multiplies, of a model of these tensors."""
+    sides = [
+        shape
+        for name, shape in shapes.items()
+        if ".layers." in name and name.endswith("_proj.weight") and len(shape) == 2  # those of experts have three
+    ]
+    fit = sum(is_fit(*shape) for shape in sides)
+    return f"{scaling}, {fit} of the {len(sides)} matrices of the blocks; MFU is a share of bf16's peak"
+
+
+def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, dtype: torch.dtype, device: torch.device) -> None:
+    """Those of `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; nothing without `scaling`. `dtype`: of
+    what comes out."""
+    if scaling is None:
+        return
+    product = Product(scaling, dtype, emulate=device.type != "cuda")
+    for linear in linears:
+        if is_fit(linear.out_features, linear.in_features):
+            linear.product = product
