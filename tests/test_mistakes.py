@@ -94,6 +94,14 @@ def test_every_violated_rule_of_a_source_and_every_wrong_field_of_a_model_is_lis
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({}, "data.deduplicate.similarity is missing"), ({"similarity": 0.8, "foo": 1}, "data.deduplicate.foo")],
+)
+def test_of_a_flag_or_a_mapping_the_one_that_is_given_is_judged(given, named):
+    assert givens(refused(tree(data={"deduplicate": given}))) == [named]
+
+
 def test_another_tools_keys_are_one_mistake_beside_the_others():
     recipe = tree(parallel={"strategy": "FULL_SHARD", "cpu_offload": True, "tq": 2}, precision={"policy": "bf16-mixed"})
     assert givens(refused(recipe | {"zzz": 1})) == [

@@ -76,8 +76,8 @@ def _partly(section: type[Settings], valid: Mapping[str, Any], wrong: Iterable[s
 def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> Iterator[Mistake]:
     """pydantic's complaints as errors; those on the members of one union are one error."""
     kinds: dict[Location, list[Any]] = {}
-    for item in complaints:
-        location = _location(tree, item)
+    located = [(_location(tree, item), item) for item in complaints]
+    for location, item in located:
         path = path_of(location)
         if item["type"] == "extra_forbidden":
             choices, where = _keys_at(recipe, location[:-1]), path_of(location[:-1]) or "the recipe"
@@ -93,7 +93,7 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         else:
             kinds.setdefault(location, []).append(item)
     for location, items in kinds.items():
-        if any(other[: len(location)] == location != other for other in kinds):
+        if any(other[: len(location)] == location != other for other, _ in located):
             continue  # the member of the union that is meant is wrong further in
         path, given = path_of(location), items[0]["input"]
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]

@@ -50,7 +50,7 @@ def test_a_part_is_given_or_named_by_the_scheduler(monkeypatch, text, environ, p
             "auto/3",
             KUBERNETES,
             "--part auto/3 with JOB_COMPLETION_INDEX=3",
-            "give the number of tasks of the array: --part auto/N, as --part auto/4 of 4 tasks",
+            "give the number of tasks that the array has: --part auto/4, or more",
         ),
         ("auto/x", KUBERNETES, "--part auto/x", "for example --part 0/8, ... --part 7/8"),
         ("auto/8", {"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX=", "give the part: --part I/N"),

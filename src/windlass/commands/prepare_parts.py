@@ -51,7 +51,7 @@ def chosen_part(text: str) -> Part:
         raise UserError(
             f"--part {text} with {task.name}={task.number}",
             f"the tasks of {of} parts are numbered from 0 to {int(of) - 1}",
-            f"give the number of tasks of the array: --part auto/N, as --part auto/{task.number + 1} of {task.number + 1} tasks",
+            f"give the number of tasks that the array has: --part auto/{task.number + 1}, or more",
         )
     return Part.of_text(f"{task.number}/{of}") if of.isdigit() else Part.of_text(text)
 

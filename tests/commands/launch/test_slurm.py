@@ -37,6 +37,14 @@ def asked(base):
     return (base / "asked").read_text().splitlines() if (base / "asked").exists() else []
 
 
+def test_parts_are_refused_where_the_first_epoch_begins_before_they_are_joined(base, monkeypatch, capsys):
+    wanted = "launch.slurm.prepare_parts=3 data.order.first_epoch=written --nodes 2 --tasks-per-node 2"
+    for more in ("", " --dry-run"):
+        code, printed = launch(f"tiny.yaml {wanted}{more}", monkeypatch, capsys)
+        assert code == 2 and "data.order.first_epoch: written, and a preparation in parts" in printed.err
+    assert asked(base) == []
+
+
 def test_data_is_prepared_by_a_job_before_and_only_where_it_is_not(base, monkeypatch, capsys):
     folder = base / "run/slurm"
     code, printed = launch("tiny.yaml run.steps=12 --nodes 2 --tasks-per-node 2 --qos it\\'s", monkeypatch, capsys)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from windlass.config import RunConfig, load_recipe
-from windlass.data.prepare.prepare import open_prepared, planned
+from windlass.data.prepare.prepare import check_may_be_joined, open_prepared, planned
 from windlass.errors import AbsentSource, UserError
 from windlass.launch.slurm import FOLDER, Size, cancel, prepare_scripts, submit, train_script
 from windlass.training.preflight import check_run
@@ -30,6 +30,8 @@ def launch(
     )
     run = Path(os.path.abspath(config.run.directory))
     folder, name = run / FOLDER, run.name if name is None else name
+    if config.launch.slurm.prepare_parts is not None:
+        check_may_be_joined(config.data)
     before = prepare_scripts(config.launch, run, name, ["prepare", recipe, *overrides])
     train = train_script(config.launch, size, run, name, ["train", recipe, *overrides])
     pinned, _, _ = check_run(config, size.world, "cuda" if size.gpus_per_node else "cpu")

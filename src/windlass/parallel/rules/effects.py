@@ -43,8 +43,14 @@ def effect_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     elif not _is_default(parallel, "bucket_mib"):
         yield UserError(
             f"parallel.bucket_mib={parallel.bucket_mib:g} with parallel.zero={parallel.zero}",
-            "buckets are DDP's (zero 0); FSDP sends one message per unit",
-            "remove parallel.bucket_mib, or use parallel.blocks_per_unit for larger messages",
+            "buckets are DDP's (zero 0), "
+            + ("and auto may choose another stage" if parallel.zero == "auto" else "FSDP sends one message per unit"),
+            "remove parallel.bucket_mib"
+            + (
+                ", or use parallel.zero=0"
+                if parallel.zero == "auto"
+                else ", or use parallel.blocks_per_unit for larger messages"
+            ),
         )
     if parallel.zero_stage != 0 and parallel.prefetch and parallel.shard == parallel.context == 1:
         yield UserError(
