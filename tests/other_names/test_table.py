@@ -163,6 +163,19 @@ def test_a_name_that_is_nobodys_is_left_to_the_check_of_keys():
 # ---- precision
 
 
+@pytest.mark.parametrize(
+    ("given", "change"),
+    [
+        ({"fp8": True}, "use precision.policy=fp8"),
+        ({"fp8": False}, "nothing (precision.policy alone says it)"),
+        ({"float8": {"enable_fsdp_float8_all_gather": True}}, "use precision.policy=fp8"),
+        ({"precision": {"fp8": True}}, "use precision.policy=fp8"),
+    ],
+)
+def test_a_switch_for_fp8_is_answered_by_its_value(given, change):
+    assert change in refused_precision(given).change
+
+
 def refused_precision(recipe):
     """What is said of a recipe with that much in it; the settings it names must be taken."""
     with pytest.raises(UserError) as caught:

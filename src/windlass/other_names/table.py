@@ -117,6 +117,7 @@ TABLE: Final = (
     OtherName("precision", "mixed_precision", "accelerate", lambda v: policy_of(v) or "precision.policy=bf16"),
     OtherName("precision", "bf16 bf16_full_eval", "transformers, DeepSpeed", _switch("bf16")),
     OtherName("precision", "fp16 fp16_full_eval", "transformers, DeepSpeed", _switch("fp16")),
+    OtherName("precision", "fp8 float8", "axolotl, torchtitan", _switch("fp8")),
     OtherName("precision", "tf32", "transformers", _switch("tf32")),
     OtherName("precision", "mixed_precision_param", "torchtitan", _dtype("parameters")),
     OtherName("precision", "mixed_precision_reduce", "torchtitan", _dtype("reduce")),

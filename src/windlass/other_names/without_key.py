@@ -17,7 +17,6 @@ TOP: Final[dict[str, str]] = {
     "run.tokens_per_step (sequences x data.sequence_length)": "global_train_batch_size",
     "run.micro_batch (validation has the same)": "per_device_eval_batch_size device_eval_batch_size eval_batch_size",
     "run.micro_batch=auto": "auto_find_batch_size",
-    "precision.policy=fp8": "float8 fp8",
     "model.from, or model.family with its sizes": "init_from model_flavor",
     "model.num_hidden_layers={}": "n_layer",
     "model.num_attention_heads={}": "n_head",
