@@ -1,4 +1,5 @@
-"""`make test-all`: the quick set, then every file's long tests, a part each. An interrupted run goes on with the next part.
+"""`make test-all`: the quick set, then every file's long tests, a part each, or several where a file has many. An interrupted run
+goes on with the next part.
 
 A test that is skipped for want of something is red; scripts/test_programs.sh has installed what they need.
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 QUICK = "quick"
+MOST = 300
+"""Long tests of a part."""
 PYTEST = (sys.executable, "-m", "pytest", "-n", "2", "--no-skips")
 
 
@@ -24,19 +27,26 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def long_files() -> list[str]:
-    """Files that hold long tests, as pytest counts them (`-qq` prints `file: number of tests`)."""
+def long_parts() -> list[str]:
+    """Files that hold long tests, as pytest counts them (`-qq` prints `file: number of tests`): FILE, or FILE@K/N of N pieces."""
     command = [sys.executable, "-m", "pytest", "--long", "-m", "long", "--collect-only", "-q"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
-    return re.findall(r"^(\S+\.py): \d+$", done.stdout, re.MULTILINE)
+    counts = re.findall(r"^(\S+\.py): (\d+)$", done.stdout, re.MULTILINE)
+    return [part for file, count in counts for part in pieces(file, -(-int(count) // MOST))]
+
+
+def pieces(file: str, number: int) -> list[str]:
+    return [file] if number == 1 else [f"{file}@{piece}/{number}" for piece in range(1, number + 1)]
 
 
 def command_of(part: str, record: Path) -> list[str]:
     if part == QUICK:
         return [*PYTEST, "--dist", "loadfile"]
-    return [*PYTEST, "--dist", "worksteal", "--long", "-m", "long", "--record-seconds", str(record), part]
+    file, _, share = part.partition("@")
+    shared = ["--share", share] if share else []
+    return [*PYTEST, "--dist", "worksteal", "--long", "-m", "long", "--record-seconds", str(record), *shared, file]
 
 
 def run_parts(parts: list[str], done: Path, record: Path) -> list[str]:
@@ -62,7 +72,7 @@ def main() -> int:
     commit = git("rev-parse", "HEAD")
     done = ROOT / "build" / "test-all" / commit
     done.mkdir(parents=True, exist_ok=True)
-    parts = [QUICK, *long_files()]
+    parts = [QUICK, *long_parts()]
     failed = run_parts(parts, done, done.parent / "long_seconds.json")
     if failed:
         print(f"test-all: {len(failed)} of {len(parts)} parts FAILED on {commit}: {' '.join(failed)}")

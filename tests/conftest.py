@@ -47,12 +47,21 @@ def pytest_addoption(parser):
         metavar="N",
         help="kill each step of a preparation in parts at N calls alone, not at all of them",
     )
+    parser.addoption(
+        "--share", metavar="K/N", help="run the K-th of N pieces of the tests, 1/N the first, in their order"
+    )
     parser.addoption("--stop-after", type=float, metavar="SECONDS", help="skip the tests that would begin later")
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped for want of something fails")
     parser.addoption("--record-seconds", metavar="FILE", help="write the seconds of long tests there")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--share"):  # of those that -m has left
+        piece, pieces = map(int, config.getoption("--share").split("/"))
+        first, end = (len(items) * number // pieces for number in (piece - 1, piece))
+        config.hook.pytest_deselected(items=items[:first] + items[end:])
+        items[:] = items[first:end]
     budget_s = config.getoption("--long-sample")
     if budget_s is not None:
         long = {item.nodeid: item for item in items if item.get_closest_marker("long")}

@@ -1,5 +1,6 @@
 """`make test-all`: parts that were green on this commit are not run again."""
 
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,33 @@ def test_a_part_of_a_file_runs_its_long_tests_and_records_their_seconds(tmp_path
     command = " ".join(test_all.command_of("tests/a.py", tmp_path / "seconds.json"))
     assert f"--long -m long --record-seconds {tmp_path}/seconds.json tests/a.py" in command
     assert "--long" not in test_all.command_of("quick", tmp_path)
+
+
+def test_a_file_of_many_tests_is_several_parts_that_have_each_test_once(tmp_path):
+    assert test_all.pieces("tests/a.py", 1) == ["tests/a.py"]
+    parts = test_all.pieces("tests/a.py", 3)
+    assert parts == ["tests/a.py@1/3", "tests/a.py@2/3", "tests/a.py@3/3"]
+    assert test_all.command_of(parts[1], tmp_path)[-3:] == ["--share", "2/3", "tests/a.py"]
+    many = "import pytest\n@pytest.mark.long\n@pytest.mark.parametrize('n', range(7))\ndef test_n(n): pass\n"
+    (tmp_path / "test_many.py").write_text(many)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "pyproject.toml",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "--long",
+    ]
+    command += ["-m", "long", "-rA", str(tmp_path)]
+    found = []
+    for share in ("1/3", "2/3", "3/3"):
+        done = subprocess.run([*command, "--share", share], cwd=test_all.ROOT, capture_output=True, text=True)
+        found.append(re.findall(r"PASSED .*test_n\[(\d)\]", done.stdout))
+    assert found == [["0", "1"], ["2", "3"], ["4", "5", "6"]]
 
 
 def test_a_working_tree_with_changes_is_refused(monkeypatch, capsys):
