@@ -117,6 +117,33 @@ def test_a_run_says_how_many_matrices_are_in_fp8():
     assert describe_fp8(of["experts"], "tensorwise").startswith("tensorwise, 12 of the 12 matrices")
 
 
+def test_tokens_that_are_no_multiple_of_16_are_padded_for_the_gradient_of_the_matrix():
+    """A GPU's product asks for it, and meta checks it: emulation on a CPU does not."""
+    product = Product("tensorwise", torch.bfloat16, emulate=False)
+    for tokens in (16, 24, 1000):
+        x, w = (
+            torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+            for shape in ((tokens, 64), (48, 64))
+        )
+        y = product(x, w, None)
+        found = torch.autograd.grad(y, (x, w), torch.empty_like(y))
+        assert [tuple(one.shape) for one in found] == [(tokens, 64), (48, 64)]
+    x, w, dy = factors()
+    x, dy = x[:19].detach().requires_grad_(), dy[:19]
+    (ours,) = torch.autograd.grad(Product("tensorwise", torch.bfloat16, True)(x, w, None), (w,), dy)
+    wanted = cast(dy, E5M2).T @ cast(x, E4M3)
+    assert (ours.double() - wanted).abs().max() <= 2**-7 * wanted.abs().max()
+
+
+def test_a_model_without_a_fitting_matrix_is_refused():
+    with pytest.raises(UserError) as caught:
+        apply_fp8(
+            [Linear(40, 72, bias=False), Linear(40, 40, bias=False)], "rowwise", torch.bfloat16, torch.device("cpu")
+        )
+    assert caught.value.given == "precision.policy=fp8 for matrices of 40 x 40, 72 x 40"
+    assert "multiples of 16" in caught.value.rule and "precision.policy=bf16" in caught.value.change
+
+
 def test_no_scaling_no_change():
     linear = Linear(16, 16, bias=False)
     apply_fp8([linear], None, torch.bfloat16, torch.device("cpu"))
@@ -136,18 +163,33 @@ def test_devices_without_fp8_are_refused_and_a_cpu_emulates():
     with pytest.raises(UserError) as caught:
         check_devices([H100, A100])
     assert caught.value.given == "precision.policy=fp8 on NVIDIA A100-SXM4-80GB"
-    assert "8.9" in caught.value.rule and "precision.policy=auto" in caught.value.change
+    assert "8.9" in caught.value.rule and "run.accept_drift=[precision.policy]" in caught.value.change
 
 
-def test_a_missing_library_is_one_message(monkeypatch):
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (lambda name: ModuleNotFoundError(f"No module named {name!r}", name=name), "torchao is not installed"),
+        (
+            lambda name: ImportError("undefined symbol: _ZN3c10"),
+            "torchao cannot be imported: undefined symbol: _ZN3c10",
+        ),
+    ],
+)
+def test_a_missing_library_is_one_message(monkeypatch, problem, said):
+    import logging
+
+    logging.disable(5)
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
         if name.startswith("torchao"):
-            raise ImportError(name)
+            raise problem(name)
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError) as caught:
         check_devices([H100])
-    assert "torchao is not installed" in caught.value.given and "windlass-lm[fp8]" in caught.value.change
+    assert said in caught.value.given and "windlass-lm[fp8]" in caught.value.change
+    assert logging.root.manager.disable == 5, "as the caller had it"
+    logging.disable(logging.NOTSET)

@@ -10,7 +10,7 @@ from windlass.hardware import Accelerator
 from windlass.optim.config import OptimConfig
 from windlass.runtime import Runtime, start_runtime
 from windlass.training.assemble import assemble
-from windlass.training.left_open import choose_policy, keep_choices
+from windlass.training.left_open import choose_policy, keep_choices, without_missing_fp8
 from windlass.training.loop import train
 
 CPU = Accelerator("CPU", None)
@@ -139,3 +139,15 @@ def test_a_run_with_auto_writes_what_it_chose_and_resumes(base, ranks):
     assert "precision.policy=auto: fp32 on CPU" in (config.run.directory / "logs/rank-0.log").read_text()
     longer = tiny.recipe(base, "auto", run={"steps": 4}, precision={"policy": "auto"})
     assert ranks.run(2, tiny.train, longer)[0]["step"] == 4
+
+
+def test_fp8_is_refused_where_a_device_lacks_it_and_a_model_is_scored_in_bf16_there(base):
+    config = tiny.recipe(base, precision={"policy": "fp8", "scaling": "rowwise"})
+    assert choose_policy(config, [H100]) == without_missing_fp8(config, [H100]) == (config, [])
+    with pytest.raises(UserError, match=r"precision\.policy=fp8 on NVIDIA A100"):
+        choose_policy(config, [H100, A100])
+    scored, (sentence,) = without_missing_fp8(config, [H100, A100])
+    assert (scored.precision.policy, scored.precision.scaling) == ("bf16", None)
+    assert sentence.startswith("precision.policy=fp8 on NVIDIA A100-SXM4-80GB: scored in bf16")
+    other = tiny.recipe(base, precision={"policy": "fp32"})
+    assert without_missing_fp8(other, [A100]) == (other, [])

@@ -12,6 +12,7 @@ from windlass.data.shards.mds import Reader
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.shares import Shares, Stage
 from windlass.errors import UserError
+from windlass.training.open_data import by_source
 
 
 def derived(directory):
@@ -116,3 +117,12 @@ def test_stages_change_the_shares_and_a_resume_with_others_keeps_each_source_whe
     for name, count in (("a", 30), ("b", 42)):
         plain = [tuple(place) for place in never_changed.tolist() if "ab"[place[0] >= source_shards[0]] == name]
         assert [place for place, owner in zip(proved, owners) if owner == name] == plain[:count]
+
+
+def test_a_source_that_diverged_is_in_the_line_and_one_without_targets_is_not(base):
+    sources = [{"path": str(base / "corpus"), "weight": 1}] * 3
+    config = tiny.recipe(base, "labels", data={"sources": sources})
+    found = by_source(config, [(math.nan, 4.0), (0.0, 0.0), (6.0, 3.0)])
+    label = f"{base}/corpus"
+    assert list(found) == [f"{label}, 1", f"{label}, 3"] and math.isnan(found[f"{label}, 1"])
+    assert found[f"{label}, 3"] == 2.0

@@ -20,7 +20,7 @@ from windlass.precision.policy import precision_of
 from windlass.runtime import start_runtime
 from windlass.safe_text import say
 from windlass.training.base_model import kept_files, kept_scores
-from windlass.training.left_open import choose_policy
+from windlass.training.left_open import choose_policy, without_missing_fp8
 from windlass.training.open_data import evaluation_sets, labels_of, score_set
 from windlass.training.open_saved import Saved, find_saved, open_reader, stored_weights
 from windlass.training.restore import weight_tensors
@@ -73,10 +73,11 @@ def evaluate(
     with start_runtime() as runtime:
         saved = runtime.shared(runtime.first(lambda: find_saved(Path(path), step, base)))
         assert saved is not None
-        config, choices = choose_policy(for_evaluation(_recipe_of(saved, recipe), sequences), runtime.accelerators())
+        config, missing = without_missing_fp8(_recipe_of(saved, recipe), runtime.accelerators())
+        config, choices = choose_policy(for_evaluation(config, sequences), runtime.accelerators())
         _check_has_sets(config)
         if runtime.rank == 0:
-            for sentence in choices:
+            for sentence in (*missing, *choices):
                 say(sentence)
         prepared = open_prepared(config.data, config.evaluate.sets)
         if recipe is not None:

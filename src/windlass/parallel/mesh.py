@@ -75,7 +75,7 @@ class Mesh:
         return {name: ", ".join(axes) for name, axes in found.items() if axes}
 
     def sum_over_loss(self, value: torch.Tensor) -> torch.Tensor:
-        """`value` (0-dim, of this rank's tokens) summed over the loss axes; sent: 8 bytes. Nothing is sent on one rank."""
+        """`value` (of this rank's tokens) summed over the loss axes; of a loss, 8 bytes are sent, and none on one rank."""
         return _sum(value, self.loss_group)
 
     def sum_over_context(self, value: torch.Tensor) -> torch.Tensor:

@@ -112,15 +112,15 @@ class DecoderProgram:
 
 
 def source_losses(parts: Sequence[Decoder], mesh: Mesh) -> dict[str, torch.Tensor]:
-    """`source_losses`: the mean loss of each source in the last global batch, [S] fp64, nan where it had no counted target. Empty
-    where the batches do not say their sources. Collective."""
+    """`source_losses`: the nats and the counted targets of each source in the last global batch, [S, 2] fp64. Empty where the
+    batches do not say their sources. Collective."""
     found = [part.source_losses.sums_S2 for part in parts if part.source_losses.sums_S2 is not None]
     if not found:
         return {}
     sums_S2 = mesh.sum_over_loss(torch.stack(found).sum(0))
     if mesh.parts.size() > 1:  # the last stage has them
         dist.all_reduce(sums_S2, group=mesh.parts)
-    return {"source_losses": sums_S2[:, 0] / sums_S2[:, 1]}
+    return {"source_losses": sums_S2}
 
 
 @contextlib.contextmanager

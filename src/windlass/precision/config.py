@@ -18,7 +18,7 @@ POLICIES: Final[dict[str, tuple[Dtype, Dtype, Dtype, Dtype]]] = {
     "bf16": ("fp32", "bf16", "fp32", "fp32"),
     "fp16": ("fp32", "fp16", "fp32", "fp32"),
     "bf16-pure": ("bf16", "bf16", "fp32", "bf16"),
-    "fp8": ("fp32", "bf16", "fp32", "fp32"),  # of what is in 16 bits: fp8 has no tensor that stays
+    "fp8": ("fp32", "bf16", "fp32", "fp32"),  # as bf16: no tensor is stored in 8 bits
     "auto": ("fp32", "bf16", "fp32", "fp32"),  # what is counted before the devices are known
 }
 FASTEST_FALL: Final = 2.0**-8  # half a step of bf16, relative to the number, is 2^-9 to 2^-8
@@ -33,8 +33,8 @@ class PrecisionConfig(Settings):
     matrix products of the blocks in 8 bits, on NVIDIA GPUs since Ada and Hopper (extra `fp8`); CPUs emulate it. fp64: for proofs
     on CPU."""
     scaling: Scaling | None = None
-    """With policy fp8, what has a scale of its own: tensorwise, a whole tensor, or rowwise, each of its rows, which keeps more
-    digits beside outliers and costs more passes. Left out: tensorwise."""
+    """With policy fp8, how many scales a matrix has in a product. tensorwise: one. rowwise: one per row, so that an outlier takes
+    digits from its own row and no other, and the product is slower. Left out: tensorwise."""
     states: Literal["fp32", "bf16"] | None = None
     """Both moments of AdamW. Left out: as the policy says. bf16 beside fp32 weights saves 4 bytes per parameter."""
     rounding: Literal["nearest", "stochastic"] | None = None
@@ -140,7 +140,7 @@ class PrecisionConfig(Settings):
             yield UserError(
                 f"precision.gradients={self.gradients} with precision.policy={self.policy}",
                 "gradients have a dtype of their own where fp32 weights are multiplied in bf16; elsewhere it is the weights'",
-                "remove precision.gradients, or use precision.policy=bf16",
+                "remove precision.gradients, or use precision.policy=bf16 or fp8",
             )
 
     def _scaling(self) -> Iterator[UserError]:
@@ -158,7 +158,7 @@ class PrecisionConfig(Settings):
         if self.policy == "fp8" and adapter != "none":
             yield UserError(
                 f"precision.policy=fp8 with adapter.kind={adapter}",
-                "the gradient of a frozen matrix would be computed in fp8 and thrown away",
+                "most matrices are frozen then, and products in fp8 compute their gradients all the same",
                 "use precision.policy=bf16",
             )
         if self.gradients == "bf16" and is_offloaded:

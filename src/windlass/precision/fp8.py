@@ -1,15 +1,16 @@
 """fp8: the products of the blocks' matrices in eight bits, everything else as policy bf16 has it.
 
-Each of the three products of a matrix, y = x W, dx = dy W, dW = x dy, casts both of its factors to eight bits with a scale that
-is computed from the numbers at hand (dynamic scaling), and sums in fp32:
+Each of the three products of a matrix, y = x W^T, dx = dy W, dW = dy^T x, casts both of its factors to eight bits with a scale
+that is computed from the numbers at hand (dynamic scaling), and sums in fp32:
 
-    scaling      forward  backward   one scale for         cost and use
-    tensorwise   e4m3     e5m2 (dy)  a whole tensor        the fastest; one outlier takes digits from all
-    rowwise      e4m3     e4m3       a row of each factor  more passes over the numbers; a power of 2 each
+    scaling      forward  backward   one scale for               cost and use
+    tensorwise   e4m3     e5m2 (dy)  a whole tensor              the fastest; one outlier takes digits from all numbers
+    rowwise      e4m3     e4m3       each slice that is summed   more passes over the numbers; every scale is a power of 2
 
 Weights stay in fp32 with a copy in bf16, and activations are kept for backward in bf16: fp8 saves time on GPUs that have it
 (NVIDIA since Ada and Hopper, twice the rate of bf16), and no memory. Embedding, head, norms, attention and experts stay in bf16,
-and so does a matrix whose sides are no multiples of 16, which such products ask for.
+and so does a matrix whose sides are no multiples of 16, which such products ask for. dW sums over tokens: where their number is
+no multiple of 16, zeros are added.
 
 Elsewhere torchao emulates the products: the casts and scales are the same, and the sums run in the wider dtype. On a CPU that is
 slower than bf16, and proves what does not need the hardware.
@@ -37,19 +38,20 @@ MULTIPLE: Final = 16
 
 def library() -> Any:
     """torchao.float8. Raises UserError where it is missing."""
-    logging.disable(
-        logging.WARNING
-    )  # kernels of other formats and GPUs that its wheel has, each a line where they are not loaded
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # a line for each kernel of its wheel that is for another GPU
     try:
         import torchao.float8.float8_linear
-    except ImportError:
+    except ImportError as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("torchao")
         raise UserError(
-            "precision.policy=fp8, and torchao is not installed",
+            "precision.policy=fp8, and torchao "
+            + ("is not installed" if is_missing else f"cannot be imported: {error}"),
             "products in fp8 are torchao's",
             "pip install 'windlass-lm[fp8]', or use precision.policy=bf16",
         ) from None
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
     return torchao.float8
 
 
@@ -60,7 +62,7 @@ def check_devices(devices: Sequence[Accelerator]) -> list[str]:
         raise UserError(
             f"precision.policy=fp8 on {', '.join(slow)}",
             "matrix units have fp8 from compute capability 8.9 on (Ada, Hopper, Blackwell)",
-            "use precision.policy=auto",
+            "use precision.policy=bf16; a run that goes on also needs run.accept_drift=[precision.policy]",
         )
     if any(one.capability is None for one in devices):
         return ["precision.policy=fp8 is emulated on a CPU: the same casts and scales, slower than bf16"]
@@ -76,14 +78,19 @@ class Product:
         self._config = dataclasses.replace(config, emulate=emulate)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
         linear = float8.float8_linear
-        self._gemms = linear.LinearMMConfig(
-            *(linear.ScaledMMConfig(emulate, gemm.use_fast_accum, False, config.pad_inner_dim) for gemm in gemms)
+        aligned, padded = (
+            [linear.ScaledMMConfig(emulate, gemm.use_fast_accum, False, pad_inner_dim) for gemm in gemms]
+            for pad_inner_dim in (False, True)
         )
+        self._aligned = linear.LinearMMConfig(*aligned)
+        self._padded = linear.LinearMMConfig(*aligned[:2], padded[2])
         self._product, self._dtype = linear.matmul_with_hp_or_float8_args, dtype
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # under autocast (zero 0) both may be in fp32
-        out: Tensor = self._product.apply(x.to(self._dtype), weight.to(self._dtype).t(), self._gemms, self._config)
+        x, weight = x.to(self._dtype), weight.to(self._dtype)
+        gemms = self._padded if x.numel() // x.shape[-1] % MULTIPLE else self._aligned
+        out: Tensor = self._product.apply(x, weight.t(), gemms, self._config)
         return out if bias is None else out + bias.to(out.dtype)
 
 
@@ -105,10 +112,18 @@ def describe_fp8(shapes: Mapping[str, Sequence[int]], scaling: Scaling) -> str:
 
 def apply_fp8(linears: Iterable[Any], scaling: Scaling | None, dtype: torch.dtype, device: torch.device) -> None:
     """Those of `linears` (model/lora/linear.py) that are fit multiply in fp8, in place; nothing without `scaling`. `dtype`: of
-    what comes out."""
+    what comes out. Raises UserError where none is fit."""
     if scaling is None:
         return
-    product = Product(scaling, dtype, emulate=device.type != "cuda")
+    product, sides = Product(scaling, dtype, emulate=device.type != "cuda"), set[tuple[int, int]]()
     for linear in linears:
+        sides.add((linear.out_features, linear.in_features))
         if is_fit(linear.out_features, linear.in_features):
             linear.product = product
+    if sides and not any(is_fit(*one) for one in sides):
+        raise UserError(
+            "precision.policy=fp8 for matrices of "
+            + ", ".join(f"{rows} x {columns}" for rows, columns in sorted(sides)),
+            f"fp8 multiplies matrices whose sides are multiples of {MULTIPLE}, and this model has none",
+            f"use precision.policy=bf16, or model sizes that are multiples of {MULTIPLE}",
+        )

@@ -31,6 +31,7 @@ from windlass.output import redirected_output
 from windlass.parallel.build import UNWATCHED, Probe
 from windlass.parallel.program import Program
 from windlass.parallel.runtime_checks import Replicas, checked
+from windlass.precision.fp8 import check_devices
 from windlass.report.console import Console
 from windlass.report.events import EventLog, first_validations
 from windlass.report.metrics import Recorder
@@ -111,6 +112,8 @@ def assemble(
         with explained(partial(no_room, config, runtime)), ExitStack() as opened:
             config.parallel.layout(runtime.world)  # refused before anything slow
             check_ranks(config, runtime)
+            if config.precision.policy == "fp8":
+                check_devices(runtime.accelerators())
             run = _assemble(config, runtime, is_prepared, probe, own, opened)
             run.sinks = own.sinks
             run.opened = opened.pop_all()

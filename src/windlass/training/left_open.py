@@ -7,6 +7,7 @@ from typing import Any
 
 from windlass.config import RunConfig
 from windlass.data.prepare.prepare import Prepared
+from windlass.errors import UserError
 from windlass.hardware import FP16_GAIN, Accelerator, fastest_policy
 from windlass.precision.fp8 import check_devices
 
@@ -30,6 +31,18 @@ def with_steps(config: RunConfig, prepared: Prepared) -> RunConfig:
         sequences = math.ceil(run.epochs * prepared.sets["train"].samples) * config.data.sequences_per_sample
         steps = math.ceil(sequences * config.data.sequence_length / run.tokens_per_step)
     return config.with_steps(steps)
+
+
+def without_missing_fp8(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[RunConfig, list[str]]:
+    """For a model that is scored and not trained: bf16 in place of fp8 where the devices or torchao lack it, and a sentence."""
+    if config.precision.policy != "fp8":
+        return config, []
+    try:
+        check_devices(devices)
+    except UserError as error:
+        precision = config.precision.changed(policy="bf16", scaling=None)
+        return config.changed(precision=precision), [f"{error.given}: scored in bf16, which is not what validation saw"]
+    return config, []
 
 
 def choose_policy(config: RunConfig, devices: Sequence[Accelerator]) -> tuple[RunConfig, list[str]]:

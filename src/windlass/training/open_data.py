@@ -1,6 +1,5 @@
 """The batches of a run: the training stream and its validation sets, cut over the batch axes of the mesh."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,17 +93,19 @@ def score_set(
     return sum(total for total, _ in totals), sum(count for _, count in totals), {"source_losses": losses}
 
 
-def by_source(config: RunConfig, losses: Sequence[float]) -> dict[str, float]:
-    """The losses of the training set's sources by label, but for a source of which nothing was counted."""
-    labels = labels_of(config, "train")
-    return {label: loss for label, loss in zip(labels, losses, strict=True) if not math.isnan(loss)}
+def by_source(config: RunConfig, sums_S2: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The mean loss of each source of the training set, by its label, from nats and counted targets; without those that have
+    none."""
+    return {
+        label: nats / count for label, (nats, count) in zip(labels_of(config, "train"), sums_S2, strict=True) if count
+    }
 
 
 def labels_of(config: RunConfig, name: str) -> list[str]:
-    """What the sources of a set are called; a number behind a name that several have."""
+    """What the sources of a set are called; behind a name that several have the number of the source, from 1."""
     sources = config.data.sources if name == "train" else config.data.sources_of(name, config.evaluate.sets)
     labels = [source.label for source in sources]
-    return [label if labels.count(label) == 1 else f"{label}, {number}" for number, label in enumerate(labels)]
+    return [label if labels.count(label) == 1 else f"{label}, {number}" for number, label in enumerate(labels, 1)]
 
 
 def _adding(reference: ReferenceScores | None, name: str, prepared: Prepared) -> ChangeBatch:

@@ -194,6 +194,12 @@ AXOLOTL = {"base_model": "a/b", "datasets": [{"path": "x.jsonl", "type": "comple
 FACTORY = {"model_name_or_path": "a/b", "dataset": "mine", "stage": "sft", "lora_rank": 4}
 
 
+@pytest.mark.parametrize("keys", [("fp8", "bf16"), ("bf16", "fp8"), ("fp16", "fp8"), ("fp8", "fp16")])
+def test_fp8_comes_before_16_bits_in_whatever_order(keys):
+    found = of({**AXOLOTL, **dict.fromkeys(keys, True)})
+    assert found.tree["precision"] == {"policy": "fp8"}
+
+
 def test_the_batch_is_of_all_ranks():
     given = {**AXOLOTL, "micro_batch_size": 3, "gradient_accumulation_steps": 5, "sequence_len": 64}
     assert of(given, ranks=8).tree["run"]["tokens_per_step"] == 3 * 5 * 8 * 64

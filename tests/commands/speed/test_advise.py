@@ -21,9 +21,9 @@ GOOD = {
 }
 
 
-def on_h200(tmp_path, **facts):
+def on_h200(tmp_path, settings=GOOD, **facts):
     events = start(facts={**H200, **facts}), step(1, 9.0, True), step(10, 1.6, log_s=1e-4, memory_bytes=100 << 30)
-    return written(tmp_path, *events, settings=GOOD)
+    return written(tmp_path, *events, settings=settings)
 
 
 def test_a_real_healthy_run_is_called_so(tmp_path):
@@ -57,6 +57,9 @@ def test_work_done_twice_is_in_the_hfu_and_a_lever_is_shown_with_its_gain(tmp_pa
 def test_an_mfu_that_no_step_reaches_is_called_wrong(tmp_path):
     lines = list(advise(on_h200(tmp_path, flops_per_token=40e9)))
     assert any("above the limit of bf16, so something is counted wrongly" in line for line in lines)
+    in_fp8 = {**GOOD, "precision": {"policy": "fp8"}}
+    assert not any("counted wrongly" in line for line in advise(on_h200(tmp_path, in_fp8, flops_per_token=40e9)))
+    assert any("counted wrongly" in line for line in advise(on_h200(tmp_path, in_fp8, flops_per_token=80e9)))
 
 
 def test_json_holds_the_same(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from windlass.errors import UserError
 from windlass.model.head.head import Head
 from windlass.model.head.source_losses import SourceLosses
 
@@ -51,6 +52,12 @@ def test_what_is_seen_changes_neither_loss_nor_gradients():
         loss.backward()
         found.append((loss, hidden_BTD.grad, head.weight.grad))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_other_rows_than_sources_are_refused():
+    with pytest.raises(UserError) as caught:
+        SourceLosses().of(SOURCES, made(0)[2][:3])
+    assert caught.value.given == "a batch of 3 rows, and `sources` of 4" and "removes `sources`" in caught.value.change
 
 
 def test_nothing_is_added_without_sources_or_without_gradients():

@@ -70,7 +70,8 @@ def test_a_setting_without_an_effect_is_refused_and_the_remedies_work(given, nam
     [
         ({"tp": 2}, "parallel.tp=2", {"tp": 1}),
         ({"context": 4}, "parallel.context=4", {"context": 1}),
-        ({"pp": 2, "zero": 0, "schedule": "zbv"}, "parallel.schedule=zbv", {"pp": 2, "schedule": "interleaved-1f1b"}),
+        ({"tp": 2, "context": 4}, "parallel.tp=2 and parallel.context=4", {"tp": 1, "context": 1}),
+        ({"pp": 2, "zero": 0, "schedule": "zbv"}, "parallel.schedule=zbv", {"pp": 2, "schedule": "1f1b"}),
     ],
 )
 def test_layouts_with_other_scales_are_refused_beside_fp8(given, named, remedy):

@@ -55,6 +55,10 @@ class Imported:
     silent: list[str] = field(default_factory=list)
 
     def put(self, given: str, *overrides: str) -> None:
+        is_eight = self.tree.get("precision", {}).get("policy") == "fp8"
+        if is_eight and overrides in (("precision.policy=bf16",), ("precision.policy=fp16",)):
+            self.silent.append(f"{given} (fp8 has 16 bits elsewhere)")
+            return
         for override in overrides:
             apply_override(self.tree, override)
         self.mapped.append((given, " ".join(overrides)))

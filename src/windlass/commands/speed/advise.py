@@ -88,7 +88,8 @@ def _mfu(run: Observed, device: Device, table: Sequence[Level]) -> Iterator[str]
     if run.mfu is None:
         yield f"MFU: n/a, no peak is known for {run.facts.device} at this precision. On one {device.name} this model would do"
     else:
-        wrong = ": above the limit of bf16, so something is counted wrongly" if run.mfu > LIMIT else ""
+        limit = 2 * LIMIT if run.setting("precision", "policy") == "fp8" else LIMIT  # whose peak is twice that of bf16
+        wrong = ": above the limit of bf16, so something is counted wrongly" if run.mfu > limit else ""
         again = run.facts.recomputed_flops / run.facts.flops_per_token
         hardware = f" (HFU {run.mfu * (1 + again):.1%}, with what is computed twice)" if again else ""
         yield f"MFU: {run.mfu:.1%}{hardware}{wrong}. On one {device.name} this model does"

@@ -1,7 +1,7 @@
 """The loss of each source of a mixture, from the nats that the head computes anyway: two numbers per source, on the device.
 
-A batch whose rows say which source they are of (`sources`, [B, S] bool) adds to them; the loop leaves `sources` in the batches of
-logging steps alone. The sums are products with a matrix of zeros and ones, in fp64, so that they come out the same each time: an
+A batch whose rows say which source they are of (`sources`, [B, S] bool) adds to them; the loop keeps `sources` only in batches of
+logging steps. The sums are products with a matrix of zeros and ones, in fp64, so that they come out the same each time: an
 indexed addition does not on a GPU.
 
 Legend: B sequences, T positions of this rank, N = B T tokens, S sources.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from windlass.errors import UserError
 from windlass.model.head.loss import IGNORED
 
 
@@ -26,10 +27,16 @@ class SourceLosses:
         self.sums_S2 = None
 
     def of(self, sources_BS: Tensor | None, targets_BT: Tensor | None) -> Callable[[Tensor], None] | None:
-        """What is called with the nats of each target of this micro-batch, [N]; on a pipeline's stages before the last, nothing
-        is, and all sums are 0."""
+        """A function to call with the nats of each target of this micro-batch, [N]. Stages of a pipeline before the last never
+        call it, and their sums stay 0. Raises UserError where rows and sources are not the same number."""
         if sources_BS is None or targets_BT is None or not torch.is_grad_enabled():
             return None
+        if len(sources_BS) != len(targets_BT):
+            raise UserError(
+                f"a batch of {len(targets_BT)} rows, and `sources` of {len(sources_BS)}",
+                "each row says which source it is of",
+                "a source of batches that drops or adds rows does the same to every key of a batch, or removes `sources`",
+            )
         if self.sums_S2 is None:
             self.sums_S2 = torch.zeros(sources_BS.shape[1], 2, dtype=torch.float64, device=sources_BS.device)
         sums_S2 = self.sums_S2

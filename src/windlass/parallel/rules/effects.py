@@ -70,18 +70,18 @@ def fp8_errors(parallel: ParallelConfig, policy: str) -> Iterator[UserError]:
     """Layouts in which products in fp8 would have other scales than on one process."""
     if policy != "fp8":
         return
-    for axis in ("tp", "context"):
-        if (degree := getattr(parallel, axis)) > 1:
-            yield UserError(
-                f"parallel.{axis}={degree} with precision.policy=fp8",
-                f"a scale of fp8 belongs to a whole matrix, and to the whole rows of a micro-batch; {axis} cuts them over ranks",
-                f"use parallel.{axis}=1, or precision.policy=bf16",
-            )
+    cut = [f"parallel.{axis}={getattr(parallel, axis)}" for axis in ("tp", "context") if getattr(parallel, axis) > 1]
+    if cut:
+        yield UserError(
+            f"{' and '.join(cut)} with precision.policy=fp8",
+            "fp8 takes a scale from a whole matrix, or from the whole rows of a micro-batch, and each of these ranks sees a part",
+            f"use {' and '.join(one.partition('=')[0] + '=1' for one in cut)}, or precision.policy=bf16",
+        )
     if parallel.pp > 1 and KINDS[parallel.schedule].splits:
         yield UserError(
             f"parallel.schedule={parallel.schedule} with precision.policy=fp8",
             "a product in fp8 computes both of its gradients at once; this schedule computes them apart",
-            "use parallel.schedule=interleaved-1f1b, or precision.policy=bf16",
+            "use parallel.schedule=1f1b, or precision.policy=bf16",
         )
 
 
