@@ -163,13 +163,15 @@ def test_a_policy_is_that_of_one_process(ranks, zero, schedule):
         calls = (partial(steps, world, one, zero=zero, precision=more, **layout) for one, more in POLICIES)
         return zip(*ranks.run(world, tiny.each, *calls), strict=True)
 
-    for (one,), results in zip(trained(1), trained(2, pp=2, schedule=schedule), strict=True):
+    for (_, more), (one,), results in zip(POLICIES, trained(1), trained(2, pp=2, schedule=schedule), strict=True):
+        # FSDP's stages add up micro-batches in the dtype of reductions, one process in fp32: four roundings by 2^-8
+        tolerance = 2**-6 if zero and more.get("reduce") == "bf16" else 1e-5
         for step, (loss, gradients) in enumerate(one):
             assert all(result[step][0] == pytest.approx(loss, rel=1e-5) for result in results)
             found = {name: gradient for result in results for name, gradient in result[step][1].items()}
             assert found.keys() == gradients.keys()
             for name, gradient in gradients.items():
-                assert (found[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+                assert (found[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
 
 
 def without_a_stage(lost):

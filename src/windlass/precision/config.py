@@ -48,7 +48,7 @@ class PrecisionConfig(Settings):
     bf16 saves 2 bytes per parameter, moves 8 per micro-batch in place of 12, and loses digits with every micro-batch."""
     reduce: Literal["fp32", "bf16"] | None = None
     """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
-    digits with every rank."""
+    digits with every rank, and under parallel.zero 1 and 2 with every micro-batch, since FSDP adds those up in it too."""
     output: Literal["fp32", "bf16"] | None = None
     """What the model's output, the loss of a micro-batch, is cast to before it is summed over ranks. Left out: fp32 (fp64 with
     fp64). bf16 keeps three digits of it, like trainers that cast outputs."""
