@@ -1,6 +1,7 @@
 """Products in fp8: torchao's against the formula, which matrices they are, what stays as in bf16, and who is refused."""
 
 import builtins
+import logging
 
 import pytest
 import torch
@@ -177,9 +178,7 @@ def test_devices_without_fp8_are_refused_and_a_cpu_emulates():
     ],
 )
 def test_a_missing_library_is_one_message(monkeypatch, problem, said):
-    import logging
-
-    logging.disable(5)
+    monkeypatch.setattr(logging.root.manager, "disable", 5)
     real = builtins.__import__
 
     def without(name, *args, **kwargs):
@@ -192,4 +191,3 @@ def test_a_missing_library_is_one_message(monkeypatch, problem, said):
         check_devices([H100])
     assert said in caught.value.given and "windlass-lm[fp8]" in caught.value.change
     assert logging.root.manager.disable == 5, "as the caller had it"
-    logging.disable(logging.NOTSET)

@@ -44,8 +44,8 @@ class PrecisionConfig(Settings):
     """What parameters are gathered and multiplied in. Left out: as the policy says. fp32 with bf16-pure multiplies in fp32
     what is stored in bf16, which separates the rounding of weights from that of products."""
     gradients: Literal["fp32", "bf16"] | None = None
-    """What the gradients of a step's micro-batches are added up and kept in, on one process with policy bf16. Left out: fp32.
-    bf16 saves 2 bytes per parameter, moves 8 per micro-batch in place of 12, and loses digits with every micro-batch."""
+    """What the gradients of a step's micro-batches are added up and kept in, on one process with policy bf16 or fp8. Left out:
+    fp32. bf16 saves 2 bytes per parameter, moves 8 per micro-batch in place of 12, and loses digits with every micro-batch."""
     reduce: Literal["fp32", "bf16"] | None = None
     """What gradients are sent and summed over ranks in. Left out: fp32 (fp64 with fp64). bf16 halves the bytes sent and loses
     digits with every rank, and under parallel.zero 1 and 2 with every micro-batch, since FSDP adds those up in it too."""

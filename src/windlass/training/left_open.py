@@ -41,7 +41,9 @@ def without_missing_fp8(config: RunConfig, devices: Sequence[Accelerator]) -> tu
         check_devices(devices)
     except UserError as error:
         precision = config.precision.changed(policy="bf16", scaling=None)
-        return config.changed(precision=precision), [f"{error.given}: scored in bf16, which is not what validation saw"]
+        return config.changed(precision=precision), [
+            f"{error.given}: scored in bf16, while the run's own validation used fp8"
+        ]
     return config, []
 
 

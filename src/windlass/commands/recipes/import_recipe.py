@@ -57,7 +57,7 @@ class Imported:
     def put(self, given: str, *overrides: str) -> None:
         is_eight = self.tree.get("precision", {}).get("policy") == "fp8"
         if is_eight and overrides in (("precision.policy=bf16",), ("precision.policy=fp16",)):
-            self.silent.append(f"{given} (fp8 has 16 bits elsewhere)")
+            self.silent.append(f"{given} (policy fp8 computes in bf16 what is not in fp8)")
             return
         for override in overrides:
             apply_override(self.tree, override)
