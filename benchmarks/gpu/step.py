@@ -49,6 +49,7 @@ from windlass.units import GIB
 
 WARM_UP_STEPS = 2  # after the first, which compiles
 MIN_STEPS, MAX_STEPS = 4, 30
+USABLE = 0.98  # of the device's memory; the rest are its context and what the allocator cannot join
 NOT_COUNTABLE_MFU = 0.73  # of a whole step in bf16; above it the measurement is wrong (floor.py's LIMIT is under it)
 SOURCES = (
     "benchmarks/gpu/step.py",
@@ -89,6 +90,8 @@ class Setup:
     attention: str = "causal"
     scaling: str | None = None
     """Of products in fp8."""
+    gradients: str | None = None
+    """What the gradients of micro-batches are added up in; None: fp32."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -111,12 +114,13 @@ class Setup:
             "bf16" if self.policy == "fp8" else self.policy,  # its bytes, and not its faster products
             self.states,
             self.attention,
+            more_bytes=2 * (self.policy in ("bf16", "fp8") and self.zero != 0) - 2 * (self.gradients == "bf16"),
         )
 
     def precision(self) -> PrecisionConfig:
         own = POLICIES[self.policy][3]
         states = None if self.states == own else self.states
-        given = {"states": states, "rounding": self.rounding, "scaling": self.scaling}
+        given = {"states": states, "rounding": self.rounding, "scaling": self.scaling, "gradients": self.gradients}
         return PrecisionConfig.model_validate({"policy": self.policy} | given)
 
     def storage(self) -> Storage:
@@ -131,7 +135,7 @@ def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: fl
     """The first of `setups` that has enough memory. One that cannot fit by floor.least_bytes is not tried."""
     attempts = []
     for setup in setups:
-        needed, there = floor.least_bytes(setup.architecture(), setup.work()), memory_of(device)
+        needed, there = floor.least_bytes(setup.architecture(), setup.work()), USABLE * memory_of(device)
         if needed > there:
             attempts.append([asdict(setup), f"needs {needed / GIB:.1f} GiB at least, of {there / GIB:.1f}"])
             continue

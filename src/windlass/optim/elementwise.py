@@ -133,6 +133,8 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         keys = [[stream_keys(storage.seed, f"{name}.{kind}") for kind in ("moments", "weight")] for name in self._names]
         self._keys_P22 = torch.tensor(keys, dtype=torch.int32, device=self.parameters[0].device)
         self._places = [place_of(parameter) for parameter in self.parameters]
+        device = self.parameters[0].device
+        self._firsts = [torch.full((), place.first, dtype=torch.int64, device=device) for place in self._places]
         self._compiled = _compiled() if storage.compiled else None
 
     def fresh_state(self, parameter: Tensor, is_blank: bool = False) -> dict[str, Tensor]:
@@ -143,20 +145,34 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         """One update of every parameter that has a gradient. `lost_P`, where given (one number per parameter): gets how many
         elements of this rank's part should have changed and did not, because the change was rounded away."""
         assert closure is None
-        index = 0
+        start = 0
         for group in self.param_groups:
-            shared = None
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    if not state:
-                        state.update(self.fresh_state(parameter))
-                    state["step"].add_(1 - self.found_inf)
-                    if shared is None:  # the counters of a group are equal
-                        shared = self._constants(group, state["step"])
-                    lost = None if lost_P is None else lost_P[index]
-                    self._step_one(index, parameter, state, shared, lost)
-                index += 1
+            indices = range(start, start + len(group["params"]))
+            start = indices.stop
+            present = [index for index in indices if self.parameters[index].grad is not None]
+            if not present:
+                continue
+            counters = [self._state(index)["step"] for index in present]
+            torch._foreach_add_(counters, [1 - self.found_inf] * len(counters))  # one tensor for all would be read
+            constants = self._constants(group, counters[0])  # the counters of a group are equal
+            keys_P22 = self._keys(counters[0])
+            for index in present:
+                keys_22 = None if keys_P22 is None else keys_P22[index]
+                self._step_one(index, constants, keys_22, None if lost_P is None else lost_P[index])
+
+    def _state(self, index: int) -> dict[str, Any]:
+        parameter = self.parameters[index]
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state.update(self.fresh_state(parameter))
+        return state
+
+    def _keys(self, step: Tensor) -> Tensor | None:
+        """Every parameter's keys for this step, [P, 2, 2], at once: one by one they were 12 launches for each, and on an H200 the
+        host issued an 8B model's update more slowly than the device made it."""
+        if not self._storage.stochastic:
+            return None
+        return step_keys(self._keys_P22.view(-1, 2), step).view(-1, 2, 2)
 
     def lost_shares(self, lost_P: Tensor) -> dict[str, float]:
         """What `step` counted, over all ranks: name -> share of the whole tensor's elements. Collective; reads on the host."""
@@ -174,31 +190,23 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         sizes = [parameter.numel() for parameter in self.parameters]
         return {name: lost / size for name, lost, size in zip(self._names, total_P.tolist(), sizes)}
 
-    def _constants(self, group: Mapping[str, Any], step: Tensor) -> tuple[Tensor, Constants]:
-        """The counter, and the arguments of `update` from `skip` on. (Skipped before the first: a division by 0, not used.)"""
+    def _constants(self, group: Mapping[str, Any], step: Tensor) -> Constants:
+        """The arguments of `update` from `skip` on. (Skipped before the first: a division by 0, not used.)"""
         (beta1, beta2), rate, count = group["betas"], group["lr"], step.double()
         rate_now = torch.full((), rate, dtype=torch.float64, device=step.device)
         skip = self.found_inf != 0
         size, root = rate_now / (1 - beta1**count), (1 - beta2**count).sqrt()
-        return step, (skip, self.divisor, rate_now * group["weight_decay"], size, root, beta1, beta2, group["eps"])
+        return skip, self.divisor, rate_now * group["weight_decay"], size, root, beta1, beta2, group["eps"]
 
-    def _step_one(
-        self,
-        index: int,
-        parameter: Tensor,
-        state: dict[str, Any],
-        shared: tuple[Tensor, Constants],
-        lost: Tensor | None,
-    ) -> None:
-        step, constants = shared
+    def _step_one(self, index: int, constants: Constants, keys_22: Tensor | None, lost: Tensor | None) -> None:
+        parameter, state = self.parameters[index], self._state(index)
         assert parameter.grad is not None
         weight, gradient = _flat(parameter), _flat(parameter.grad)
         mean, square = _flat(state["exp_avg"]), _flat(state["exp_avg_sq"])
         copy = _flat(self._copies[parameter]) if parameter in self._copies else None
-        keys_22 = step_keys(self._keys_P22[index], step) if self._storage.stochastic else None
         place, count, device = self._places[index], weight.numel(), weight.device
         if self._compiled is not None and place.run == place.stride and lost is None and count:
-            first = torch.full((), place.first, dtype=torch.int64, device=device) if keys_22 is not None else None
+            first = self._firsts[index] if keys_22 is not None else None
             self._compiled(weight, gradient, mean, square, copy, first, keys_22, *constants)
             return
         size = PIECES.get(device.type, PIECES["cuda"])
