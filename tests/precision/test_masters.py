@@ -1,6 +1,5 @@
 """One process in bf16: FSDP2's numbers on one rank, bit for bit, without its copies; and masters that nothing leaves behind."""
 
-import threading
 from functools import partial
 from unittest import mock
 
@@ -15,7 +14,6 @@ from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import build
 from windlass.parallel.fsdp import fsdp_units
-from windlass.precision import masters
 
 BF16 = torch.bfloat16
 UNTIED = {**MODEL, "tie_word_embeddings": False}
@@ -81,28 +79,6 @@ def kinds():
         tensors = [record.tensor for record in program.records()]
         found.append([{one.dtype for one in some} for some in (parameters, tensors, [t.grad for t in tensors])])
     return found
-
-
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # of torch's own import
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_the_compiled_sum_in_fp32_has_the_bits_of_torchs_own_and_runs_in_a_thread_of_backward(dtype):
-    """On CUDA backward, and with it the hook that adds, runs in a thread of autograd's."""
-    generator = torch.Generator().manual_seed(1)
-    for sizes in ((33, 7), (65,)):
-        first, second = (torch.randn(sizes, generator=generator).to(dtype) for _ in "12")
-        master = torch.nn.Parameter(torch.zeros(sizes))
-        parameter = torch.nn.Parameter(torch.zeros(sizes, dtype=dtype))
-        for gradient in (first, second):
-            parameter.grad = gradient
-            hand_over = partial(masters._hand_over, master, torch.float32, masters.compiled_widen(), parameter)
-            thread = threading.Thread(target=hand_over)
-            thread.start()
-            thread.join()
-            assert parameter.grad is None
-        assert torch.equal(master.grad, first.float() + second.float()), sizes
-        assert not torch.equal(master.grad, (first + second).float())  # that a sum in 16 bits would be seen
 
 
 def test_parameters_are_in_bf16_masters_in_fp32_and_gradients_as_chosen(ranks):

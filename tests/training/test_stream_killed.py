@@ -114,8 +114,8 @@ def test_a_store_that_dies_ends_all_ranks_by_name_and_the_run_goes_on_when_it_is
         pytest.importorskip(package, reason=NEEDS)
     cache = {"directory": str(tmp_path / "cache"), "limit_mib": 1, "deadline_s": 20}
     url, objects = f"s3://{BUCKET}/data", tmp_path / "objects"
-    # about 3 MB in shards of which few are asked for twice: what lint has not left in the cache has to come from the store
-    config = recipe(tmp_path, "run", directory=url, cache=cache, shard_bytes=16384, shuffle_window=1)
+    # about 3 MB in shards of 4 KiB, of which the run reads a dozen: lint cannot have left all of those in a cache of 1 MiB
+    config = recipe(tmp_path, "run", directory=url, cache=cache, shuffle_window=1)
     tiny.write_corpus(tmp_path / "corpus", 3000)
     with s3_server(objects, bucket=BUCKET) as (environment, server):
         process = start(config, 2, environment)

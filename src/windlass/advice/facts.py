@@ -24,6 +24,8 @@ class RunFacts:
     """Parameters, or an adapter's factors, that have gradients."""
     units: int
     """FSDP2 units: see parallel/fsdp."""
+    sparse_layers: int
+    """Layers of experts."""
     gathered_bytes: int
     """Of an element that is gathered, or multiplied."""
     reduced_bytes: int

@@ -20,11 +20,11 @@ FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32.
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from windlass.precision.policy import Precision
 
@@ -35,52 +35,29 @@ def has_masters(world: int, precision: Precision, zero: int, is_offloaded: bool)
     return world == 1 and is_wide and zero != 0 and not is_offloaded
 
 
-def apply_masters(model: nn.Module, precision: Precision, is_compiled: bool = False) -> dict[str, nn.Parameter]:
+def apply_masters(model: nn.Module, precision: Precision) -> dict[str, nn.Parameter]:
     """Makes each parameter that is stored in fp32 one of the computing dtype, in place -> its master, by name, with the memory
     that the parameter had. Both are without values: fill the masters, then `fill_copies`. A frozen base has none: it is stored
-    as it computes. `is_compiled`: sums of 16-bit gradients in fp32 are added by a compiled kernel."""
-    masters: dict[str, nn.Parameter] = {}
-    widen = compiled_widen() if is_compiled else _widen
+    as it computes."""
+    masters = {}
     for name, parameter in model.named_parameters():
         if parameter.dtype == precision.stored:
             masters[name] = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
             masters[name].grad_dtype = precision.gradients
             parameter.data = torch.empty_like(parameter, dtype=precision.compute)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(
-                    partial(_hand_over, masters[name], precision.gradients, widen)
-                )
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, masters[name], precision.gradients))
     return masters
 
 
-def _hand_over(
-    master: nn.Parameter, dtype: torch.dtype, widen: Callable[[Tensor, Tensor, bool], None], parameter: Tensor
-) -> None:
+def _hand_over(master: nn.Parameter, dtype: torch.dtype, parameter: torch.Tensor) -> None:
     """Adds a micro-batch's gradient to the master's, and frees it."""
     gradient, parameter.grad = parameter.grad, None
     assert gradient is not None
-    is_first = master.grad is None
-    if gradient.dtype == dtype:
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        return
     if master.grad is None:
-        master.grad = torch.empty_like(gradient, dtype=dtype)
-    widen(master.grad.view(-1), gradient.view(-1), is_first)  # flat: one graph for matrices and vectors
-
-
-def _widen(total: Tensor, gradient: Tensor, is_first: bool) -> None:
-    """total = or += gradient, in total's wider dtype."""
-    if is_first:
-        total.copy_(gradient)
+        master.grad = gradient.to(dtype)
     else:
-        total.add_(gradient)
-
-
-@cache
-def compiled_widen() -> Callable[[Tensor, Tensor, bool], None]:
-    """`_widen` as a kernel of Triton's. torch's own for two dtypes reads element by element: of an H200's 4.27 TB/s it reached 1.5
-    (copy) and 2.3 (add), torch 2.11. The numbers are the same bits."""
-    return torch.compile(_widen, dynamic=True, fullgraph=True)
+        master.grad.add_(gradient)
 
 
 @torch.no_grad()

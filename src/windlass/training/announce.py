@@ -102,6 +102,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         root_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
         trained_elements=count_trained(config, architecture),
         units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + 1,
+        sparse_layers=len(architecture.sparse_layers),
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,
         flops_per_token=run.recorder.flops_per_token,

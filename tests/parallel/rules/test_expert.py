@@ -7,7 +7,7 @@ from windlass.model.config import ModelConfig
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.check_layout import check_layout
 from windlass.parallel.rules.degrees import degree_errors
-from windlass.parallel.rules.expert import model_expert_errors
+from windlass.parallel.rules.expert import check_compiled_experts, model_expert_errors
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -82,3 +82,12 @@ def test_tensor_ranks_share_the_channels_of_each_expert():
     assert "channels of the MLP" not in error.rule, "no layer has one"
     (mixed,) = degree_errors(4, sparse(mlp_only_layers=[0], intermediate_size=30))
     assert "30 channels of the MLP" in mixed.given and "24 channels of each expert" in mixed.rule
+
+
+def test_experts_are_not_compiled_for_a_gpu():
+    refused = told(check_compiled_experts, sparse(), True, "cuda")
+    assert refused.given == "parallel.compile=true for a model with experts on a GPU"
+    assert "H200, torch 2.11" in refused.rule and refused.change == "use parallel.compile=false"
+    check_compiled_experts(sparse(), True, "cpu")
+    check_compiled_experts(sparse(), False, "cuda")
+    check_compiled_experts(ModelConfig(family="qwen3", intermediate_size=24, **SIZES).architecture(100), True, "cuda")

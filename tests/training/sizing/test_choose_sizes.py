@@ -206,6 +206,10 @@ def test_compile_is_chosen_where_the_device_can_and_the_rules_allow(base, monkey
         ):
             config = auto(base, "sizes-compiled", parallel=parallel)
             assert choices._compile(config, config.model.shape(300), runtime) is is_compiled
+        on_gpu = replace(runtime, device=torch.device("cuda"))
+        assert choices._compile(config, config.model.shape(300), on_gpu) is True
+        sparse = replace(config.model.shape(300), num_experts=4, experts_per_token=2, expert_size=16)
+        assert choices._compile(config, sparse, on_gpu) is False and choices._compile(config, sparse, runtime) is True
         ways = [{"names": [f"model.layers.{n}.mlp.*"], "frozen": True} for n in range(0, 12, 2)]
         frozen = auto(base, "sizes-frozen", optim={"groups": ways}, model={"num_hidden_layers": 12})
         refused = auto(

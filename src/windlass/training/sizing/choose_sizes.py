@@ -10,6 +10,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.degrees import check_exchange
+from windlass.parallel.rules.expert import check_compiled_experts
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, total_bytes, worth_trying
 from windlass.runtime import Runtime
@@ -114,6 +115,7 @@ def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) ->
     compiled = _with(config, compile=True)
     try:
         compiled.check_layout(architecture, runtime.world)
+        check_compiled_experts(architecture, True, runtime.device.type)
         check_exchange(compiled.parallel.context, compiled.parallel.context_kind, True)
         rules_of(compiled, architecture)
     except UserError:
