@@ -101,14 +101,15 @@ def measure_trainer(one: Try, device: torch.device, tiny: bool) -> dict[str, Any
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
 
-    model = peer_model(tiny, device)
+    model: Any = peer_model(tiny, device)
+    if one.checkpointing:
+        model.gradient_checkpointing_enable()
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
             output_dir=scratch,
             max_steps=UNCOUNTED + COUNTED,
             per_device_train_batch_size=one.micro_batch,
             gradient_accumulation_steps=one.sequences // one.micro_batch,
-            gradient_checkpointing=one.checkpointing,
             bf16=True,
             optim="adamw_torch_fused",
             torch_compile=one.compile,

@@ -228,11 +228,15 @@ class Step:
         self._batches = synthetic(setup, architecture.vocab_size, device)
         self.host_s = 0.0
 
+    def backward(self) -> tuple[Tensor, ShardedProgram]:
+        """Forward and backward of a step's micro-batches. -> the loss, and the program, whose records have the gradients."""
+        batches, count = self._objective.weigh(self._batches, self.program)
+        return self.program.run(batches, count), self.program
+
     def run(self) -> Tensor:
         """One step, as training/loop makes it. -> the loss, on the device."""
         self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
-        batches, count = self._objective.weigh(self._batches, self.program)
-        loss = self.program.run(batches, count)
+        loss, _ = self.backward()
         norm = gradient_norm(self.program.records(), self.program.mesh.parts)
         self._optimizer.step(norm)
         self.program.adapt(norm)

@@ -22,6 +22,7 @@ from windlass.data.prepare.manifest import open_prepared
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.ledger import samples, spans
 from windlass.data.stream.order import Order
+from windlass.errors import EXIT_UNAVAILABLE
 from windlass.report.events import read_events, read_lines
 
 pytestmark = pytest.mark.long
@@ -128,7 +129,8 @@ def test_a_store_that_dies_ends_all_ranks_by_name_and_the_run_goes_on_when_it_is
         finally:
             end(process)
     done = steps_done(config)
-    assert process.returncode == 2 and 5 <= done < STEPS, output[-3000:]
+    assert process.returncode == EXIT_UNAVAILABLE and 5 <= done < STEPS, output[-3000:]
+    assert "windlass: restart 3 of 3, from the last commit" in output
     assert f"{url}/train/shard.00" in output and "failed for 20 s (data.cache.deadline_s)" in output
     with s3_server(objects, bucket=BUCKET) as (environment, _):
         assert wait_for_end(start(config, 3, environment)) == 0
