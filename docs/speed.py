@@ -12,7 +12,8 @@ from windlass.model.architecture import Architecture
 from windlass.model.flops import count_multiplied, count_parameters, flops_per_token, recomputed_flops
 from windlass.units import MIB
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "layouts.json"
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULTS = MEASURED / "layouts.json"
 PRESETS = ("gpt2-124m", "qwen2.5-1.5b", "smollm3-3b", "qwen3-4b", "llama-3.1-8b", "llama-2-13b", "qwen3-30b-a3b")
 H100, T4, UNKNOWN = "NVIDIA H100 80GB HBM3", "Tesla T4", 100e12
 
@@ -140,6 +141,40 @@ def layouts() -> str:
     return table(head, rows)
 
 
+def gpu_cells(name: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads((MEASURED / f"gpu-{name}.json").read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["status"] == "measured"]
+
+
+def gpu_rows() -> str:
+    """Headline rows: what one GPU trained per second."""
+    rows = []
+    for cell in gpu_cells("headline"):
+        one = cell["result"]
+        setup = one["setup"]
+        given = (
+            f"{setup['micro_batch']} x {setup['sequence_length']:,}, {setup['recompute']}, states in {setup['states']}"
+        )
+        device = f"{cell['device'].removeprefix('NVIDIA ')}, torch {cell['torch'].partition('+')[0]}"
+        figures = (f"{one['tokens_per_s']:,.0f}", f"{one['mfu_causal']:.1%}", f"{one['mfu_palm']:.1%}")
+        rows.append((cell["name"], device, given, *figures, f"{one['allocated_gib']:.1f}"))
+    head = ("model", "device", "micro-batch, recompute", "tok/s", "MFU, causal", "PaLM", "GiB")
+    return table(head, rows)
+
+
+def gpu_kernels() -> str:
+    """Where the time of those steps went, in microseconds per token."""
+    cells = gpu_cells("kernels")
+    kinds = sorted({kind for cell in cells for kind in cell["result"]["kinds"]})
+    rows = []
+    for cell in cells:
+        one = cell["result"]
+        shares = [1e3 * one["kinds"].get(kind, {"ms": 0.0})["ms"] / one["tokens"] for kind in kinds]
+        waiting = 1e3 * (one["wall_ms"] - one["kernels_ms"]) / one["tokens"]
+        rows.append((cell["name"], *(f"{share:.2f}" for share in (*shares, waiting))))
+    return table(("us per token", *kinds, "no kernel runs"), rows)
+
+
 def mib(size: float) -> str:
     return f"{size / MIB:.2f}"
 
@@ -156,6 +191,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "t4": t4,
     "mfu": what_mfu_means,
     "layouts": layouts,
+    "gpu": gpu_rows,
+    "gpu kernels": gpu_kernels,
 }
 
 

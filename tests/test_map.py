@@ -237,8 +237,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "runtime_checks",
     ),
     "other_names": ("answers", "near_names", "table", "target_names"),
-    "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
-    "precision": ("config", "policy", "masters", "fp8", "loss_scale"),
+    "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch", "expert"),
+    "precision": ("config", "policy", "masters", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),
@@ -332,6 +332,7 @@ LONGER_FUNCTIONS = {("training/loop.py", "loop"): 80}  # the loop is one page
 # recipe.py for ${NAME} alone, the doctor to look at the whole environment, prepare_parts for the task's number in its array
 ENVIRONMENT_READERS = (
     *("runtime.py", "contract.py", "launch/", "recipe.py", "commands/doctor.py", "commands/prepare_parts.py"),
+    "precision/same_bits.py",  # writes what cuBLAS reads
 )
 # room __init__ files are a docstring; these two are not, each for its reason
 INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first named"}

@@ -168,7 +168,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         return state
 
     def _keys(self, step: Tensor) -> Tensor | None:
-        """Every parameter's keys for this step, [P, 2, 2], at once: one by one they were 12 launches for each, and on an H200 the
+        """Every parameter's keys for this step, [P, 2, 2], at once: one by one they were 16 launches for each, and on an H200 the
         host issued an 8B model's update more slowly than the device made it."""
         if not self._storage.stochastic:
             return None

@@ -28,6 +28,10 @@ class RunSettings(Settings):
     layout and devices keeps what it began with."""
     seed: int = Field(0, ge=0)
     """Seed of the initial weights and of the data order."""
+    deterministic: bool = False
+    """Only kernels that give the same bits twice, so that on GPUs too a run that was killed can equal one that was not, bit for
+    bit. On a CPU that is so without it. On a GPU the fastest kernels of attention add in an order that varies: two equal runs
+    agree to rounding (on an H200 in four to five digits of the loss). An operator without such a kernel raises."""
     start_from: str | None = None
     """A run or checkpoint directory whose state a *new* run begins with."""
     start_what: Literal["weights", "all"] = "weights"

@@ -75,15 +75,10 @@ PLACES = ("model.from", "model.revision", "model.commit")
 CLOCKS_S = 1.0
 FREE = (
     "launch",
-    "run.directory",
-    "run.steps",  # judged by itself below: it moves the schedule
-    "run.tokens",
-    "run.epochs",
-    "run.micro_batch",
-    "run.start_from",
-    "run.start_what",
+    # steps, tokens and epochs are judged by themselves below: they move the schedule
+    *(f"run.{key}" for key in ("directory", "steps", "tokens", "epochs", "micro_batch", "deterministic")),
+    *(f"run.{key}" for key in ("start_from", "start_what", "accept_drift")),
     "adapter.from",
-    "run.accept_drift",
     "data.directory",
     "data.cache",
     "data.compression",

@@ -15,6 +15,7 @@ from windlass.errors import Stopped
 from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective
 from windlass.optim.clip import gradient_norm
+from windlass.precision.same_bits import same_bits
 from windlass.report.sinks.sink import Sink
 from windlass.runtime import Stop, is_embedded, start_runtime
 from windlass.signals import catch_signals
@@ -76,6 +77,7 @@ def train(
     with only_run(), catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
             heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
+            opened.enter_context(same_bits(config.run.deterministic))
             runtime = opened.enter_context(start_runtime())
             run = opened.enter_context(assemble(config, runtime, own=own))
             run.attach(heartbeat)

@@ -29,7 +29,9 @@ MAX_KINDS: Final = 4  # half of torch._dynamo.config.recompile_limit, 8 in torch
 
 
 def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
-    """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have."""
+    """Parameter name -> the group of the recipe that decides for it. Raises UserError for names that the model does not have,
+    and for a loss of its routers beside pairs."""
+    _check_router_loss(config, architecture)
     adapter = adapter_of(config.adapter, architecture)
     trained = called(architecture, adapter)
     others = [one for name, words in names_of(architecture).items() if name not in trained for one in words]
@@ -45,6 +47,16 @@ def rules_of(config: RunConfig, architecture: Architecture) -> Rules:
     if config.parallel.compiles:
         _check_graphs(architecture.num_layers, adapted_shapes(architecture, adapter), frozen)
     return rules
+
+
+def _check_router_loss(config: RunConfig, architecture: Architecture) -> None:
+    """A loss over tokens has no place in a mean over pairs. Raises UserError."""
+    if config.objective.kind == "dpo" and architecture.sparse_layers and architecture.router_loss:
+        raise UserError(
+            "objective.kind=dpo with the routers' load-balancing loss (model.output_router_logits=true)",
+            "a step of pairs is a mean over pairs, and that loss is one over tokens",
+            "set model.output_router_logits=false",
+        )
 
 
 def _check_graphs(num_layers: int, names: Collection[str], frozen: frozenset[str]) -> None:

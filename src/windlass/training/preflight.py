@@ -112,7 +112,6 @@ def check_run(
         architecture = architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
     config.check_layout(architecture, world)
     check_compiled_experts(architecture, config.parallel.compiles, device_type)
-    check_router_loss(config, architecture)
     rules = rules_of(config, architecture)
     if trainer_state is None:
         plan_of(config, architecture, rules, device_type)
@@ -193,16 +192,6 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_
         frozen_names(rules),
         adapter_of(config.adapter, architecture),
     )
-
-
-def check_router_loss(config: RunConfig, architecture: Architecture) -> None:
-    """A loss over tokens has no place in a mean over pairs. Raises UserError."""
-    if config.objective.kind == "dpo" and architecture.sparse_layers and architecture.router_loss:
-        raise UserError(
-            "objective.kind=dpo with the routers' load-balancing loss (model.output_router_logits=true)",
-            "a step of pairs is a mean over pairs, and that loss is one over tokens",
-            "set model.output_router_logits=false",
-        )
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:

@@ -48,7 +48,7 @@ def expert_rank_errors(expert: int, shard: int, context: int) -> Iterator[UserEr
 
 def check_compiled_experts(architecture: Architecture, compiles: bool, device_type: str) -> None:
     """Raises UserError where blocks with experts would be compiled for a GPU. Measured on an H200 with torch 2.11: the loss is
-    right, and gradients of what lies below a sparse layer are 500 to 8,000 times too large, another number each time. Operator
+    right, and gradients of what is below a sparse layer are 500 to 8,000 times too large, another number each time. Operator
     by operator the same step is right, and on a CPU both are. Not yet tried on a GPU with torch 2.13."""
     if compiles and architecture.sparse_layers and device_type == "cuda":
         raise UserError(
