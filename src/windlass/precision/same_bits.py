@@ -9,6 +9,7 @@ on. A checkpoint resumes exactly all the same; what follows is as near to the un
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,11 +22,12 @@ def same_bits(is_asked: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS's own page asks for
-    fills, was = torch.utils.deterministic.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it finds bugs, at a write per tensor
+    memory: Any = torch.utils.deterministic
+    fills, was = memory.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    memory.fill_uninitialized_memory = False  # it finds bugs, at a write per tensor
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(was)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
