@@ -262,7 +262,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "open_program",
         "run",
     ),
-    "training.sizing": ("choose_sizes", "out_of_memory", "probe"),
+    "training.sizing": ("choose_sizes", "out_of_memory", "probe", "compiled"),
 }
 TORCH_FREE = (
     *(f"windlass.{room}.config" for room, names in PUBLIC.items() if "config" in names),

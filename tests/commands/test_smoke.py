@@ -54,7 +54,28 @@ def test_what_the_resumed_run_must_show(tmp_path, lines, said):
     made = [{"kind": kind, "time": 0.0, "step": step, "loss": loss} for kind, step, loss in lines]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     if said is None:
-        page._check(tmp_path)
+        page._check(tmp_path, is_exact=True)
         return
     with pytest.raises(UserError, match=said):
-        page._check(tmp_path)
+        page._check(tmp_path, is_exact=True)
+
+
+def test_kernels_that_differ_from_run_to_run_are_compared_nearly(tmp_path):
+    """On a GPU, where run.deterministic does not ask for others (precision/same_bits.py)."""
+
+    def lines(loss, device="NVIDIA H200", deterministic=False):
+        made = [("start", 0, None), *GOOD[:4], ("step", 3, loss)]
+        events = [{"kind": kind, "time": 0.0, "step": step, "loss": loss} for kind, step, loss in made]
+        events[0]["facts"] = {"device": device}
+        (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+        (tmp_path / "resolved.yaml").write_text(f"run: {{deterministic: {str(deterministic).lower()}}}")
+        return page.gives_same_bits(tmp_path)
+
+    assert lines(3.5, "CPU") and lines(3.5, deterministic=True) and not lines(3.5)
+    assert not lines(3.503)
+    page._check(tmp_path, is_exact=False)
+    with pytest.raises(UserError, match=r"with run\.deterministic=true, else to 0.001 of the loss"):
+        page._check(tmp_path, is_exact=True)
+    lines(3.504)
+    with pytest.raises(UserError, match=r"step 3 lost 3\.5 before the kill and 3\.504 after"):
+        page._check(tmp_path, is_exact=False)

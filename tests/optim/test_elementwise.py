@@ -7,9 +7,11 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.parallel.tiny import full, make_program
+from windlass.optim import elementwise
 from windlass.optim.adamw import AdamW
 from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
+from windlass.optim.rounding import ElementPlace
 from windlass.parallel.records import Record
 
 BF16 = torch.bfloat16
@@ -194,6 +196,37 @@ def test_compiled_it_is_bit_equal():
             optimizer.step(torch.tensor(0.5 + step))  # the first does not clip
         states.append({one.name: one.tensor.detach() for one in ones} | optimizer.state_tensors())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_each_part_has_the_noise_of_its_own_place_where_the_update_is_one_kernel(monkeypatch):
+    """Parts that begin elsewhere in their tensors: what is compiled gets the same numbers as what runs piece by piece."""
+    monkeypatch.setattr(elementwise, "place_of", lambda one: ElementPlace(7 * one.numel(), 1, 1))
+    monkeypatch.setattr(
+        elementwise, "_compiled", lambda: elementwise._update_numbered
+    )  # not compiled: only what it is given
+    ends = []
+    for compiled in (False, True):
+        ones = [record(name, torch.ones(size, dtype=BF16)) for name, size in (("a", 40), ("b", 24), ("c", 40))]
+        optimizer = AdamW(ones, OptimConfig(learning_rate=1e-3), storage=Storage(BF16, True, 3, compiled))
+        for _ in range(3):
+            for one in ones:
+                one.tensor.grad = torch.full_like(one.tensor, 0.1)
+            optimizer.step(torch.tensor(0.5))
+        ends.append([one.tensor.detach() for one in ones])
+    assert all(torch.equal(*both) for both in zip(*ends))
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_parameter_without_a_gradient_is_left_out_and_its_group_goes_on(absent):
+    """Its counter too: one that joins later begins at its own first step."""
+    ones = [record(name, torch.ones(8)) for name in "ab"]
+    optimizer = AdamW(ones, OptimConfig(learning_rate=1e-2, kernel="foreach"))
+    for _ in range(2):
+        ones[1 - absent].tensor.grad = torch.ones(8)
+        optimizer.step(torch.tensor(0.5))
+    assert torch.equal(ones[absent].tensor, torch.ones(8)) and (ones[1 - absent].tensor < 1).all()
+    state = optimizer.torch_optimizer.state
+    assert state[ones[1 - absent].tensor]["step"] == 2 and not state.get(ones[absent].tensor)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # inductor's own import

@@ -1,4 +1,4 @@
-"""`run.deterministic`: in force while a run trains, gone after it, and no drift on resume."""
+"""`run.deterministic`: in force while a run trains, off after it, and no drift on resume."""
 
 import os
 
@@ -21,6 +21,13 @@ def test_it_is_in_force_meanwhile_and_what_was_comes_back(monkeypatch):
     with same_bits(True):
         assert state() == (True, False) and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert state() == before
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with same_bits(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before[0])
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     with same_bits(True):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8", "the user's own is kept"

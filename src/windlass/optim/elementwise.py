@@ -6,7 +6,7 @@ torch's fused and foreach kernels need one dtype, and foreach needs a host read 
 
 Temporaries: about ten pieces of PIECES elements in fp32; compiled, none. Measured (4.2 million elements, one CPU thread, pure
 bf16, ns per element): to nearest 6.1 and stochastic 11.4 in pieces of 2^18, 7.1 and 23.2 in one piece; compiled 0.6 and 2.9,
-bit-equal to eager; torch's fused kernel in fp32 0.6. On a GPU not measured.
+bit-equal to eager; torch's fused kernel in fp32 0.6. Compiled on an H200, for 8 billion parameters with moments in bf16: 53 ms.
 
 torchao's low-bit optimizers (8 and 4 bit, fp8, bf16 weights with stochastic rounding) are not used: they need torch.compile
 everywhere, draw the noise from the global generator, so that a layout or a restart changes the training, and take no
@@ -168,8 +168,7 @@ class ElementwiseAdamW(torch.optim.Optimizer):
         return state
 
     def _keys(self, step: Tensor) -> Tensor | None:
-        """Every parameter's keys for this step, [P, 2, 2], at once: one by one they were 16 launches for each, and on an H200 the
-        host issued an 8B model's update more slowly than the device made it."""
+        """Every parameter's keys for this step, [P, 2, 2], at once: one by one they were 16 launches for each tensor."""
         if not self._storage.stochastic:
             return None
         return step_keys(self._keys_P22.view(-1, 2), step).view(-1, 2, 2)

@@ -38,6 +38,7 @@ from windlass.training.health import Health, Spike
 from windlass.training.open_data import by_source, labels_of, score_set
 from windlass.training.restore import compared_tensors, state_tensors
 from windlass.training.run_directory import model_header
+from windlass.training.sizing.compiled import refuse_races
 
 
 @dataclasses.dataclass
@@ -138,6 +139,8 @@ class Run:
     def record(self, step: int, loss: torch.Tensor, norm: torch.Tensor, rate: float, count: torch.Tensor) -> None:
         """After update `step`: the metrics, and on logging steps whether the run still learns. Raises Diverged, on all ranks."""
         self.heartbeat.beat("record", step)
+        if step == self.start_step + 1 and self.config.parallel.compiles:
+            refuse_races(self.runtime)
         if self.profiler is not None:
             self.profiler.after_update(step)
         is_due = self.recorder.is_due(step)
@@ -160,9 +163,8 @@ class Run:
     def _log_spike(self, spike: Spike) -> None:
         if self.runtime.rank:
             return
-        count = self.config.samples_per_step
-        ids = samples_before(self.source.entry(), spike.end, count, self.source.shards)
-        self.recorder.event("incident", spike.step, **spike.fields(count, ids))
+        ids = samples_before(self.source.entry(), spike.end, self.config.samples_per_step, self.source.shards)
+        self.recorder.event("incident", spike.step, **spike.fields(self.config.samples_per_step, ids))
 
     def validation_is_due(self, step: int) -> bool:
         return step % self.config.evaluate.every_steps == 0 or step == self.total_steps

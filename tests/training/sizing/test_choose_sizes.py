@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import types
 from dataclasses import replace
 
 import pytest
@@ -218,6 +219,44 @@ def test_compile_is_chosen_where_the_device_can_and_the_rules_allow(base, monkey
         architecture = frozen.model.shape(300)
         monkeypatch.setattr(choices, "rules_of", refuse)
         assert choices._compile(frozen, architecture, runtime) is False and refused.parallel.compiles
+
+
+def test_what_would_race_is_not_compiled_and_sized_again(base, monkeypatch):
+    """The trials have compiled it; then its kernels are looked at (compiled.py)."""
+    monkeypatch.setattr(choices, "can_compile", lambda device_type: True)
+    asked, config = [], auto(base, "sizes-racing")
+    architecture, given = config.model.shape(300), Device(8)
+
+    def sized(config, _plan, _runtime, _room):
+        asked.append(config.parallel.compiles)
+        return choices._with(config, micro_batch=2, recompute="none"), "tried"
+
+    monkeypatch.setattr(choices, "_sized", sized)
+    for racing, expected in ([], [True]), (["triton_red_a"], [True, False]):
+        asked.clear()
+        monkeypatch.setattr(choices, "racing_kernels", lambda _runtime, racing=racing: racing)
+        with start_runtime() as runtime:
+            open_ = choices._with(config, compile=choices._compile(config, architecture, runtime))
+            keys = choices._left_open(config)
+            chosen, (said,) = choices._by_room(open_, None, runtime, given.room(runtime), keys)
+        assert asked == expected and chosen.parallel.compiles is not bool(racing)
+        assert ("; not compiled, since triton_red_a would read back" in said) is bool(racing)
+        assert f"parallel.compile={str(not racing).lower()}" in said
+
+
+def test_a_run_that_began_with_compiled_experts_is_refused_on_a_gpu(base, monkeypatch):
+    config = auto(base, "sizes-experts")
+    sparse = replace(config.model.shape(300), num_experts=4, experts_per_token=2, expert_size=16)
+    found = {"micro_batch": 2, "zero": 3, "recompute": "none", "compile": True}
+    monkeypatch.setattr(choices, "_kept", lambda *_: found)
+    monkeypatch.setattr(choices, "_planned", lambda _config, plan, _runtime: plan)
+    monkeypatch.setattr(choices, "cuts_what_fits", lambda *_: [])
+    plan = types.SimpleNamespace(architecture=sparse)
+    with start_runtime() as runtime:
+        chosen, _, _ = choices.choose_sizes(config, {}, plan, runtime, None)
+        assert chosen.parallel.compiles
+        with pytest.raises(UserError, match=r"parallel\.compile=true for a model with experts on a GPU"):
+            choices.choose_sizes(config, {}, plan, replace(runtime, device=torch.device("cuda")), None)
 
 
 def refuse(_config, _architecture):

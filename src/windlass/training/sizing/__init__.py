@@ -3,6 +3,7 @@
 choose_sizes   by the checkpoint's choice, or by what fits
 out_of_memory  what fills a device, by kind; where that is too much, what each change to the recipe frees
 probe          one size tried for real: a step of a copy of the model, on every rank for itself
+compiled       compiled kernels whose threads race: looked at after the first step
 
 Inside:
 

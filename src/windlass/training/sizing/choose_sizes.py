@@ -18,6 +18,7 @@ from windlass.training.open_program import can_compile
 from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import ModelPlan, plan_of
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
+from windlass.training.sizing.compiled import racing_kernels
 from windlass.training.sizing.probe import FindRoom, Room, fits, silent_mesh
 from windlass.units import format_bytes
 
@@ -36,6 +37,7 @@ def choose_sizes(
     kept = None if trainer_state is None else _kept(config, trainer_state, runtime)
     if kept is not None:
         chosen = _with(config, **kept)
+        check_compiled_experts(plan.architecture, chosen.parallel.compiles, runtime.device.type)
         sentences = [f"{_shown(chosen, left_open)}: as the run began on the same layout and devices"]
     else:
         anew = [] if trainer_state is None else [_anew(trainer_state, runtime, left_open)]
@@ -132,6 +134,15 @@ def _by_room(
     if not keys:
         return config, of_zero
     chosen, how = _sized(config, plan, runtime, room)
+    if (
+        room is not None
+        and "parallel.compile" in keys
+        and chosen.parallel.compiles
+        and (racing := racing_kernels(runtime))
+    ):
+        plain = config.changed(parallel=config.parallel.changed(compile=False))
+        chosen, how = _sized(plain, plan, runtime, room)
+        how += f"; not compiled, since {racing[0]} would read back what its other threads have just written"
     return chosen, [*of_zero, f"{_shown(chosen, keys)}: {how}"]
 
 
