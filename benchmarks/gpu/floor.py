@@ -127,8 +127,7 @@ def least_bytes(arch: Architecture, work: Work) -> float:
     """Memory that a step cannot do without: parameters, gradients and states, and what the blocks must keep. Used to skip
     what cannot fit, so it is a lower bound: 4 (h + q + kv) + 6 i bytes per token and layer; selective recomputation
     2 h + 4 (q + kv + i), full 2 h. Beside them the head's chunk of logits and its weight's gradient in fp32 and bf16. (One
-    H200, torch 2.11: SmolLM3-3B, 2 x 8,192, none: 107.2 GiB measured, 101.4 here; Llama-3.1-8B, 2 x 4,096, selective: 130.9 and
-    130.6.)"""
+    H200, torch 2.11: SmolLM3-3B, 2 x 8,192, none: 107.2 GiB measured, 101.4 here.)"""
     states = count_parameters(arch) * (STATE_BYTES[work.policy, work.states] + work.more_bytes)
     outside = 4 * (arch.hidden_size + (arch.num_heads + arch.num_kv_heads) * arch.head_dim)
     inner = arch.intermediate_size

@@ -86,8 +86,9 @@ def _cell(model: str, form: str, setup: Setup) -> Cell:
 def first_step(setup: Setup, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss, and name -> gradient. The same weights and tokens every time."""
     torch.compiler.reset()
-    loss, program = Step(setup, setup.architecture(), device).backward()
-    return float(loss), {one.name: one.tensor.grad.float() for one in program.records() if one.tensor.grad is not None}
+    one_step = Step(setup, setup.architecture(), device)
+    loss, records = one_step.backward(), one_step.program.records()
+    return float(loss), {one.name: one.tensor.grad.float() for one in records if one.tensor.grad is not None}
 
 
 def distance(one: torch.Tensor, truth: torch.Tensor) -> float:

@@ -228,15 +228,15 @@ class Step:
         self._batches = synthetic(setup, architecture.vocab_size, device)
         self.host_s = 0.0
 
-    def backward(self) -> tuple[Tensor, ShardedProgram]:
-        """Forward and backward of a step's micro-batches. -> the loss, and the program, whose records have the gradients."""
+    def backward(self) -> Tensor:
+        """Forward and backward of a step's micro-batches. -> the loss, on the device."""
         batches, count = self._objective.weigh(self._batches, self.program)
-        return self.program.run(batches, count), self.program
+        return self.program.run(batches, count)
 
     def run(self) -> Tensor:
         """One step, as training/loop makes it. -> the loss, on the device."""
         self._optimizer.set_learning_rate(learning_rate(self._steps, 1000, self._config))
-        loss, _ = self.backward()
+        loss = self.backward()
         norm = gradient_norm(self.program.records(), self.program.mesh.parts)
         self._optimizer.step(norm)
         self.program.adapt(norm)

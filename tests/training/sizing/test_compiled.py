@@ -72,14 +72,16 @@ def test_all_modules_are_looked_at_and_the_message_says_what_to_do(compiled):
     assert refused.value.given.startswith(
         "parallel.compile=true: the compiled kernel triton_red_a and 1 more reads back"
     )
-    assert "no step was saved" in refused.value.rule and refused.value.change.startswith("use parallel.compile=false")
+    assert "this step was not saved" in refused.value.rule and refused.value.change.startswith(
+        "use parallel.compile=false"
+    )
 
 
 def test_a_run_ends_after_its_first_step_and_has_saved_nothing(tmp_path, compiled, monkeypatch):
     compiled(kernel("triton_red_a"))
-    # a CPU compiles nothing of Triton's: the run is told that it does
-    monkeypatch.setattr(run_page, "refuse_races", lambda runtime: seen.append(1) or refuse_races(runtime))
     seen = []
+    # a CPU compiles nothing of Triton's: the run is made to find that it does
+    monkeypatch.setattr(run_page, "refuse_races", lambda runtime: seen.append(1) or refuse_races(runtime))
     config = tiny.recipe(tmp_path, run={"steps": 3}, checkpoint={"every_steps": 1})
     assert train(config).step == 3 and not seen, "nothing is looked at where nothing is compiled"
     config = tiny.recipe(

@@ -53,7 +53,7 @@ def refuse_races(runtime: Runtime) -> None:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise UserError(
             f"parallel.compile=true: the compiled kernel {found[0]}{more} reads back what its other threads have just written",
-            "this torch puts no barrier there, so what it reads may be anything, and gradients are wrong without a sign; no "
-            "step was saved",
+            "this torch puts no barrier there, so what it reads may be anything, and gradients are wrong without a sign; "
+            "this step was not saved",
             "use parallel.compile=false, or a torch whose compiler has the barrier (pull request 190519 of PyTorch)",
         )
