@@ -26,6 +26,7 @@ from primitives import (
     measure_head,
     measure_products,
     measure_square,
+    measure_sums,
     shape_of,
 )
 from timed import Sensors, Timer
@@ -37,6 +38,7 @@ ROWS = (16384, 32768)
 TOKENS = 32768
 LENGTHS = (8192, 4096, 32768)
 SOURCES = sources_of("benchmarks/gpu/primitives.py", "benchmarks/gpu/attention.py", "benchmarks/gpu/timed.py")
+SUMS_SOURCES = (*SOURCES, *sources_of("src/windlass/precision/masters.py"))
 HEAD_SOURCES = (*SOURCES, *sources_of("src/windlass/model/head/loss.py", "src/windlass/model/head/head.py"))
 
 
@@ -51,6 +53,7 @@ def make_cells(tiny: bool) -> list[Cell]:
     cells = [_attention("default", wide, lengths[0], tiny)]
     cells += [_square(8192 if not tiny else 128, dtype) for dtype in ("bf16", "fp8")]
     cells += [_copy(1 << 32 if not tiny else 1 << 20)]
+    cells += [_sums(wide.inner, wide.hidden, rows[0] // 4)]
     cells += [_products(name, shape, rows[0], "bf16") for name, shape in shapes.items()]
     cells += [_attention(kind, wide, lengths[0], tiny) for kind in ("cudnn", "flash")]
     cells += [_head(name, shape, "chunked", tiny) for name, shape in shapes.items()]
@@ -76,7 +79,7 @@ def _cell(name: str, estimate_s: float, call: Callable[[Timer], dict[str, Any]],
             found = call(Timer(device, seconds=0.2 if device.type == "cuda" else 0.001))
         return found | {"sensors": sensors.medians()}
 
-    sources = HEAD_SOURCES if name.startswith("head") else SOURCES
+    sources = {"head": HEAD_SOURCES, "sums": SUMS_SOURCES}.get(name.partition(" ")[0], SOURCES)
     return Cell(name, estimate_s, measure, sources, settings)
 
 
@@ -98,6 +101,11 @@ def _square(size: int, dtype: str) -> Cell:
 
 def _copy(num_bytes: int) -> Cell:
     return _cell("copy", 2.0, lambda timer: measure_copy(num_bytes, timer), bytes=num_bytes)
+
+
+def _sums(rows: int, columns: int, inner: int) -> Cell:
+    sizes = {"rows": rows, "columns": columns, "inner": inner}
+    return _cell("sums of gradients", 8.0, lambda timer: measure_sums(rows, columns, inner, timer), **sizes)
 
 
 def _attention(kind: str, shape: Shape, length: int, tiny: bool, documents: int = 1, name: str = "") -> Cell:
@@ -169,6 +177,9 @@ def show(book: Book) -> None:
             lines.append(
                 [name, result["copy_tb_per_s"], result["cast_tb_per_s"], None, watts, "TB/s: copy, cast to bf16"]
             )
+        elif "product_ms" in result:
+            rates = (result["torch_added_tb_per_s"], result["compiled_added_tb_per_s"])
+            lines.append([name, *rates, result["product_ms"], watts, "TB/s: torch's, compiled"])
         else:
             more = result.get("more_mib")
             lines.append(

@@ -9,7 +9,7 @@ rate. Selective recomputation with two sequences comes before none with one: it 
 pass over the gradients. Llama-3.1-8B has bf16 optimizer states (with fp32 states 141 GB leave no room for two
 sequences), and on 80 GB bf16 weights too: `pure`.
 Llama-3.1-8B is measured in fp8 too, at 4,096 and at 8,192 positions: the goal is 16,000 tokens/s at 8,192; its MFU is a share of
-bf16's peak.
+bf16's peak. Qwen3-4B's adapters have rank 16 on all linear layers; their rows have no MFU.
 
 The bar is the best public bf16 figure with a margin (Llama-3-8B, T 4096, one H200: 10,471 tokens/s with full recomputation),
 the goal is 65 % MFU, about what floor.py's LIMIT allows. Both are for an H200; on another card they are only for orientation.
@@ -78,6 +78,8 @@ def make_cells(tiny: bool) -> list[Cell]:
         (large, "fp8 tensorwise", {"policy": "fp8"}),
         (long, "fp8 tensorwise at 8192", {"policy": "fp8"}),
         (long, "fp8 rowwise at 8192", {"policy": "fp8", "scaling": "rowwise"}),
+        (ROWS[2], "LoRA", {"adapter": "lora"}),
+        (ROWS[2], "QLoRA", {"adapter": "qlora"}),
     )
     for row, words, change in others:
         setups = [s for s in setups_of(row, tiny) if s.policy == "bf16" or "gradients" not in change]

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from windlass.model.families.presets import PRESETS
 from windlass.model.head.head import Head
+from windlass.precision.masters import add_to, compiled_add
 
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 
@@ -153,6 +154,27 @@ def measure_copy(num_bytes: int, timer: Timer) -> dict[str, Any]:
         "copy_tb_per_s": round(2 * num_bytes / copy_s / 1e12, 3),
         "cast_tb_per_s": round(1.5 * num_bytes / cast_s / 1e12, 3),
     }
+
+
+def measure_sums(rows: int, columns: int, inner: int, timer: Timer) -> dict[str, Any]:
+    """A micro-batch's gradient of a weight [rows, columns] in bf16 into its sum in fp32: torch's kernel and windlass's compiled
+    one, copied and added, TB/s. Then the product that makes it, over `inner` tokens, alone and (`product_added_ms`) adding to the
+    sum itself, in the same kernel."""
+    total, gradient = torch.zeros(rows, columns, device=timer.device), normal(rows, columns, device=timer.device)
+    found: dict[str, Any] = {}
+    for words, add in (("torch", add_to), ("compiled", compiled_add())):
+        for kind, is_first, moved in (("copied", True, 6), ("added", False, 10)):
+            call = functools.partial(add, total.view(-1), gradient.view(-1), is_first)
+            found[f"{words}_{kind}_tb_per_s"] = round(moved * total.numel() / timer.time(call).median_s / 1e12, 3)
+    left, right = normal(inner, rows, device=timer.device), normal(inner, columns, device=timer.device)
+    found["product_ms"] = round(1e3 * timer.time(lambda: left.T @ right).median_s, 4)
+    if timer.device.type == "cuda":
+
+        def added() -> None:
+            torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
+
+        found["product_added_ms"] = round(1e3 * timer.time(added).median_s, 4)
+    return found
 
 
 def measure_head(shape: Shape, tokens: int, form: str, timer: Timer) -> dict[str, Any]:

@@ -28,11 +28,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from variants import MultiTensorAdamW, make_dense, masked
 
+from windlass.adapters.config import AdapterConfig
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.model.flops import flops_per_token
 from windlass.model.kernels import attention_kernel
+from windlass.model.lora.adapter import CODES, SCALES, Adapter, adapter_of
 from windlass.objectives.pretrain import Pretrain
 from windlass.optim.clip import gradient_norm
 from windlass.optim.config import OptimConfig
@@ -58,12 +60,13 @@ SOURCES = (
     "src/windlass/parallel",
     "src/windlass/optim",
     "src/windlass/precision",
+    "src/windlass/adapters",
 )
 TINY_MODEL = {
     "family": "smollm3",
     "vocab_size": 500,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -92,6 +95,8 @@ class Setup:
     """Of products in fp8."""
     gradients: str | None = None
     """What the gradients of micro-batches are added up in; None: fp32."""
+    adapter: str | None = None
+    """`lora` or `qlora` (the base in NF4): rank 16, on all linear layers. None: all parameters are trained."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -100,6 +105,12 @@ class Setup:
     def architecture(self) -> Architecture:
         given = TINY_MODEL if self.preset == "tiny" else {"preset": self.preset}
         return ModelConfig.model_validate(given).architecture()
+
+    def factors(self, architecture: Architecture) -> Adapter | None:
+        if self.adapter is None:
+            return None
+        base = "nf4" if self.adapter == "qlora" else "plain"
+        return adapter_of(AdapterConfig(kind="lora", base=base), architecture)
 
     def work(self) -> floor.Work:
         """The same in the floor model's terms."""
@@ -136,7 +147,7 @@ def measure_first_fit(setups: Sequence[Setup], device: torch.device, seconds: fl
     attempts = []
     for setup in setups:
         needed, there = floor.least_bytes(setup.architecture(), setup.work()), USABLE * memory_of(device)
-        if needed > there:
+        if needed > there and setup.adapter is None:
             attempts.append([asdict(setup), f"needs {needed / GIB:.1f} GiB at least, of {there / GIB:.1f}"])
             continue
         try:
@@ -187,10 +198,11 @@ def kernel_of(setup: Setup, architecture: Architecture, device: torch.device) ->
 
 
 def judged(setup: Setup, architecture: Architecture, tokens_per_s: float, device: torch.device) -> dict[str, Any]:
-    """MFU in three conventions, and what the floor model says of this device; nulls where its peak is not known."""
+    """MFU in three conventions, and what the floor model says of this device; nulls where its peak is not known, and for an
+    adapter."""
     flops = flops_per_token(architecture, setup.sequence_length)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    known = find_device(name)
+    known = find_device(name) if setup.adapter is None else None  # both count gradients of all weights
     found: dict[str, Any] = {"tflops_causal": round(flops.causal * tokens_per_s / 1e12, 2)}
     for convention in ("causal", "palm", "six_n"):
         mfu = getattr(flops, convention) * tokens_per_s / known.peak_flops if known else None
@@ -213,7 +225,8 @@ class Step:
         parallel = ParallelConfig(zero=setup.zero, recompute=setup.recompute, compile=setup.compile)
         mesh = make_mesh(parallel.layout(1), device.type)
         precision = precision_of(setup.precision())
-        program = build_program(architecture, parallel, precision, mesh, device, fill)
+        adapter = setup.factors(architecture)
+        program = build_program(architecture, parallel, precision, mesh, device, fill, adapter=adapter)
         assert isinstance(program, ShardedProgram)
         self.program = program
         if setup.loss == "dense":
@@ -276,12 +289,16 @@ def _recorded() -> torch.cuda.Event:
 
 @torch.no_grad()
 def fill(named: dict[str, Tensor]) -> None:
-    """Norms 1, biases 0, matrices N(0, 0.02), drawn where they lie."""
+    """Norms 1, biases 0, matrices N(0, 0.02), drawn where they lie; in NF4 any codes, of about that size."""
     generator: torch.Generator | None = None
     for name, parameter in named.items():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if name.endswith(".bias"):
             local.zero_()
+        elif name.endswith(f".{CODES}"):
+            local.random_(0, 256)
+        elif name.endswith(f".{SCALES}"):
+            local.fill_(0.04)
         elif local.dim() < 2:
             local.fill_(1.0)
         else:

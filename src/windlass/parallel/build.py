@@ -111,7 +111,8 @@ def build_program(
         _lay_out(part, config, precision, mesh, device, {*frozen, *base}, recompute)
     named = {name: parameter for part in parts for name, parameter in part.named_parameters()}
     # after all that replaces parameters; one process has one part
-    masters = apply_masters(parts[0], precision) if _keeps_masters(mesh, precision, config) else NO_MASTERS
+    keeps_masters = _keeps_masters(mesh, precision, config)
+    masters = apply_masters(parts[0], precision, config.compiles) if keeps_masters else NO_MASTERS
     fill({**named, **masters})
     fill_copies(named, masters)
     for part in parts:

@@ -20,13 +20,17 @@ FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32.
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from windlass.precision.policy import Precision
+
+COMPILED_FROM: Final = 1 << 20
+"""Elements. Smaller tensors are torch's own kernels' work: torch.compile takes its blocks from the first tensor that it sees."""
 
 
 def has_masters(world: int, precision: Precision, zero: int, is_offloaded: bool) -> bool:
@@ -35,10 +39,10 @@ def has_masters(world: int, precision: Precision, zero: int, is_offloaded: bool)
     return world == 1 and is_wide and zero != 0 and not is_offloaded
 
 
-def apply_masters(model: nn.Module, precision: Precision) -> dict[str, nn.Parameter]:
+def apply_masters(model: nn.Module, precision: Precision, is_compiled: bool = False) -> dict[str, nn.Parameter]:
     """Makes each parameter that is stored in fp32 one of the computing dtype, in place -> its master, by name, with the memory
     that the parameter had. Both are without values: fill the masters, then `fill_copies`. A frozen base has none: it is stored
-    as it computes."""
+    as it computes. `is_compiled`: sums of 16-bit gradients in fp32 are added by a compiled kernel."""
     masters = {}
     for name, parameter in model.named_parameters():
         if parameter.dtype == precision.stored:
@@ -46,18 +50,40 @@ def apply_masters(model: nn.Module, precision: Precision) -> dict[str, nn.Parame
             masters[name].grad_dtype = precision.gradients
             parameter.data = torch.empty_like(parameter, dtype=precision.compute)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(partial(_hand_over, masters[name], precision.gradients))
+                add = compiled_add() if is_compiled and parameter.numel() >= COMPILED_FROM else add_to
+                hand_over = partial(_hand_over, masters[name], precision.gradients, add)
+                parameter.register_post_accumulate_grad_hook(hand_over)
     return masters
 
 
-def _hand_over(master: nn.Parameter, dtype: torch.dtype, parameter: torch.Tensor) -> None:
+def _hand_over(
+    master: nn.Parameter, dtype: torch.dtype, add: Callable[[Tensor, Tensor, bool], None], parameter: Tensor
+) -> None:
     """Adds a micro-batch's gradient to the master's, and frees it."""
     gradient, parameter.grad = parameter.grad, None
     assert gradient is not None
+    if gradient.dtype == dtype:
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        return
+    is_first = master.grad is None
     if master.grad is None:
-        master.grad = gradient.to(dtype)
+        master.grad = torch.empty_like(gradient, dtype=dtype)
+    add(master.grad.view(-1), gradient.view(-1), is_first)  # flat: one graph for matrices of any sizes
+
+
+def add_to(total: Tensor, gradient: Tensor, is_first: bool) -> None:
+    """total = or += gradient, in total's wider dtype."""
+    if is_first:
+        total.copy_(gradient)
     else:
-        master.grad.add_(gradient)
+        total.add_(gradient)
+
+
+@cache
+def compiled_add() -> Callable[[Tensor, Tensor, bool], None]:
+    """`add_to` as a kernel of Triton's, with the same bits. torch's own kernels for two dtypes reach about half of a GPU's memory
+    rate: see docs/performance.md."""
+    return torch.compile(add_to, dynamic=True, fullgraph=True)
 
 
 @torch.no_grad()

@@ -37,12 +37,17 @@ def racing_in(source: str) -> list[str]:
     return [found[1] for found in KERNEL.finditer(source) if races(found[0])]
 
 
-def racing_kernels(runtime: Runtime) -> list[str]:
-    """Those of all that the ranks have compiled so far. Collective."""
+def compiled_files() -> set[Path]:
+    """The modules that torch's compiler has written in this process so far."""
     from torch._inductor.codecache import PyCodeCache  # costs a second, and is loaded where something is compiled
 
-    files = {module.__file__ for module in PyCodeCache.modules if module.__file__ is not None}
-    own = [name for file in sorted(files) if Path(file).exists() for name in racing_in(Path(file).read_text("utf-8"))]
+    files = {Path(module.__file__) for module in PyCodeCache.modules if module.__file__ is not None}
+    return {file for file in files if file.exists()}
+
+
+def racing_kernels(runtime: Runtime) -> list[str]:
+    """Those of all that the ranks have compiled so far. Collective."""
+    own = [name for file in compiled_files() for name in racing_in(file.read_text("utf-8"))]
     return sorted({name for names in runtime.gathered(own) for name in names})
 
 
