@@ -1,7 +1,7 @@
 """Applies the techniques in the one order in which they work. Each line below gives the reason for its position."""
 
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.chunks import USUAL, Chunks
 from windlass.model.head.head import Head
+from windlass.model.head.loss import adds_wide
 from windlass.model.lora.adapter import SCALES, Adapter, frozen_base
 from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
@@ -30,6 +31,7 @@ from windlass.parallel.tie import EMBEDDING, HEAD
 from windlass.precision.fp8 import apply_fp8
 from windlass.precision.masters import apply_masters, fill_copies, has_masters
 from windlass.precision.policy import Precision
+from windlass.precision.sums import apply_sums
 
 Fill = Callable[[dict[str, torch.Tensor]], None]
 """Writes the starting weights into named parameters (DTensors where sharded), in place."""
@@ -113,6 +115,8 @@ def build_program(
     # after all that replaces parameters; one process has one part
     keeps_masters = _keeps_masters(mesh, precision, config)
     masters = apply_masters(parts[0], precision, config.compiles) if keeps_masters else NO_MASTERS
+    if masters and sums_in_products(precision, device):
+        apply_sums(_linears(parts[0]), masters, precision.gradients)
     fill({**named, **masters})
     fill_copies(named, masters)
     for part in parts:
@@ -133,6 +137,17 @@ def build_program(
 
 def _keeps_masters(mesh: Mesh, precision: Precision, config: ParallelConfig) -> bool:
     return has_masters(mesh.dense.size(), precision, config.zero_stage, config.offload)
+
+
+def sums_in_products(precision: Precision, device: torch.device) -> bool:
+    """Whether products can add gradients up where they are summed."""
+    is_wide = precision.gradients != precision.compute
+    return device.type == "cuda" and (not is_wide or adds_wide(device.type, precision.compute))
+
+
+def _linears(part: Decoder) -> Iterator[tuple[str, Linear]]:
+    """The linear layers of the blocks, by the names they have in the whole model."""
+    return ((name, module) for name, module in part.named_modules() if isinstance(module, Linear))
 
 
 def _check(program: Program, parts: Sequence[Decoder], config: ParallelConfig, precision: Precision) -> None:
@@ -158,8 +173,7 @@ def _lay_out(
     # before recompute and compile, which take the forwards they find
     apply_tensor(part, part.blocks, mesh.dense["tp"])
     apply_context(part, mesh, config.context_kind)  # attention asks for it in every forward
-    linears = (module for block in part.blocks for module in block.modules() if isinstance(module, Linear))
-    apply_fp8(linears, precision.scaling, precision.compute, device)
+    apply_fp8((module for _, module in _linears(part)), precision.scaling, precision.compute, device)
     kinds = recompute or [config.recomputes] * part.arch.num_layers
     # before compile, which traces the forward it finds
     apply_recompute(part.blocks, [kinds[int(index)] for index in part.model.layers])

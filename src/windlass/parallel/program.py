@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from windlass.model.head.loss import factor_bits
+from windlass.model.lora.linear import Linear
 from windlass.model.transformer import Decoder
 from windlass.parallel.context import cut_rows
 from windlass.parallel.ddp import sum_gradients
@@ -29,6 +30,7 @@ from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.routers import Routers
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
+from windlass.precision.sums import begin_sums
 
 Batch = dict[str, torch.Tensor]
 BY_ROW: Final = {"by_row": True}
@@ -172,10 +174,12 @@ class ShardedProgram(DecoderProgram):
         ]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller = model, caller
+        self._products = [module.product for module in model.modules() if isinstance(module, Linear)]
         self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
+        begin_sums(self._products)
         total: torch.Tensor | None = None
         factor = self._factor(count)
         for index, batch in enumerate(batches):

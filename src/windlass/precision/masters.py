@@ -59,9 +59,10 @@ def apply_masters(model: nn.Module, precision: Precision, is_compiled: bool = Fa
 def _hand_over(
     master: nn.Parameter, dtype: torch.dtype, add: Callable[[Tensor, Tensor, bool], None], parameter: Tensor
 ) -> None:
-    """Adds a micro-batch's gradient to the master's, and frees it."""
+    """Adds a micro-batch's gradient to the master's, and frees it. None: its product has added it (sums.py)."""
     gradient, parameter.grad = parameter.grad, None
-    assert gradient is not None
+    if gradient is None:
+        return
     if gradient.dtype == dtype:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         return
