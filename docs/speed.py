@@ -149,14 +149,15 @@ def gpu_cells(name: str) -> list[dict[str, Any]]:
 def gpu_rows() -> str:
     """Headline rows: what one GPU trained per second."""
     rows = []
-    for cell in gpu_cells("headline"):
+    for cell in sorted(gpu_cells("headline"), key=lambda cell: ("," in cell["name"], cell["name"])):
         one = cell["result"]
         setup = one["setup"]
         given = (
             f"{setup['micro_batch']} x {setup['sequence_length']:,}, {setup['recompute']}, states in {setup['states']}"
         )
         device = f"{cell['device'].removeprefix('NVIDIA ')}, torch {cell['torch'].partition('+')[0]}"
-        figures = (f"{one['tokens_per_s']:,.0f}", f"{one['mfu_causal']:.1%}", f"{one['mfu_palm']:.1%}")
+        mfus = ("-" if one[key] is None else f"{one[key]:.1%}" for key in ("mfu_causal", "mfu_palm"))
+        figures = (f"{one['tokens_per_s']:,.0f}", *mfus)
         rows.append((cell["name"], device, given, *figures, f"{one['allocated_gib']:.1f}"))
     head = ("model", "device", "micro-batch, recompute", "tok/s", "MFU, causal", "PaLM", "GiB")
     return table(head, rows)
@@ -173,6 +174,24 @@ def gpu_kernels() -> str:
         waiting = 1e3 * (one["wall_ms"] - one["kernels_ms"]) / one["tokens"]
         rows.append((cell["name"], *(f"{share:.2f}" for share in (*shares, waiting))))
     return table(("us per token", *kinds, "no kernel runs"), rows)
+
+
+def gpu_peer() -> str:
+    """transformers' Trainer on the job of the row smollm3-3b."""
+    rows = []
+    for cell in gpu_cells("peer"):
+        one, given = cell["result"], cell["result"]["try"]
+        words = f"{given['micro_batch']} x {given['length']:,}{', gradient checkpointing' if given['checkpointing'] else ''}"
+        rows.append(
+            (
+                cell["name"],
+                words,
+                f"{one['tokens_per_s']:,.0f}",
+                f"{one['mfu_causal']:.1%}",
+                f"{one['allocated_gib']:.1f}",
+            )
+        )
+    return table(("loop", "micro-batch", "tok/s", "MFU, causal", "GiB"), rows)
 
 
 def mib(size: float) -> str:
@@ -193,6 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "layouts": layouts,
     "gpu": gpu_rows,
     "gpu kernels": gpu_kernels,
+    "gpu peer": gpu_peer,
 }
 
 

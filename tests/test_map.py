@@ -238,7 +238,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "other_names": ("answers", "near_names", "table", "target_names"),
     "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch", "expert"),
-    "precision": ("config", "policy", "masters", "fp8", "loss_scale", "same_bits"),
+    "precision": ("config", "policy", "masters", "sums", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
     "ranks": ("meeting", "tree", "host_page", "open_files"),

@@ -48,7 +48,9 @@ def test_a_trial_shows_the_bars_and_no_mfu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(headline, "setups_of", eager)
     out = tmp_path / "trial.json"
     assert main(["--device", "cpu", "--tiny", "--out", str(out), "--only", "qwen3-4b"]) == 0
-    (found,) = json.loads(out.read_text())["cells"]
+    found, *adapted = json.loads(out.read_text())["cells"]
+    assert [one["name"] for one in adapted] == ["qwen3-4b, LoRA", "qwen3-4b, QLoRA"]
+    assert all(one["result"]["loss"][1] < one["result"]["loss"][0] for one in adapted)
     assert found["result"]["mfu_causal"] is None and found["result"]["before"] == []
     printed = capsys.readouterr().out
     assert "24,600" in printed and "12,000" in printed

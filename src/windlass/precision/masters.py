@@ -12,10 +12,12 @@ Moved, bytes per parameter and micro-batch: a product writes its gradient (2), w
 in all; in bf16 2 + (2 + 2 + 2) = 8. The first micro-batch of a step has no sum to read: 8 and 2. No weight is cast inside a
 micro-batch; the optimizer writes the parameter once per step (2). FSDP2 on one rank moves 55.7: it casts and copies every weight,
 in backward again, and divides every gradient by 1.0. Autocast moves 25.9, and keeps the residual stream in fp32. (Counted on
-torch 2.13 by `python benchmarks/step_bytes.py`.)
+torch 2.13 by `python benchmarks/step_bytes.py`.) On a GPU the products of the blocks add to the sums themselves: 8 bytes,
+none in a pass of its own (sums.py).
 
 Why the gradient is right: nothing is summed over ranks, and the loss is divided by the count before backward. The numbers are
-FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32.
+FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32. (Where products add, nothing
+is rounded to 16 bits.)
 
 Source: Micikevicius et al., Mixed Precision Training, arXiv 1710.03740.
 """
@@ -82,8 +84,8 @@ def add_to(total: Tensor, gradient: Tensor, is_first: bool) -> None:
 
 @cache
 def compiled_add() -> Callable[[Tensor, Tensor, bool], None]:
-    """`add_to` as a kernel of Triton's, with the same bits. torch's own kernels for two dtypes reach about half of a GPU's memory
-    rate: see docs/performance.md."""
+    """`add_to` as a kernel of Triton's, with the same bits. torch's own kernels for two dtypes are slower: 2.8 TB/s where this
+    one reaches 3.8 (H200, `python benchmarks/gpu/ground_truth.py --only sums`)."""
     return torch.compile(add_to, dynamic=True, fullgraph=True)
 
 
