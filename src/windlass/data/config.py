@@ -66,8 +66,9 @@ class DataConfig(Settings):
     """Leave out every document of `sources` whose text came before: with `true` to the byte, with {similarity: 0.8} nearly too.
     `true` takes 16 bytes of memory per document while documents are counted, and about 60 for a moment at the end."""
     validation: Validation = 0.02
-    """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents, or an
-    amount, {bytes: 10e6} or {tokens: 1e6}, which a single text file has too. Or a source of its own; or none."""
+    """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents (of a
+    single text file that share of its bytes, its end), or an amount, {bytes: 10e6} or {tokens: 1e6}. Or a source of its own; or
+    none."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
     """How many samples a shard file holds: as many as fit into these bytes at 8 bytes per token. Of text it takes a quarter of
     them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""

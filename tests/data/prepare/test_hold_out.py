@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tests.data.conftest import data_config, make_text, write_corpus
 from tests.data.prepare.test_prepare import documents_of, quietly
 from windlass.data.config import SourceConfig
-from windlass.data.prepare.hold_out import border_of
+from windlass.data.prepare.hold_out import border_of, border_of_share
 from windlass.data.sources.scan import scan
 from windlass.data.sources.select import Selection, Split, select
 from windlass.data.sources.source_files import source_of
@@ -54,6 +54,59 @@ def test_one_text_file_gives_its_last_lines(tmp_path):
     (begin,), (end,) = (documents_of(prepared, name) for name in ("train", "validation"))
     assert begin + end == lines and begin.endswith("rope\n") and 1000 - 20 < len(end) <= 1000
     assert "validation: 1000 B of text are held out: 0 documents and the last 1000 B of one" in log
+
+
+@pytest.mark.parametrize("texts", [1, 2])
+def test_a_share_of_so_few_texts_that_a_side_has_none_is_a_share_of_their_bytes(tmp_path, texts):
+    lines = ["".join(f"{number} rope and anchor {text}\n" for number in range(400)) for text in range(texts)]
+    (tmp_path / "corpus").mkdir()
+    for number, text in enumerate(lines):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(text)
+    assert min(xxhash.xxh64_intdigest(text.encode()) for text in lines) > 0.1 * 2**64, "by hash all are trained on"
+    log = []
+    prepared = quietly(data_config(tmp_path, validation=0.1), lines=log)
+    train, (end,) = (documents_of(prepared, name) for name in ("train", "validation"))
+    (cut,) = [text for text in lines if text.endswith(end)]
+    assert sorted(train) == sorted([cut[: -len(end)], *(text for text in lines if text != cut)])
+    tenth = size(lines) // 10
+    assert tenth - 30 < len(end) <= tenth and cut[-len(end) - 1] == "\n"
+    of = "1 document" if texts == 1 else "2 documents"
+    said = f"validation: 0.1 of {of} leaves none to validate on: 0.1 of their bytes are held out instead"
+    assert said in log
+    again = []
+    quietly(data_config(tmp_path, validation=0.1), lines=again)
+    assert any("unchanged: skipped" in line for line in again)
+
+
+def test_a_share_that_would_hold_everything_out_gives_the_begin_to_training(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "only.txt").write_text(text := "".join(f"{n} anchor and rope\n" for n in range(400)))
+    share = xxhash.xxh64_intdigest(text.encode()) / 2**64 + 1e-6
+    log = []
+    prepared = quietly(data_config(tmp_path, validation=share), lines=log)
+    (begin,), (end,) = (documents_of(prepared, name) for name in ("train", "validation"))
+    assert begin + end == text and any("leaves none to train on" in line for line in log)
+
+
+def test_a_share_of_enough_texts_is_by_hash_and_reads_until_both_sides_have_one(tmp_path, corpus):
+    log = []
+    prepared = quietly(data_config(tmp_path, validation=0.3), lines=log)
+    low = [text for text in corpus if xxhash.xxh64_intdigest(text.encode()) < int(0.3 * 2**64)]
+    assert documents_of(prepared, "validation") == low and not any("instead" in line for line in log)
+    read = []
+
+    class Counted(Selection):
+        def documents_of(self, number):
+            for document in super().documents_of(number):
+                read.append(document)
+                yield document
+
+    source = source_of(
+        SourceConfig(path=str(tmp_path / "corpus")), scan(SourceConfig(path=str(tmp_path / "corpus")), print)
+    )
+    assert border_of_share(0.3, print, Counted([source], 0, 1 << 64)).cut is None
+    sides = [text in low for text in corpus]
+    assert len(read) == max(sides.index(True), sides.index(False)) + 1
 
 
 def test_a_cut_keeps_characters_whole():

@@ -136,7 +136,7 @@ def test_no_part_reads_more_than_its_chunks_after_the_first_step(tmp_path, sourc
         pytest.fail("counted again")
 
     monkeypatch.setattr("windlass.data.prepare.chunk_tasks.CountChunk.__call__", never)
-    monkeypatch.setattr("windlass.data.prepare.plan.border_of", never)
+    monkeypatch.setattr("windlass.data.prepare.hold_out.border_of", never)
     batches, encoded = pool.batches, []
     monkeypatch.setattr(pool, "batches", lambda texts: batches(encoded.append(len(texts)) or texts))
     for number in range(3):

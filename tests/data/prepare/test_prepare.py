@@ -219,12 +219,15 @@ def refused(config, sets=None):
 
 
 def test_a_share_that_leaves_a_side_empty_says_so(tmp_path):
+    """Rows of a chat are not cut, and in a mixture no text is. (A text that may be cut: test_hold_out.)"""
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "only.txt").write_text(make_text(100, 0))
-    found = [refused(data_config(tmp_path, validation=share)) for share in (0.0001, 0.9999)]
+    for name in ("one", "two"):
+        (tmp_path / "corpus" / f"{name}.txt").write_text(make_text(100, 0))
+    weighted = [{"path": str(tmp_path / "corpus" / f"{name}.txt"), "weight": 1.0} for name in ("one", "two")]
+    found = [refused(data_config(tmp_path, sources=weighted, validation=share)) for share in (0.0001, 0.9999)]
     assert {error.given for error in found} == {
-        "validation: 0.0001 of 1 documents leaves none for validation",
-        "validation: 0.9999 of 1 documents leaves none for train",
+        "validation: 0.0001 of 2 documents leaves none for validation",
+        "validation: 0.9999 of 2 documents leaves none for train",
     }
     assert "validation: {path: ...}" in found[0].change
 

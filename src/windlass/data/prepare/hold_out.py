@@ -1,4 +1,4 @@
-"""An amount of the training documents -> the border of the hashes below which documents are held out (data/held_out).
+"""A share or an amount of the training documents -> the border of the hashes below which documents are held out (data/held_out).
 
 Documents are taken in the order of the hashes of their texts, so a document moves only where the amount or the corpus before it
 changes, and copies of a text stay together. Memory: 40 bytes per document that is held out, and a sample of a mebibyte of text.
@@ -12,15 +12,44 @@ from typing import Final
 import xxhash
 from tokenizers import Tokenizer
 
+from windlass.data.config import DataConfig
 from windlass.data.held_out import HeldOutConfig
-from windlass.data.sources.select import BYTES_PER_ID, Border, Selection, Split
+from windlass.data.sources.select import BYTES_PER_ID, HASHES, Border, Selection, Split
 from windlass.data.sources.source_files import Document, bytes_of
+from windlass.data.tokenize.resume import found_once
 from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
 from windlass.errors import UserError
 from windlass.units import MIB, format_bytes
 
 SAMPLE_BYTES: Final = MIB  # of text, whose tokens are counted: our choice, about 250,000 tokens
 SAMPLE_OF_ONE: Final = MIB // 16  # of one document, so that at least 16 are asked
+
+
+def validation_of(
+    config: DataConfig,
+    share: float | None,
+    tokenizer_files: Sequence[Path],
+    log: Callable[[str], None],
+    kept: Path,
+    is_streamed: bool,
+) -> float | Callable[[Selection], Border] | None:
+    """What is held out of the training documents, as `select` takes it. `kept`: where what reading all of them finds is kept."""
+    amount = config.validation if isinstance(config.validation, HeldOutConfig) else None
+    # a share of the first documents must not read all; in a mixture no source's share may hang on those behind it (appended.py)
+    if amount is None and (share is None or is_streamed or config.mixture or config.order.held_out_of is not None):
+        return share
+
+    def found(documents: Selection) -> Border:
+        if amount is not None:
+            return border_of(amount, tokenizer_files, log, documents)
+        assert share is not None
+        return border_of_share(share, log, documents)
+
+    def once(documents: Selection) -> Border:
+        border, cut = found_once(kept / "border", lambda: found(documents))
+        return Border(border, None if cut is None else Split(*cut))
+
+    return once
 
 
 def border_of(
@@ -39,6 +68,22 @@ def border_of(
     words = f"{whole} documents" + (f" and the last {format_bytes(part)} of one" if is_cut else "")
     log(f"validation: {format_bytes(held + (part if is_cut else size))} of text are held out: {words}")
     return Border(digest, Split(digest, part)) if is_cut else Border(digest + 1)
+
+
+def border_of_share(share: float, log: Callable[[str], None], documents: Selection) -> Border:
+    """Where the share ends among all hashes. So few texts that one side would have none, such as a single file, give the share
+    of their bytes instead."""
+    border, total, number, sides = int(share * HASHES), 0, 0, set[bool]()
+    for digest, document, _ in _hashed(documents):
+        total, number = total + len(bytes_of(document)), number + 1
+        sides.add(digest < border)
+        if len(sides) == 2:
+            return Border(border)
+    if not total or not all(source.may_be_cut for source in documents.sources):
+        return Border(border)
+    side, texts = ("train" if sides == {True} else "validate"), "1 document" if number == 1 else f"{number} documents"
+    log(f"validation: {share:g} of {texts} leaves none to {side} on: {share:g} of their bytes are held out instead")
+    return border_of(HeldOutConfig(bytes=max(1, int(share * total))), [], log, documents)
 
 
 def _lowest(documents: Selection, wanted: int) -> tuple[list[tuple[int, int, int]], int]:

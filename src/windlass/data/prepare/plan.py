@@ -23,7 +23,7 @@ from windlass.data.prepare.fingerprint import (
     stream_fingerprint,
     without_bad_rows,
 )
-from windlass.data.prepare.hold_out import border_of
+from windlass.data.prepare.hold_out import validation_of
 from windlass.data.sources.bad_rows import BadRows, Report, judge
 from windlass.data.sources.config import DEFAULT_SPLIT, HELD
 from windlass.data.sources.fetch import Stream, fetch
@@ -31,11 +31,10 @@ from windlass.data.sources.growing import Patience, what_changed
 from windlass.data.sources.hub import commit_of, split_names
 from windlass.data.sources.known_hashes import KnownHashes
 from windlass.data.sources.scan import scan, scan_texts
-from windlass.data.sources.select import Amount, Border, Selection, Split, check_not_empty, duplicates, select
+from windlass.data.sources.select import Amount, Selection, check_not_empty, duplicates, select
 from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
 from windlass.data.tokenize.pool import TaskRunner
-from windlass.data.tokenize.resume import found_once
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.data.tokens.documents import IdVocabulary, stored_documents
 from windlass.data.tokens.token_files import scan_tokens, vocabulary_of
@@ -201,7 +200,7 @@ def choose(
     training = [source for name, source in sources.items() if name.startswith("sources.")]
     selections = select(
         training,
-        share or sources.get("validation") if amount is None else partial(_border, plan, amount, kept),
+        validation_of(config, share, plan.loaded, log, kept, bool(streamed)) or sources.get("validation"),
         {name.removeprefix("sets."): source for name, source in sources.items() if name.startswith("sets.")},
         duplicates(training, config.deduplicate, runner.map, log),
         config.order.held_out_of,
@@ -219,12 +218,6 @@ def choose(
             filters.end(log)
     check_not_empty(amounts, share)
     return selections, amounts, chunked
-
-
-def _border(plan: PreparePlan, amount: HeldOutConfig, kept: Path, documents: Selection) -> Border:
-    """`border_of` all documents, which are read once."""
-    found, cut = found_once(kept / "border", lambda: border_of(amount, plan.loaded, plan.log, documents))
-    return Border(found, None if cut is None else Split(*cut))
 
 
 def _opened(

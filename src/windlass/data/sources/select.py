@@ -212,10 +212,7 @@ def check_not_empty(amounts: Mapping[str, Sequence[Amount]], share: float | None
             continue
         if name in ("train", "validation") and share is not None and total:
             given = f"validation: {share:g} of {total} documents leaves none for {name}"
-            rule = (
-                "a share of whole documents is taken by hash, equal ones together (a text file is one document); both sides need "
-                "one"
-            )
+            rule = "a share of whole documents is taken by hash, equal ones together; both sides need one"
             change = (
                 "give an amount, such as validation: {bytes: 10e6}, or a source of its own: validation: {path: ...}"
             )
