@@ -191,6 +191,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "cores",
         "fitting",
         "preferences",
+        "fill_in_middle",
         "flags",
     ),
     "hub": ("client", "config", "push"),
@@ -367,7 +368,8 @@ NO_TEST_OF_ITS_OWN = {
     "data/held_out.py": "data/test_config.py: every form of validation; data/prepare/test_hold_out.py: what is held out",
     "data/tokenizer_config.py": "data/test_config.py: every rule",
     "data/tokens/stored_row.py": "data/tokens/test_documents.py reads rows of every kind; test_megatron.py damages files",
-    "data/sources/shape_config.py": "data/sources/test_row_shapes.py: every shape, and every mapping that cannot be",
+    "data/sources/shape_config.py": "data/sources/test_row_shapes.py: every shape, and every mapping that cannot be; "
+    "data/tokenize/test_fill_in_middle.py: marks",
     "data/stream/batch_source.py": "a protocol; data/stream/test_loader.py reads every source by it",
     "other_names/answers.py": "other_names/test_table.py: what a recipe with a row of the table is answered",
     "other_names/spellings.py": "other_names/test_table.py: every spelling, where a recipe has it",

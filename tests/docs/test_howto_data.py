@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tokenizers import AddedToken
 
 from tests import tiny
 from tests.data.conftest import make_text
@@ -21,6 +22,7 @@ from windlass.commands.data_consumed import consumed
 from windlass.config import check_recipe
 from windlass.data.lint.lint import lint
 from windlass.data.lint.statistics import read_sample
+from windlass.data.tokenize.fill_in_middle import MARKS
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.training.preflight import prepare_only
 
@@ -58,6 +60,9 @@ def place(tmp_path, monkeypatch, small, hub):
     for number, text in enumerate(texts[:100]):
         (tmp_path / "incoming" / f"{number:03}.txt").write_text(text)
     (tmp_path / "incoming" / "_SUCCESS").touch()
+    (tmp_path / "code").mkdir()
+    for number, text in enumerate(texts[:40]):
+        (tmp_path / "code" / f"{number}.py").write_text(text)
     (tmp_path / "rows").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"body": texts[20:80]}), tmp_path / "rows" / "a.parquet")
     (tmp_path / "lines.jsonl.gz").write_bytes(gzip.compress(lines({"body": t} for t in texts[80:140]).encode()))
@@ -79,6 +84,7 @@ def place(tmp_path, monkeypatch, small, hub):
     )
     planted = Planted(small, tmp_path / "planted")
     planted.tokenizer.add_special_tokens(["<|im_start|>"])
+    planted.tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS[0]])
     planted.tokenizer.save(str(planted.directory / "tokenizer" / "tokenizer.json"))
     planted.set_config(chat_template=PLAIN, eos_token=TURN)
     hub.add_directory("Qwen/Qwen3-0.6B", planted.directory / "tokenizer")

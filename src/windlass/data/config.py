@@ -187,10 +187,9 @@ class DataConfig(Settings):
             yield ValueError(
                 f"{given.count(True)} of {len(given)} sources have a `weight`; all have one, which mixes them, or none has"
             )
-        if isinstance(self.validation, SourceConfig) and self.validation.weight is not None:
-            yield ValueError(
-                "`validation.weight` has no effect: weights are shares of the training stream; leave it out"
-            )
+        for key in ("weight", "fill_in_middle"):
+            if isinstance(self.validation, SourceConfig) and getattr(self.validation, key) is not None:
+                yield ValueError(f"`validation.{key}` has no effect: it is for what is trained on; leave it out")
 
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:

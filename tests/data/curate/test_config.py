@@ -31,9 +31,7 @@ def test_what_is_no_filter_is_refused(given, message):
 
 @pytest.mark.parametrize("kind", ["preference", "tokens"])
 def test_what_is_neither_text_nor_conversation_has_no_filters(kind):
-    with pytest.raises(
-        ValidationError, match=f"`filters` of `format: {kind}`: they look at one text or one conversation"
-    ):
+    with pytest.raises(ValidationError, match=f"`filters` of `format: {kind}` look at texts or conversations"):
         SourceConfig.model_validate({"path": "a", "format": kind, "filters": {"min_chars": 2}})
 
 

@@ -83,7 +83,7 @@ def test_parts_of_chunks_are_kept_and_one_that_is_damaged_is_made_again(tmp_path
     data = damaged.read_bytes()
     damaged.write_bytes(data[:-9] + b"X" + data[-8:])
     encoded, batches = [], pool.batches
-    monkeypatch.setattr(pool, "batches", lambda texts: batches(encoded.extend(texts) or texts))
+    monkeypatch.setattr(pool, "batches", lambda texts, *more: batches(encoded.extend(texts) or texts, *more))
     again = quietly(config)
     num_documents = sum(info.documents for info in whole.sets.values())
     assert 0 < len(encoded) < num_documents // 3 and again.sets == whole.sets

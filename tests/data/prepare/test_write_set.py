@@ -4,10 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer
 
 from tests.data.conftest import data_config, write_corpus
+from tests.data.prepare.test_prepare import documents_of
+from windlass.data.packing import unpack
 from windlass.data.prepare.prepare import prepare
 from windlass.data.shards.mds import Reader
+from windlass.data.sources.config import FillInMiddleConfig, SourceConfig
+from windlass.data.tokenize.fill_in_middle import MARKS, middles_of
+from windlass.data.tokenize.tokenizer import open_tokenizer
+from windlass.errors import UserError
 
 
 def test_best_fit_keeps_documents_whole_and_tells_how_full(corpus, tmp_path):
@@ -80,3 +87,66 @@ def test_a_token_of_text_takes_two_bytes_and_compression_changes_no_sample(tmp_p
         assert {shard.columns.id_type for shard in one.shards} == {"<u2"}
         assert [shard.columns.target for shard in one.shards][:-1] == [""] * (len(one.shards) - 1)
         assert all(path.name.endswith(".mds.zstd") for path in (packed.directory / name).glob("shard.*"))
+
+
+@pytest.fixture
+def marked(corpus, tmp_path):
+    """A tokenizer with the marks of prefix, suffix and middle, which are not special in it, as Qwen's are not."""
+    first = prepare(data_config(tmp_path, directory=str(tmp_path / "first")), {}, log=lambda _: None)
+    tokenizer = Tokenizer.from_file(str(first.tokenizer_directory / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS[0]])
+    tokenizer.save(str(first.tokenizer_directory / "tokenizer.json"))
+    return {"from": str(first.tokenizer_directory)}
+
+
+def test_the_middle_of_training_documents_is_moved_and_no_other(corpus, tmp_path, marked):
+    """By workers that read chunks, and by the parent where a limit counts documents: the same shards."""
+    found = {}
+    for name, limit in (("plain", {}), ("chunked", {}), ("limited", {"documents": 1000})):
+        middles = {} if name == "plain" else {"fill_in_middle": {"share": 0.6}}
+        sources, lines = [{"path": str(tmp_path / "corpus"), **limit, **middles}], []
+        config = data_config(tmp_path, sources=sources, tokenizer=marked, directory=str(tmp_path / name))
+        found[name] = prepare(config, {}, log=lines.append)
+        assert not [line for line in lines if "rewrites text" in line]
+    plain, chunked, _ = found.values()
+    assert plain.fingerprint != chunked.fingerprint
+    for name in ("train", "validation"):
+        rows = [[ids.tolist() for ids, _ in Reader(one.directory / name)] for one in found.values()]
+        assert rows[1] == rows[2] and (rows[0] == rows[1]) == (name == "validation")
+        assert [one.sets[name].bytes_add_up for one in found.values()] == [True] * 3, "a mark is no text"
+    assert chunked.sets["train"].bytes == plain.sets["train"].bytes
+    opened, eos_id = open_tokenizer(chunked.tokenizer_directory)
+    middles = middles_of(FillInMiddleConfig(share=0.6), [chunked.tokenizer_directory / "tokenizer.json"])
+    train = documents_of(plain, "train")
+    moved = [middles.parts(text) for text in train]
+    num_moved = sum(len(parts) > 1 for parts in moved)
+    assert 0.3 < num_moved / len(train) < 0.9
+    assert f"train: source 0: the middle of {num_moved} of {len(train)} documents is moved behind the end" in lines
+    expected = [
+        [number for part, mark in parts for number in [*opened.encode(part).ids, eos_id if mark is None else mark]]
+        for parts in moved
+    ]
+    stream = unpack(Reader(chunked.directory / "train"))[1:].tolist()
+    assert stream[: sum(map(len, expected))] == [number for document in expected for number in document]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sources": [{"path": "x", "format": "chat", "fill_in_middle": {}}]}, "`fill_in_middle` of `format: chat`"),
+        ({"validation": {"path": "x", "fill_in_middle": {}}}, "`validation.fill_in_middle` has no effect"),
+    ],
+)
+def test_a_middle_where_none_is_moved_is_refused(tmp_path, change, words):
+    with pytest.raises(ValueError, match=words):
+        data_config(tmp_path, tokenizer={"from": "x"}, **change)
+
+
+def test_a_middle_is_refused_before_anything_is_read(corpus, tmp_path, marked):
+    asked = {"path": str(tmp_path / "corpus"), "fill_in_middle": {}}
+    with pytest.raises(UserError, match="is trained here or has no") as caught:
+        prepare(data_config(tmp_path, sources=[asked]), {}, log=lambda _: None)
+    assert "data.tokenizer.from" in caught.value.change
+    with pytest.raises(UserError, match=r"evaluate.sets.held.fill_in_middle"):
+        sets = {"held": SourceConfig.model_validate(asked)}
+        prepare(data_config(tmp_path, tokenizer=marked), sets, log=lambda _: None)

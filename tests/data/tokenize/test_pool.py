@@ -58,7 +58,7 @@ def test_pieces_are_the_document_and_small(monkeypatch, text):
     monkeypatch.setattr(room, "PIECE_CHARS", 1000)
     cut = list(room.pieces(text))
     assert "".join(piece for piece, _ in cut) == text and max(len(piece) for piece, _ in cut) <= 1000
-    assert [ends for _, ends in cut] == [False] * (len(cut) - 1) + [True]
+    assert [ends for _, ends in cut] == [room.GOES_ON] * (len(cut) - 1) + [room.ENDS]
     assert all(piece for piece, _ in cut[:-1])
 
 
@@ -105,7 +105,7 @@ def test_workers_need_no_main_guard_and_leave_nothing_behind(directory, tmp_path
         "from windlass.data.tokenize.pool import Encoder, Workers\n"
         "print('once')\n"
         "with Workers(1, Encoder, pathlib.Path(sys.argv[1])) as workers:\n"
-        "    print(sum(len(ids) for ids in workers.map([[('some text', True)]])))\n"
+        "    print(sum(len(ids) for ids in workers.map([[('some text', -1)]])))\n"
     )
     command = [sys.executable, str(script), str(directory), str(tmp_path / "added")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path / "work")

@@ -16,6 +16,7 @@ from windlass.data.sources.bad_rows import BadRow, FoundRows
 from windlass.data.sources.select import Amount, Selection
 from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.data.tokenize import encode_rows, pool
+from windlass.data.tokenize.fill_in_middle import Middles
 from windlass.data.tokenize.resume import PartWriter, is_whole, kept
 
 CHARS_AT_ONCE: Final = 1 << 20  # of documents, before they are encoded
@@ -78,6 +79,8 @@ class TextSettings(NamedTuple):
 
     tokenizer_directory: Path
     is_fast: bool
+    middles: Middles | None = None
+    """Of documents whose middle is moved."""
 
 
 class ChunkParts(NamedTuple):
@@ -129,11 +132,12 @@ class _SetOfChunk:
         )
         if place.settings not in encoders:
             encoders[place.settings] = (
-                pool.Encoder(*place.settings)
+                pool.Encoder(place.settings.tokenizer_directory, place.settings.is_fast)
                 if isinstance(place.settings, TextSettings)
                 else encode_rows.RowEncoder(place.settings)
             )
         self._encoder = encoders[place.settings]
+        self._middles = place.settings.middles if isinstance(place.settings, TextSettings) else None
 
     def encode(self) -> None:
         """The texts that are held, but for those that are in parts already."""
@@ -141,6 +145,9 @@ class _SetOfChunk:
         texts, self.texts = self.texts[num_kept:], []
         self._num_kept, self._number = self._num_kept - num_kept, self._number + num_kept
         self.parts.sizes.extend(len(text.encode()) for text in texts)
-        for batch in encode_rows.batches(texts, self._number) if self._is_rows else pool.batches(texts):
+        rows_or_texts = (
+            encode_rows.batches(texts, self._number) if self._is_rows else pool.batches(texts, None, self._middles)
+        )
+        for batch in rows_or_texts:
             self.parts.add(self._encoder(batch))
         self._number += len(texts)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -54,38 +54,39 @@ class CountedSet:
         self.by_source = list(info.by_source)
         self.unwritten.update(info.unwritten)
 
-    def through(self, parts: Iterator[FinishedPart], source: Source, number: int) -> Iterator[np.ndarray]:
-        """The ids of one source up to its limit in tokens; of pairs and conversations those that fit."""
+    def through(
+        self, parts: Iterator[FinishedPart], source: Source, number: int, marks: Sequence[int] = ()
+    ) -> Iterator[np.ndarray]:
+        """The ids of one source up to its limit in tokens; of pairs and conversations those that fit. `marks`: ids that are no
+        text."""
+        bytes_V = self._bytes_V.copy()
+        bytes_V[list(marks)] = 0
         fit: Iterator[FinishedPart] = _check_limit(source, parts)
         fitting = None
         if source.format == "chat" or source.format == "preference":
             fitting = Fitting(self._eos_id, self._length, source.format, source.too_long)
             fit = fitting.through(fit, self._name)
-        before, num_targets = (self.documents, self.tokens), 0
+        before, num_targets, num_moved = (self.documents, self.tokens), 0, 0
         for part in limited(fit, self._eos_id, source.num_tokens):
             ids = targets_of_samples(part.ids, self._eos_id) if source.is_samples else part.ids
             self.documents += len(part.sizes)
             self.tokens += len(ids)
             self.text_bytes += int(part.sizes.sum())
-            self.bytes += int(self._bytes_V[ids & ID_BITS].sum(dtype=np.int64))
+            self.bytes += int(bytes_V[ids & ID_BITS].sum(dtype=np.int64))
             num_targets += int(((ids & MASKED) == 0).sum())
+            num_moved += int((ids == marks[0]).sum()) if marks else 0
             if self.is_masked:
                 self.unwritten += count_unwritten(part.ids)
-            now_s = time.monotonic()
-            if now_s - self._logged_s > REPORT_EVERY_S:
-                self._logged_s = now_s
-                rate = self.text_bytes / (now_s - self._start_s)
-                done = f"{format_bytes(self.text_bytes)} of {format_bytes(self._num_bytes)}"
-                left = format_duration(max(0, self._num_bytes - self.text_bytes) / rate) if rate else "?"
-                left = f", {left} left"
-                if self._num_bytes >= UNKNOWN_BYTES:
-                    done, left = format_bytes(self.text_bytes), ""
-                self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
+            self._log_progress()
             yield part.ids
         if source.stream is not None and source.filters is not None and self._name == "train":
             source.filters.end(self._log)  # only now is it read to its end
         where, num_documents, num_tokens = f"source {number}: ", self.documents - before[0], self.tokens - before[1]
         self.by_source.append([num_documents, num_tokens])
+        if marks:
+            self._log(
+                f"{self._name}: {where}the middle of {num_moved} of {num_documents} documents is moved behind the end"
+            )
         samples = num_tokens / (
             self._length * (ROWS if self._is_pairs else 1)
         )  # sources share a sample at their border
@@ -98,6 +99,18 @@ class CountedSet:
             self.left_out += fitting.num_dropped
             self.cut += fitting.num_cut
             self._of_sources += [where + line for line in fitting.report()]
+
+    def _log_progress(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s > REPORT_EVERY_S:
+            self._logged_s = now_s
+            rate = self.text_bytes / (now_s - self._start_s)
+            done = f"{format_bytes(self.text_bytes)} of {format_bytes(self._num_bytes)}"
+            left = format_duration(max(0, self._num_bytes - self.text_bytes) / rate) if rate else "?"
+            left = f", {left} left"
+            if self._num_bytes >= UNKNOWN_BYTES:
+                done, left = format_bytes(self.text_bytes), ""
+            self._log(f"{self._name}: {done}, {format_bytes(rate)}/s{left}")
 
     def end(self, num_samples: int, num_targets: int, max_documents: int, shards: list[int]) -> SetInfo:
         """Logs and returns the set in numbers. `num_targets`: targets that a sample has room for."""

@@ -50,7 +50,7 @@ def settings_of(config: DataConfig, sets: Mapping[str, SourceConfig]) -> dict[st
                 del source["bad_rows"]
             else:
                 del source["bad_rows"]["report"]
-            for key in ("file_format", "id_type", "stored", "filters"):
+            for key in ("file_format", "id_type", "stored", "filters", "fill_in_middle"):
                 if source[key] is None:  # as before there was the setting
                     del source[key]
             if source.get("filters"):  # a filter that is new is not in a preparation of before

@@ -34,6 +34,7 @@ from windlass.data.sources.scan import scan, scan_texts
 from windlass.data.sources.select import Amount, Selection, check_not_empty, duplicates, select
 from windlass.data.sources.source_files import ListedTexts, Source, SourceFile, is_remote, source_of
 from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.fill_in_middle import middles_of
 from windlass.data.tokenize.pool import TaskRunner
 from windlass.data.tokenize.template_files import check_has_template, reads_clock, special_tokens
 from windlass.data.tokens.documents import IdVocabulary, stored_documents
@@ -119,6 +120,12 @@ def scan_sources(
     loaded = tokenizer.tokenizer_files(config.tokenizer) if config.tokenizer.from_ is not None else []
     if any(source.format == "chat" for source in named.values()):
         check_has_template(loaded, str(config.tokenizer.from_))
+    for source in config.sources:
+        middles_of(source.fill_in_middle, loaded)
+    for name, source in sets.items():
+        if source.fill_in_middle is not None:
+            rule = "a loss is measured on texts as they are; only training documents have their middle moved"
+            raise UserError(f"evaluate.sets.{name}.fill_in_middle", rule, "take it out")
     of_tokens = [source for source in named.values() if source.format == "tokens"]
     vocabulary = vocabulary_of(config.tokenizer, loaded, of_tokens[0]) if of_tokens else None
     files = {

@@ -26,10 +26,12 @@ from windlass.data.sources.select import Amount, Selection, total_of
 from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.cores import usable_cores
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
+from windlass.data.tokenize.fill_in_middle import Middles, middles_of
 from windlass.data.tokenize.flags import labelled
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts
+from windlass.data.tokenize.tokenizer import TOKENIZER_FILE
 from windlass.data.tokens.parts import pack_samples, parts_of
 from windlass.errors import UserError
 
@@ -87,7 +89,7 @@ def write_set(
         else:
             kept = parts / directory.name / f"{number:03}"
             found = _parts_of_source(selection, number, amounts[number], settings, kept, growing, at_once)
-        return counted.through(_accepted(found, source, log), source, number)
+        return counted.through(_accepted(found, source, log), source, number, settings.marks(directory.name))
 
     is_chat = any(source.format == "chat" for source in selection.sources)  # an EOS may end a turn: ends are stored
     writer = _writer(directory, width * (T + 1), config, tokenizer, is_chat, growing)
@@ -181,7 +183,7 @@ def _encode(
     """at_once: about how many characters to encode at once."""
     found, num_cores = settings.of_set(name), num_workers(settings.config)
     if isinstance(found, TextSettings):
-        return encode(texts, amount.bytes, found.tokenizer_directory, num_cores, found.is_fast, at_once)
+        return encode(texts, amount.bytes, found.tokenizer_directory, num_cores, found.is_fast, at_once, found.middles)
     return encode_rows(texts, found, amount.bytes, num_cores)
 
 
@@ -195,10 +197,20 @@ class SourceSettings(NamedTuple):
     def of_set(self, name: str) -> TextSettings | RowSettings:
         source, tokenizer = self.source, self.tokenizer
         if source.format == "text":
-            return TextSettings(tokenizer.directory, tokenizer.is_fast)
+            return TextSettings(tokenizer.directory, tokenizer.is_fast, self.middles(name))
         is_cut = source.format == "chat" and source.too_long == "cut-prompt"
         cut_above, is_pairs = self.config.sequence_length if is_cut else None, source.format == "preference"
         return RowSettings(tokenizer.directory, name, is_pairs, tokenizer.date, cut_above, tokenizer.is_fast)
+
+    def middles(self, name: str) -> Middles | None:
+        """Of the documents that a model learns from."""
+        config = self.source.fill_in_middle if name == "train" else None
+        return middles_of(config, [self.tokenizer.directory / TOKENIZER_FILE])
+
+    def marks(self, name: str) -> list[int]:
+        """Ids that are no text."""
+        middles = self.middles(name)
+        return [] if middles is None else middles.ids
 
 
 def num_workers(config: DataConfig) -> int:

@@ -19,7 +19,7 @@ urls             files at URLs, and what is wrong where their file system fails
 formats          file formats: bytes in, rows out; which files a source may hold
 text_rows        rows as text: JSON lines, JSON, CSV
 table_rows       rows as columns: Parquet, Arrow
-shape_config     where a conversation is in a row
+shape_config     the shape of documents: where a conversation is in a row; a middle that is moved
 row_shapes       conversations in rows of other names: sharegpt, alpaca, one's own
 row_text         a row's text, in a key, a nested one, or several
 """

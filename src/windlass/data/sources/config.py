@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from windlass.data.curate.config import FiltersConfig
 from windlass.data.sources.shape_config import SHAPES, RowsConfig
+from windlass.data.sources.shape_config import FillInMiddleConfig as FillInMiddleConfig
 from windlass.hub.config import NAME, revision_errors
 from windlass.safe_text import redacted
 from windlass.settings import Count, Settings, Violation
@@ -115,6 +116,8 @@ class SourceConfig(Settings):
     filters: FiltersConfig | None = None
     """Documents that are left out for what they are. Of a conversation the words of all messages count, a line break between two.
     `rows` and `documents` count what is there before, `tokens` what is left."""
+    fill_in_middle: FillInMiddleConfig | None = None
+    """Of some texts the middle is moved behind the end, in training: for code that is completed between two texts."""
     text: str | None = None
     """The key of a row of JSON, or the column of a table or of a dataset, that holds the document; `text` if not given. With
     dots a nested one: meta.text. With `format: tokens`: the column of ids in MDS; tokens, or else input_ids, if not given."""
@@ -195,9 +198,9 @@ class SourceConfig(Settings):
 
     def _filters(self) -> Iterator[ValueError]:
         if self.filters is not None and self.format not in ("text", "chat"):
-            yield ValueError(
-                f"`filters` of `format: {self.format}`: they look at one text or one conversation: leave them out"
-            )
+            yield ValueError(f"`filters` of `format: {self.format}` look at texts or conversations: leave them out")
+        if self.fill_in_middle is not None and self.format != "text":
+            yield ValueError(f"`fill_in_middle` of `format: {self.format}`: it is for texts: leave it out")
 
     def _hub(self) -> Iterator[Violation]:
         named = [name for name in ("subset", "split", "revision") if getattr(self, name) is not None]

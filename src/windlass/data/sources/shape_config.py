@@ -1,7 +1,10 @@
-"""What a recipe may say about where a conversation is in a row, and the shapes that are known. No torch."""
+"""What a recipe may say about the shape of documents: where a conversation is in a row, with the shapes that are known; and a
+middle that is moved behind the end. No torch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
+
+from pydantic import Field, field_validator
 
 from windlass.settings import Settings, Violation
 
@@ -69,3 +72,23 @@ SHAPES: dict[str, RowsConfig] = {
     "alpaca": RowsConfig(prompt=["instruction", "input"], completion="output", system="system"),
     "prompt-completion": RowsConfig(prompt="prompt", completion="completion"),
 }
+
+
+class FillInMiddleConfig(Settings):
+    """Fill in the middle, for code: of some training documents the middle is moved behind the end, so that a model learns to
+    write what belongs between two texts. Which ones, and where they are cut, follows from the text alone."""
+
+    share: float = Field(0.5, gt=0, le=1)
+    """The share of the documents that this is done to; the others stay as they are."""
+    suffix_first: float = Field(0.5, ge=0, le=1)
+    """The share of these that begin with the suffix; the others begin with the prefix."""
+    marks: list[str] | None = None
+    """The tokens before prefix, suffix and middle, in this order; if not given, those of Qwen, StarCoder, SantaCoder
+    or DeepSeek that the tokenizer has."""
+
+    @field_validator("marks")
+    @classmethod
+    def _three(cls, marks: list[str] | None) -> list[str] | None:
+        if marks is not None and (len(marks) != 3 or len(set(marks)) != 3):
+            raise ValueError(f"`marks: {marks}` are not three different tokens: those before prefix, suffix and middle")
+        return marks

@@ -17,7 +17,7 @@ from windlass.data.sources import compression, formats
 from windlass.data.sources.bad_rows import BadRows, FoundRows, Row, raised
 from windlass.data.sources.chat_rows import Specials, words_of
 from windlass.data.sources.config import MAX_ROW_MIB, Format, Kind, SourceConfig, TooLong
-from windlass.data.sources.shape_config import RowsConfig
+from windlass.data.sources.shape_config import FillInMiddleConfig, RowsConfig
 from windlass.data.verified_file import BLOCK, BLOCK_BYTES, OtherBytes, VerifiedFile, hash_blocks
 from windlass.errors import UserError
 from windlass.units import MIB
@@ -78,6 +78,8 @@ class Source(NamedTuple):
     """Limit on all documents above."""
     bad_rows: BadRows | FoundRows | None = None
     """Collects bad rows. Without it the first one is raised."""
+    fill_in_middle: FillInMiddleConfig | None = None
+    """Of its documents that are trained on."""
     filters: Filters | None = None
     """Removes documents, and counts them; behind every limit but that in tokens."""
 
@@ -110,7 +112,8 @@ class Source(NamedTuple):
 
 def source_of(config: SourceConfig, files: list[SourceFile]) -> Source:
     limits = config.slice, config.documents, config.tokens
-    return Source(files, *limits, config.format, config.too_long, is_samples=config.stored == "samples")
+    source = Source(files, *limits, config.format, config.too_long, is_samples=config.stored == "samples")
+    return source._replace(fill_in_middle=config.fill_in_middle)
 
 
 def is_remote(file: SourceFile) -> bool:

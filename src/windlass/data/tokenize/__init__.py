@@ -10,6 +10,7 @@ encode_rows       conversations and pairs -> ids with flags, in the same kind of
 cores             how many cores this process may use
 fitting           what is longer than a sequence: refused, dropped, or its prompts cut
 preferences       preference pairs -> ids, one pair a sample
+fill_in_middle    documents whose middle is moved behind their end, with marks between
 flags             one number per token: its id, and whether it is a target, ends a turn, ends an answer of a pair
 
 Inside:

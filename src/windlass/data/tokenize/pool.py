@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from windlass.data.tokenize.fill_in_middle import Middles
 from windlass.data.tokenize.tiktoken_encoder import Unfit, compile_bpe, first_difference
 from windlass.data.tokenize.tokenizer import open_tokenizer
 from windlass.errors import UserError
@@ -37,30 +38,39 @@ IN_PROCESS_BYTES = 1 << 20  # below this, starting a worker (0.2 s) costs more t
 BYTES_PER_WORKER = 4 << 20  # of text per worker, up to the number of cores
 COMPARED_EVERY = 8  # batches: the tokenizer also encodes the shortest piece of every eighth
 SEAM = re.compile(r"(?<=\S\n)(?=\S)")
-Piece = tuple[str, bool]  # text, and whether the document ends with it
+GOES_ON, ENDS = -2, -1
+Piece = tuple[str, int]  # text, and the id behind it; GOES_ON: none; ENDS: EOS, the document ends
 Encode = Callable[[Any], Any]
 """A batch of documents, or of their pieces -> ids; or a task -> its result."""
 Task = Any
 """Is called with a dictionary, in which it may keep what later tasks of the same process need too."""
 
 
-def pieces(text: str) -> Iterator[Piece]:
+def pieces(text: str, behind: int = ENDS) -> Iterator[Piece]:
     """Cuts a document into pieces of at most PIECE_CHARS; together they are the document."""
     start = 0
     while len(text) - start > PIECE_CHARS:
         window = text[start : start + PIECE_CHARS + 1]
         seam = max((match.start() for match in SEAM.finditer(window, len(window) // 2)), default=0)
         cut = seam or window.rfind("\n", 1, PIECE_CHARS) + 1 or PIECE_CHARS
-        yield text[start : start + cut], False
+        yield text[start : start + cut], GOES_ON
         start += cut
-    yield text[start:], True
+    yield text[start:], behind
 
 
-def batches(texts: Iterable[str], batch_chars: int | None = None) -> Iterator[list[Piece]]:
+def _parts(text: str, middles: Middles | None) -> Iterator[Piece]:
+    for part, behind in [(text, None)] if middles is None else middles.parts(text):
+        yield from pieces(part, ENDS if behind is None else behind)
+
+
+def batches(
+    texts: Iterable[str], batch_chars: int | None = None, middles: Middles | None = None
+) -> Iterator[list[Piece]]:
+    """`middles`: fill_in_middle.py's, of some of the documents."""
     batch: list[Piece] = []
     num_chars = 0
     for text in texts:
-        for piece in pieces(text):
+        for piece in _parts(text, middles):
             batch.append(piece)
             num_chars += len(piece[0])
             if num_chars >= min(BATCH_CHARS, batch_chars or BATCH_CHARS):
@@ -71,7 +81,7 @@ def batches(texts: Iterable[str], batch_chars: int | None = None) -> Iterator[li
 
 
 class Encoder:
-    """Encodes batches in this process: ids of all pieces in order, EOS after the last piece of each document."""
+    """Encodes batches in this process: ids of all pieces in order, each with the id behind it."""
 
     def __init__(self, tokenizer_directory: Path, is_fast: bool = False):
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
@@ -82,13 +92,17 @@ class Encoder:
     def __call__(self, batch: list[Piece]) -> np.ndarray:
         if self._fast is not None:
             if self._num_batches % COMPARED_EVERY == 0:
-                self._compare(min(batch, key=lambda piece: len(piece[0]))[0])
+                self._compare(min((text for text, _ in batch if text), key=len, default=""))
             self._num_batches += 1
-            end = np.array([self._eos_id], np.int32)
-            return np.concatenate([ids for text, ends in batch for ids in (self._fast(text), end[: int(ends)])])
+            found = [ids for text, behind in batch for ids in (self._fast(text), self._behind(behind))]
+            return np.concatenate(found)
         encodings = self._tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
-        ends = [[self._eos_id] if ends else [] for _, ends in batch]
-        return np.concatenate([np.array(e.ids + end, np.int32) for e, end in zip(encodings, ends, strict=True)])
+        pairs = [(np.array(e.ids, np.int32), self._behind(behind)) for e, (_, behind) in zip(encodings, batch)]
+        return np.concatenate([ids for pair in pairs for ids in pair])
+
+    def _behind(self, behind: int) -> np.ndarray:
+        ids = {GOES_ON: [], ENDS: [self._eos_id]}.get(behind, [behind])
+        return np.array(ids, np.int32)
 
     def _compare(self, text: str) -> None:
         assert self._fast is not None
@@ -225,18 +239,19 @@ def encode(
     num_cores: int,
     is_fast: bool = False,
     batch_chars: int | None = None,
+    middles: Middles | None = None,
 ) -> Iterator[np.ndarray]:
     """Ids of all documents, in order, as int32 arrays, with EOS after every document.
 
     num_bytes: about how much text there is; decides how many workers to start. is_fast: encode with tiktoken. batch_chars: about
-    how much text to encode at once, if less than BATCH_CHARS.
+    how much text to encode at once, if less than BATCH_CHARS. middles: fill_in_middle.py's.
     """
     count = num_workers(num_bytes, num_cores)
     if count == 0:
-        yield from map(Encoder(tokenizer_directory, is_fast), batches(texts, batch_chars))
+        yield from map(Encoder(tokenizer_directory, is_fast), batches(texts, batch_chars, middles))
         return
     with Workers(count, Encoder, tokenizer_directory, is_fast) as workers:
-        yield from workers.map(batches(texts, batch_chars))
+        yield from workers.map(batches(texts, batch_chars, middles))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,122 @@
+"""Documents whose middle is moved behind the end: nothing is lost, shares and cuts are drawn evenly, ids are the parts' own."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+from tests.data.conftest import make_text
+from windlass.data.sources.config import FillInMiddleConfig
+from windlass.data.tokenize import pool as room
+from windlass.data.tokenize.fill_in_middle import MARKS, Middles, middles_of
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.errors import UserError
+
+TEXTS = [make_text(60, seed) for seed in range(400)]
+PREFIX, SUFFIX, MIDDLE = 9001, 9002, 9003
+ALWAYS = Middles(1.0, 0.5, PREFIX, SUFFIX, MIDDLE)
+
+
+def read(parts):
+    """The document again, and its form: by the marks alone, as a reader of ids would."""
+    if len(parts) == 1:
+        assert parts[0][1] is None
+        return parts[0][0], "as it is"
+    assert [behind for _, behind in parts] == [PREFIX, SUFFIX, MIDDLE, None] and parts[0][0] == ""
+    (_, _), (between, _), (suffix, _), (last, _) = parts
+    return (between, suffix, last), "marked"
+
+
+def test_parts_are_the_document_in_both_orders():
+    orders = Counter()
+    for text in TEXTS:
+        for chosen, order in (
+            (ALWAYS._replace(suffix_first=0.0), "prefix"),
+            (ALWAYS._replace(suffix_first=1.0), "suffix"),
+        ):
+            (between, suffix, last), form = read(chosen.parts(text))
+            assert form == "marked" and (between == "" or order == "prefix")
+            assert between + last + suffix == text, "prefix first: P, S, M; suffix first: nothing, S, P with M"
+        orders[read(ALWAYS.parts(text))[0][0] == ""] += 1
+    assert 150 < orders[True] < 250
+
+
+def test_the_share_and_the_cuts_are_drawn_evenly_and_from_the_text_alone():
+    half = ALWAYS._replace(share=0.5, suffix_first=0.0)
+    found = [half.parts(text) for text in TEXTS]
+    assert found == [half.parts(text) for text in TEXTS]
+    assert 160 < sum(len(parts) == 1 for parts in found) < 240
+    shares = np.array(
+        [
+            [len(parts[1][0]), len(parts[3][0]), len(parts[2][0])]
+            for parts in map(ALWAYS._replace(suffix_first=0.0).parts, TEXTS)
+        ]
+    )
+    assert np.abs((shares / shares.sum(1, keepdims=True)).mean(0) - 1 / 3).max() < 0.05, (
+        "two cuts at random: a third each"
+    )
+    assert (shares == 0).any(), "a cut may be at either end"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A tokenizer trained on the texts, with Qwen's marks added, which are not special there."""
+    path = tmp_path_factory.mktemp("middle") / "tokenizer"
+    save_trained(train(TEXTS[:20], 400), path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS[0]])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+def test_ids_are_those_of_the_parts_with_a_mark_before_each(directory, monkeypatch):
+    monkeypatch.setattr(room, "PIECE_CHARS", 200)  # long parts are cut, as long documents are
+    monkeypatch.setattr(room, "BATCH_CHARS", 500)
+    tokenizer, eos_id = open_tokenizer(directory)
+    config = FillInMiddleConfig(share=0.5)
+    middles = middles_of(config, [directory / "tokenizer.json"])
+    assert middles.ids == [tokenizer.token_to_id(mark) for mark in MARKS[0]]
+    expected = []
+    for text in TEXTS[:50]:
+        for part, behind in middles.parts(text):
+            pieces = [piece for piece, _ in room.pieces(part)]
+            ids = [number for piece in pieces for number in tokenizer.encode(piece).ids]
+            expected += [*ids, eos_id if behind is None else behind]
+    found = np.concatenate(list(room.encode(TEXTS[:50], 1, directory, 1, middles=middles)))
+    assert found.tolist() == expected
+    counts = Counter(found.tolist())
+    assert counts[middles.prefix_id] == counts[middles.suffix_id] == counts[middles.middle_id] > 10
+    fast = np.concatenate(list(room.encode(TEXTS[:50], 1, directory, 1, is_fast=True, middles=middles)))
+    assert fast.tolist() == expected
+
+
+def refused(config, files):
+    with pytest.raises(UserError) as caught:
+        middles_of(config, files)
+    return caught.value
+
+
+def test_a_tokenizer_that_cannot_is_refused(tmp_path, directory):
+    config = FillInMiddleConfig()
+    assert middles_of(None, []) is None
+    assert "is trained here or has no tokenizer.json" in refused(config, []).given
+    save_trained(train(TEXTS[:20], 300), tmp_path / "plain")
+    assert refused(config, [tmp_path / "plain" / "tokenizer.json"]).given.endswith("without marks that are known")
+    own = FillInMiddleConfig(marks=["<|fim_prefix|>", "<|fim_suffix|>", "<mid>"])
+    error = refused(own, [directory / "tokenizer.json"])
+    assert error.given.endswith("a tokenizer without <mid>") and "fill_in_middle.marks" in error.change
+    spaced = Tokenizer(
+        models.BPE({"▁": 0, "b": 1, "▁b": 2, **{mark: 3 + n for n, mark in enumerate(MARKS[1])}}, [("▁", "b")])
+    )
+    spaced.normalizer, spaced.decoder = normalizers.Prepend("▁"), decoders.Metaspace()
+    spaced.save(str(tmp_path / "tokenizer.json"))
+    assert "a space before every text" in refused(config, [tmp_path / "tokenizer.json"]).given
+
+
+def test_marks_are_three():
+    for marks in (["<a>", "<b>"], ["<a>", "<b>", "<a>"]):
+        with pytest.raises(ValueError, match="are not three different tokens"):
+            FillInMiddleConfig(marks=marks)
+    assert json.loads(FillInMiddleConfig().model_dump_json()) == {"share": 0.5, "suffix_first": 0.5, "marks": None}
