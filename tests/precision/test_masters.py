@@ -1,5 +1,6 @@
 """One process in bf16: FSDP2's numbers on one rank, bit for bit, without its copies; and masters that nothing leaves behind."""
 
+import threading
 from functools import partial
 from unittest import mock
 
@@ -14,6 +15,9 @@ from windlass.optim.groups import write_copies
 from windlass.optim.optimizer import make_optimizer
 from windlass.parallel import build
 from windlass.parallel.fsdp import fsdp_units
+from windlass.precision import masters as room
+from windlass.precision.config import PrecisionConfig
+from windlass.precision.policy import precision_of
 
 BF16 = torch.bfloat16
 UNTIED = {**MODEL, "tie_word_embeddings": False}
@@ -120,3 +124,34 @@ def rewritten():
 def test_what_is_written_from_outside_counts_after_write_copies(ranks):
     ((before, stale, after),) = ranks.run(1, rewritten)
     assert before == stale != after
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_the_compiled_sum_has_the_bits_of_torchs_own_and_runs_in_a_thread_of_backward(dtype):
+    """On CUDA backward, and with it the hook that adds, runs in a thread of autograd's."""
+    generator = torch.Generator().manual_seed(1)
+    for sizes in ((33, 7), (65,)):
+        first, second = (torch.randn(sizes, generator=generator).to(dtype) for _ in "12")
+        master = torch.nn.Parameter(torch.zeros(sizes))
+        parameter = torch.nn.Parameter(torch.zeros(sizes, dtype=dtype))
+        for gradient in (first, second):
+            parameter.grad = gradient
+            hand_over = partial(room._hand_over, master, torch.float32, room.compiled_add(), parameter)
+            thread = threading.Thread(target=hand_over)
+            thread.start()
+            thread.join()
+            assert parameter.grad is None
+        assert torch.equal(master.grad, first.float() + second.float()), sizes
+        assert not torch.equal(master.grad, (first + second).float())  # that a sum in 16 bits would be seen
+
+
+def test_large_tensors_of_a_compiled_model_are_added_by_a_compiled_kernel():
+    added = mock.Mock()
+    model = torch.nn.Module()
+    model.large, model.small = torch.nn.Parameter(torch.zeros(5, 4)), torch.nn.Parameter(torch.zeros(4))
+    precision = precision_of(PrecisionConfig(policy="bf16"))
+    with mock.patch.object(room, "COMPILED_FROM", 20), mock.patch.object(room, "compiled_add", lambda: added):
+        found = room.apply_masters(model, precision, is_compiled=True)
+    (model.large.sum() + model.small.sum()).backward()
+    assert added.call_count == 1 and found["large"].grad is not None and found["small"].grad is not None

@@ -9,11 +9,12 @@ import torch
 from torch.nn import functional
 
 from tests.parallel.tiny import MODEL, batch, each, make_program
+from windlass.errors import BadLayout
 from windlass.model.lora.linear import Linear
 from windlass.parallel import build
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
-from windlass.precision.sums import SummedProduct, add_product
+from windlass.precision.sums import SummedProduct, add_in_place, add_product
 
 BIASED = {**{name: size for name, size in MODEL.items() if name != "head_dim"}, "family": "qwen2"}
 HALF_A_STEP = {"bf16": 2.0**-9, "fp16": 2.0**-12}  # by which rounding to 16 bits changes a number at most, of its size
@@ -138,3 +139,41 @@ def test_products_add_up_where_torch_has_such_a_product(device, gradients, has_p
     precision = precision_of(PrecisionConfig(policy="bf16", gradients=gradients))
     with mock.patch.object(build, "adds_wide", lambda *_: has_product):
         assert build.sums_in_products(precision, torch.device(device)) is expected
+
+
+def cut_off(compile):
+    """The message about a layer whose values and inner products no backward comes to."""
+    with mock.patch.object(build, "sums_in_products", lambda *_: True):
+        program = make_program(1, policy="bf16", compile=compile)
+    block = program.model.blocks[1]
+    for linear in (block.self_attn.v_proj, block.mlp.up_proj):
+        product = linear.product
+        linear.product = lambda x, weight, bias, product=product: product(x, weight, bias).detach()
+        linear.product.begin, linear.product.end = product.begin, product.end
+    with mock.patch("windlass.parallel.program.summed", lambda linears: [one.product for one in linears]):
+        try:
+            program.run([batch(0)], torch.tensor(8.0))
+        except BadLayout as error:
+            return str(error)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
+def test_a_matrix_that_no_backward_comes_to_has_no_gradient(ranks):
+    for said in ranks.run(1, each, partial(cut_off, False), partial(cut_off, True))[0]:
+        assert said is not None and "2 parameters" in said and "v_proj" in said
+
+
+def test_a_sum_that_was_put_elsewhere_is_refused():
+    master = torch.nn.Parameter(torch.zeros(2, 3))
+    product = SummedProduct(master, torch.float32)
+    product.begin()
+    master.grad = master.grad.clone()
+    with pytest.raises(AssertionError, match="to this tensor, and to no other"):
+        product.begin()
+
+
+def test_on_cuda_one_product_adds_to_the_sum_in_its_dtype():
+    total, grad, x = mock.Mock(is_cuda=True, dtype=torch.float32), mock.Mock(), mock.Mock(dtype=torch.bfloat16)
+    with mock.patch("torch.addmm") as addmm:
+        add_in_place(total, grad, x)
+    addmm.assert_called_once_with(total, grad.T, x, out_dtype=torch.float32, out=total)

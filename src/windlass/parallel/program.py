@@ -30,7 +30,7 @@ from windlass.parallel.records import Record, local_gradients
 from windlass.parallel.routers import Routers
 from windlass.precision.loss_scale import LossScale
 from windlass.precision.policy import Precision
-from windlass.precision.sums import begin_sums
+from windlass.precision.sums import summed
 
 Batch = dict[str, torch.Tensor]
 BY_ROW: Final = {"by_row": True}
@@ -174,12 +174,13 @@ class ShardedProgram(DecoderProgram):
         ]
         super().__init__([model], mesh, precision, records)
         self.model, self.caller = model, caller
-        self._products = [module.product for module in model.modules() if isinstance(module, Linear)]
+        self._linears = [module for module in model.modules() if isinstance(module, Linear)]
         self._zero, self._bucket_mib, self._backwards = zero, bucket_mib, Backwards(model, zero)
 
     def run(self, batches: Sequence[Batch], count: torch.Tensor) -> torch.Tensor:
         self._begin(count)
-        begin_sums(self._products)
+        for product in summed(self._linears):
+            product.begin()
         total: torch.Tensor | None = None
         factor = self._factor(count)
         for index, batch in enumerate(batches):
@@ -191,6 +192,8 @@ class ShardedProgram(DecoderProgram):
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None, "a global batch has at least one micro-batch"
         if not self._gradients_checked:
+            for product in summed(self._linears):
+                product.end()
             check_gradients(self._records)
             self._gradients_checked = True
         if self._bucket_mib is not None:

@@ -13,7 +13,7 @@ in all; in bf16 2 + (2 + 2 + 2) = 8. The first micro-batch of a step has no sum 
 micro-batch; the optimizer writes the parameter once per step (2). FSDP2 on one rank moves 55.7: it casts and copies every weight,
 in backward again, and divides every gradient by 1.0. Autocast moves 25.9, and keeps the residual stream in fp32. (Counted on
 torch 2.13 by `python benchmarks/step_bytes.py`.) On a GPU the products of the blocks add to the sums themselves: 8 bytes,
-none in a pass of its own (sums.py).
+and 4 once per step (sums.py).
 
 Why the gradient is right: nothing is summed over ranks, and the loss is divided by the count before backward. The numbers are
 FSDP2's on one rank, bit for bit: the same casts, and the same sums in fp32. (Where products add, nothing

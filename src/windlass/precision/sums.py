@@ -2,14 +2,15 @@
 
 The gradient of a matrix over a micro-batch is a product too: dW = dy^T x. Written in 16 bits, read again and added to the sum in
 fp32, it moves 12 bytes per parameter, 10 of them in a pass of its own (masters.py). A product that adds to the sum moves 8, while
-it multiplies, and dW is never rounded to 16 bits:
+it multiplies, and dW is never rounded to 16 bits. The zeros cost 4 more, once per step:
 
     sum = 0 at the step's first micro-batch;  sum += dy^T x  of each
 
 On one H200 (14,336 x 4,096, 4,096 tokens, bf16; `python benchmarks/gpu/ground_truth.py --only sums`) the product took 0.678 ms
 alone and 0.687 with the sum, which alone takes 0.153. torch has such a product on CUDA only (model/head/loss.py asks for it).
 
-What is multiplied otherwise (experts, fp8, the factors of an adapter), norms and embeddings stay with masters.py's sums.
+The sums keep their memory between steps: 4 bytes per parameter of these matrices. Experts, fp8, the factors of an adapter, norms
+and embeddings stay with masters.py's sums. A matrix is used once per forward; where it is used twice, autograd raises.
 
 Source: the fused weight gradients of Megatron-LM, arXiv 2205.05198.
 
@@ -17,16 +18,24 @@ Legend: N tokens, O outputs, I inputs.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_ADDED: Final = set[int]()
+"""Addresses of sums that something was added to: a compiled backward leaves no other trace of it."""
+
 
 @torch.library.custom_op("windlass::add_product", mutates_args=("total_OI",))
 def add_product(total_OI: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
     """total += grad^T x, in total's dtype."""
+    _ADDED.add(total_OI.data_ptr())
+    add_in_place(total_OI, grad_NO, x_NI)
+
+
+def add_in_place(total_OI: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
     if total_OI.dtype == x_NI.dtype:
         torch.addmm(total_OI, grad_NO.T, x_NI, out=total_OI)
     elif total_OI.is_cuda:
@@ -55,7 +64,8 @@ class _Linear(torch.autograd.Function):
         x, weight_OI, total_OI = ctx.saved_tensors
         grad_NO = grad.flatten(0, -2)
         add_product(total_OI, grad_NO, x.flatten(0, -2))
-        return grad @ weight_OI, None, grad_NO.sum(0) if ctx.has_bias else None, None
+        grad_x = grad @ weight_OI if ctx.needs_input_grad[0] else None
+        return grad_x, None, grad_NO.sum(0) if ctx.has_bias else None, None
 
 
 class SummedProduct:
@@ -67,11 +77,17 @@ class SummedProduct:
 
     def begin(self) -> None:
         """Before a step's first micro-batch: a master without a gradient gets one of zeros."""
-        if self._master.grad is not None:
-            return
-        if self._total is None:
-            self._total = torch.empty_like(self._master.detach(), dtype=self._dtype)
-        self._master.grad = self._total.zero_()
+        if self._master.grad is None:
+            if self._total is None:
+                self._total = torch.empty_like(self._master.detach(), dtype=self._dtype)
+                _ADDED.discard(self._total.data_ptr())
+            self._master.grad = self._total.zero_()
+        assert self._master.grad is self._total, "products add to this tensor, and to no other"
+
+    def end(self) -> None:
+        """After a step's last micro-batch: where backward never came here, the master has no gradient."""
+        if self._total is not None and self._total.data_ptr() not in _ADDED:
+            self._master.grad = None
 
     def __call__(self, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self._total is None or not torch.is_grad_enabled():
@@ -89,7 +105,5 @@ def apply_sums(linears: Iterable[tuple[str, Any]], masters: Mapping[str, nn.Para
             linear.product = SummedProduct(master, dtype)
 
 
-def begin_sums(products: Iterable[Any]) -> None:
-    for product in products:
-        if isinstance(product, SummedProduct):
-            product.begin()
+def summed(linears: Iterable[Any]) -> list[SummedProduct]:
+    return [linear.product for linear in linears if isinstance(linear.product, SummedProduct)]

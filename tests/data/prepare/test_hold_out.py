@@ -86,6 +86,27 @@ def test_a_share_that_would_hold_everything_out_gives_the_begin_to_training(tmp_
     prepared = quietly(data_config(tmp_path, validation=share), lines=log)
     (begin,), (end,) = (documents_of(prepared, name) for name in ("train", "validation"))
     assert begin + end == text and any("leaves none to train on" in line for line in log)
+    assert share * size([text]) - 30 < len(end) <= share * size([text])
+
+
+def test_copies_of_a_single_text_share_what_is_held_out(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    text = "".join(f"{n} rope and anchor\n" for n in range(400))
+    for number in range(4):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(text)
+    log = []
+    prepared = quietly(data_config(tmp_path, validation=0.1), lines=log)
+    held = documents_of(prepared, "validation")
+    assert len(held) == 4 and 0.1 * size([text]) - 30 < len(held[0]) <= 0.1 * size([text])
+    assert any("of each of 4 copies of one" in line for line in log)
+
+
+def test_a_row_of_a_chat_is_not_cut_for_a_share(tmp_path):
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "say", "completion": "wind " * 50}))
+    config = SourceConfig(path=str(tmp_path / "chat.jsonl"), format="chat")
+    assert (
+        border_of_share(0.1, pytest.fail, Selection([source_of(config, scan(config, print))], 0, 1 << 64)).cut is None
+    )
 
 
 def test_a_share_of_enough_texts_is_by_hash_and_reads_until_both_sides_have_one(tmp_path, corpus):

@@ -147,6 +147,9 @@ def test_a_middle_is_refused_before_anything_is_read(corpus, tmp_path, marked):
     with pytest.raises(UserError, match="is trained here or has no") as caught:
         prepare(data_config(tmp_path, sources=[asked]), {}, log=lambda _: None)
     assert "data.tokenizer.from" in caught.value.change
+    ends = {**asked, "fill_in_middle": {"marks": [*MARKS[0][:2], "<|endoftext|>"]}}
+    with pytest.raises(UserError, match=r"without '<\|endoftext\|>'"):
+        prepare(data_config(tmp_path, sources=[ends], tokenizer=marked), {}, log=lambda _: None)
     with pytest.raises(UserError, match=r"evaluate.sets.held.fill_in_middle"):
         sets = {"held": SourceConfig.model_validate(asked)}
         prepare(data_config(tmp_path, tokenizer=marked), sets, log=lambda _: None)

@@ -31,6 +31,7 @@ from windlass.data.sources.config import HELD
 from windlass.data.sources.preference_rows import texts_of_pair
 from windlass.data.sources.select import HASHES, UNKNOWN_BYTES, Amount, Selection, total_of
 from windlass.data.tokenize import tokenizer
+from windlass.data.tokenize.fill_in_middle import middles_of
 from windlass.data.tokenize.pool import TaskRunner, pieces
 from windlass.data.tokenize.tiktoken_encoder import fast_encoder
 from windlass.errors import BadShard, UserError
@@ -53,6 +54,8 @@ def set_tokenizer(
     else:
         tokenizer.copy_loaded(plan.loaded, plan.config.tokenizer, directory, plan.log)
     opened, eos_id = tokenizer.open_tokenizer(directory)
+    for source in plan.config.sources:
+        middles_of(source.fill_in_middle, [directory / tokenizer.TOKENIZER_FILE], eos_id)
     is_here = total_of(amounts["train"]).bytes < UNKNOWN_BYTES  # else it arrives while it is read, perhaps slowly
     sampled = selections.get("train" if is_here else "validation")  # nothing to compare tiktoken on: it is not used
     is_fast = sampled is not None and fast_encoder(directory, sampled.texts(), plan.log)

@@ -132,7 +132,7 @@ class _SetOfChunk:
         )
         if place.settings not in encoders:
             encoders[place.settings] = (
-                pool.Encoder(place.settings.tokenizer_directory, place.settings.is_fast)
+                pool.Encoder(*place.settings)
                 if isinstance(place.settings, TextSettings)
                 else encode_rows.RowEncoder(place.settings)
             )

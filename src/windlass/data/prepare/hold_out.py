@@ -5,8 +5,10 @@ changes, and copies of a text stay together. Memory: 40 bytes per document that 
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import xxhash
@@ -53,9 +55,14 @@ def validation_of(
 
 
 def border_of(
-    amount: HeldOutConfig, tokenizer_files: Sequence[Path], log: Callable[[str], None], documents: Selection
+    amount: HeldOutConfig,
+    tokenizer_files: Sequence[Path],
+    log: Callable[[str], None],
+    documents: Selection,
+    copies: Mapping[int, int] = MappingProxyType({}),
 ) -> Border:
-    """Where the amount ends among all training documents. Raises UserError where nothing is left to train on."""
+    """Where the amount ends among all training documents. `copies`: of each text, by its hash, where they are known; 1 otherwise.
+    Raises UserError where nothing is left to train on."""
     wanted = amount.bytes or int((amount.tokens or 0) * _bytes_per_token(documents, tokenizer_files))
     lowest, total = _lowest(documents, wanted)
     held, (digest, size, number) = sum(size for _, size, _ in lowest[:-1]), lowest[-1]
@@ -64,26 +71,30 @@ def border_of(
         rule = "an amount is held out of the training text, of rows whole ones, and more than that is there"
         given = f"data.validation: {amount.in_words}, which is {format_bytes(wanted)} of {format_bytes(total)} of text"
         raise UserError(given, rule, "hold out less, or give more text; or validation: none")
-    whole, part = len(lowest) - is_cut, wanted - held
-    words = f"{whole} documents" + (f" and the last {format_bytes(part)} of one" if is_cut else "")
-    log(f"validation: {format_bytes(held + (part if is_cut else size))} of text are held out: {words}")
+    alike = copies.get(digest, 1)  # each is cut
+    whole, part = len(lowest) - is_cut, max(1, (wanted - held) // alike)
+    of = "one" if alike == 1 else f"each of {alike} copies of one"
+    words = f"{whole} documents" + (f" and the last {format_bytes(part)} of {of}" if is_cut else "")
+    log(f"validation: {format_bytes(held + (part * alike if is_cut else size))} of text are held out: {words}")
     return Border(digest, Split(digest, part)) if is_cut else Border(digest + 1)
 
 
 def border_of_share(share: float, log: Callable[[str], None], documents: Selection) -> Border:
     """Where the share ends among all hashes. So few texts that one side would have none, such as a single file, give the share
     of their bytes instead."""
-    border, total, number, sides = int(share * HASHES), 0, 0, set[bool]()
+    border, total, sides, copies = int(share * HASHES), 0, set[bool](), Counter[int]()
     for digest, document, _ in _hashed(documents):
-        total, number = total + len(bytes_of(document)), number + 1
+        total += len(bytes_of(document))
         sides.add(digest < border)
+        copies[digest] += 1
         if len(sides) == 2:
             return Border(border)
     if not total or not all(source.may_be_cut for source in documents.sources):
         return Border(border)
+    number = copies.total()
     side, texts = ("train" if sides == {True} else "validate"), "1 document" if number == 1 else f"{number} documents"
     log(f"validation: {share:g} of {texts} leaves none to {side} on: {share:g} of their bytes are held out instead")
-    return border_of(HeldOutConfig(bytes=max(1, int(share * total))), [], log, documents)
+    return border_of(HeldOutConfig(bytes=max(1, int(share * total))), [], log, documents, copies)
 
 
 def _lowest(documents: Selection, wanted: int) -> tuple[list[tuple[int, int, int]], int]:

@@ -79,9 +79,9 @@ class FillInMiddleConfig(Settings):
     write what belongs between two texts. Which ones, and where they are cut, follows from the text alone."""
 
     share: float = Field(0.5, gt=0, le=1)
-    """The share of the documents that this is done to; the others stay as they are."""
+    """The share of the documents whose middle is moved; the others stay as they are."""
     suffix_first: float = Field(0.5, ge=0, le=1)
-    """The share of these that begin with the suffix; the others begin with the prefix."""
+    """The share of the moved ones that begin with the suffix; the others begin with the prefix."""
     marks: list[str] | None = None
     """The tokens before prefix, suffix and middle, in this order; if not given, those of Qwen, StarCoder, SantaCoder
     or DeepSeek that the tokenizer has."""

@@ -3,13 +3,15 @@
     <prefix> P <suffix> S <middle> M            prefix first
     <prefix> <suffix> S <middle> P M            suffix first: P and M are encoded as one text
 
-The two cuts are between any two characters, all alike: later a model is not asked at borders of tokens alone. So each part is
-encoded by itself. Everything is drawn from the hash of the text: a document has one form, whoever encodes it and whenever.
+A document is cut at two places between any two characters, drawn evenly, and each part is encoded by itself: a model in use is
+asked at any character too, and not only where a token ends. A mark that is written in a document is text (`as_text`). All is drawn
+from the hash of the text: a document has one form, whoever encodes it and whenever.
 
 Source: Bavarian et al., Efficient Training of Language Models to Fill in the Middle, arXiv 2207.14255: half of the documents or
 more cost nothing from left to right (section 4), cuts at characters (section 4.3), both orders (section 4.2).
 """
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,13 +54,23 @@ class Middles(NamedTuple):
             return [("", self.prefix_id), ("", self.suffix_id), (suffix, self.middle_id), (prefix + middle, None)]
         return [("", self.prefix_id), (prefix, self.suffix_id), (suffix, self.middle_id), (middle, None)]
 
+    def as_text(self, tokenizer: Tokenizer) -> Tokenizer:
+        """A copy that encodes a mark in a text by letters: its files may have it as a token that is not special."""
+        held = json.loads(tokenizer.to_str())
+        for token in held["added_tokens"]:
+            token["special"] |= token["id"] in self.ids
+        copy = Tokenizer.from_str(json.dumps(held))
+        copy.encode_special_tokens = True
+        return copy
+
     @property
     def ids(self) -> list[int]:
         return [self.prefix_id, self.suffix_id, self.middle_id]
 
 
-def middles_of(config: FillInMiddleConfig | None, files: Sequence[Path]) -> Middles | None:
-    """`files`: a tokenizer's. Raises UserError where it has no such marks, or cannot encode parts of a text."""
+def middles_of(config: FillInMiddleConfig | None, files: Sequence[Path], eos_id: int | None = None) -> Middles | None:
+    """`files`: a tokenizer's; `eos_id`: the id that ends a document, once it is known. Raises UserError where the tokenizer has
+    no such marks, or cannot encode parts of a text."""
     if config is None:
         return None
     file = next((file for file in files if file.name == TOKENIZER_FILE), None)
@@ -69,14 +81,15 @@ def middles_of(config: FillInMiddleConfig | None, files: Sequence[Path]) -> Midd
             "use data.tokenizer.from of a tokenizer that has marks, or take fill_in_middle out",
         )
     tokenizer = Tokenizer.from_file(str(file))
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    vocabulary = {token.content: number for number, token in added.items() if number != eos_id}
     marks = config.marks or next((known for known in MARKS if set(known) <= vocabulary.keys()), None)
-    missing = [mark for mark in marks or () if mark not in vocabulary]
+    missing = [repr(mark) for mark in marks or () if mark not in vocabulary]
     if marks is None or missing:
         known = "; ".join(", ".join(one) for one in MARKS)
         raise UserError(
             f"fill_in_middle, and a tokenizer without {', '.join(missing) if missing else 'marks that are known'}",
-            f"a mark comes before prefix, suffix and middle, and is one token; known are {known}",
+            f"a mark comes before each part, and is an added token that does not end documents; known are {known}",
             "name the tokenizer's own as fill_in_middle.marks, or use a tokenizer that has some",
         )
     letter = tokenizer.encode("b", add_special_tokens=False).ids

@@ -83,8 +83,11 @@ def batches(
 class Encoder:
     """Encodes batches in this process: ids of all pieces in order, each with the id behind it."""
 
-    def __init__(self, tokenizer_directory: Path, is_fast: bool = False):
+    def __init__(self, tokenizer_directory: Path, is_fast: bool = False, middles: Middles | None = None):
         self._tokenizer, self._eos_id = open_tokenizer(tokenizer_directory)
+        self._as_text = None if middles is None else middles.as_text(self._tokenizer)
+        ids = [] if middles is None else middles.ids
+        self._marks = [self._tokenizer.decode([number], skip_special_tokens=False) for number in ids]
         found = compile_bpe(tokenizer_directory) if is_fast else None
         assert not isinstance(found, Unfit), found
         self._fast, self._num_batches = found, 0
@@ -92,13 +95,28 @@ class Encoder:
     def __call__(self, batch: list[Piece]) -> np.ndarray:
         if self._fast is not None:
             if self._num_batches % COMPARED_EVERY == 0:
-                self._compare(min((text for text, _ in batch if text), key=len, default=""))
+                plain = (text for text, _ in batch if text and not self._holds_mark(text))
+                self._compare(min(plain, key=len, default=""))
             self._num_batches += 1
-            found = [ids for text, behind in batch for ids in (self._fast(text), self._behind(behind))]
+            found = [ids for text, behind in batch for ids in (self._ids(text, self._fast), self._behind(behind))]
+            return np.concatenate(found)
+        if any(self._holds_mark(text) for text, _ in batch):
+            found = [ids for text, behind in batch for ids in (self._ids(text, self._slow), self._behind(behind))]
             return np.concatenate(found)
         encodings = self._tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
         pairs = [(np.array(e.ids, np.int32), self._behind(behind)) for e, (_, behind) in zip(encodings, batch)]
         return np.concatenate([ids for pair in pairs for ids in pair])
+
+    def _holds_mark(self, text: str) -> bool:
+        return any(mark in text for mark in self._marks)
+
+    def _slow(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def _ids(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
+        if self._as_text is not None and self._holds_mark(text):
+            return np.array(self._as_text.encode(text, add_special_tokens=False).ids, np.int32)
+        return encode(text)
 
     def _behind(self, behind: int) -> np.ndarray:
         ids = {GOES_ON: [], ENDS: [self._eos_id]}.get(behind, [behind])
@@ -248,9 +266,9 @@ def encode(
     """
     count = num_workers(num_bytes, num_cores)
     if count == 0:
-        yield from map(Encoder(tokenizer_directory, is_fast), batches(texts, batch_chars, middles))
+        yield from map(Encoder(tokenizer_directory, is_fast, middles), batches(texts, batch_chars, middles))
         return
-    with Workers(count, Encoder, tokenizer_directory, is_fast) as workers:
+    with Workers(count, Encoder, tokenizer_directory, is_fast, middles) as workers:
         yield from workers.map(batches(texts, batch_chars, middles))
 
 

@@ -48,14 +48,14 @@ def expert_rank_errors(expert: int, shard: int, context: int) -> Iterator[UserEr
 
 def check_compiled_experts(architecture: Architecture, compiles: bool, device_type: str) -> None:
     """Raises UserError where blocks with experts would be compiled for a GPU. Measured on an H200 with torch 2.11: the loss was
-    right, and gradients of what is below a sparse layer were wrong by factors of 590 to 16,000, another in each process. Operator
+    right, and gradients of what is below a sparse layer were wrong by factors of 590 to 19,300, another in each process. Operator
     by operator the same step was right, and on a CPU both are. The race behind it is looked for in what is compiled
     (training/sizing/compiled.py); that compiled experts without it are right no GPU has shown."""
     if compiles and architecture.sparse_layers and device_type == "cuda":
         raise UserError(
             "parallel.compile=true for a model with experts on a GPU",
             "on the one GPU tried (H200, torch 2.11) compiled experts gave wrong gradients below them, by factors of 590 "
-            "to 16,000; not compiled, they are right",
+            "to 19,300; not compiled, they are right",
             "use parallel.compile=false",
         )
 
