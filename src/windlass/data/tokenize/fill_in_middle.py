@@ -4,8 +4,8 @@
     <prefix> <suffix> S <middle> P M            suffix first: P and M are encoded as one text
 
 A document is cut at two places between any two characters, drawn evenly, and each part is encoded by itself: a model in use is
-asked at any character too, and not only where a token ends. A mark that is written in a document is text (`as_text`). All is drawn
-from the hash of the text: a document has one form, whoever encodes it and whenever.
+asked at any character too, and not only where a token ends. A mark that is written in a document is text (`as_text`). Everything
+is drawn from the hash of the text: a document has one form, whoever encodes it and whenever.
 
 Source: Bavarian et al., Efficient Training of Language Models to Fill in the Middle, arXiv 2207.14255: half of the documents or
 more cost nothing from left to right (section 4), cuts at characters (section 4.3), both orders (section 4.2).
