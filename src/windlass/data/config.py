@@ -187,8 +187,9 @@ class DataConfig(Settings):
             yield ValueError(
                 f"{given.count(True)} of {len(given)} sources have a `weight`; all have one, which mixes them, or none has"
             )
-        for key in ("weight", "fill_in_middle"):
-            if isinstance(self.validation, SourceConfig) and getattr(self.validation, key) is not None:
+        if isinstance(self.validation, SourceConfig):
+            given_keys = {"weight": self.validation.weight, "fill_in_middle": self.validation.fill_in_middle}
+            for key in (key for key, value in given_keys.items() if value is not None):
                 yield ValueError(f"`validation.{key}` has no effect: it is for what is trained on; leave it out")
 
     def _stages(self) -> Iterator[ValueError]:

@@ -98,10 +98,8 @@ class Encoder:
                 plain = (text for text, _ in batch if text and not self._holds_mark(text))
                 self._compare(min(plain, key=len, default=""))
             self._num_batches += 1
-            found = [ids for text, behind in batch for ids in (self._ids(text, self._fast), self._behind(behind))]
-            return np.concatenate(found)
-        if any(self._holds_mark(text) for text, _ in batch):
-            found = [ids for text, behind in batch for ids in (self._ids(text, self._slow), self._behind(behind))]
+        if self._fast is not None or any(self._holds_mark(text) for text, _ in batch):
+            found = [ids for text, behind in batch for ids in (self._ids(text), self._behind(behind))]
             return np.concatenate(found)
         encodings = self._tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
         pairs = [(np.array(e.ids, np.int32), self._behind(behind)) for e, (_, behind) in zip(encodings, batch)]
@@ -110,13 +108,12 @@ class Encoder:
     def _holds_mark(self, text: str) -> bool:
         return any(mark in text for mark in self._marks)
 
-    def _slow(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-
-    def _ids(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
-        if self._as_text is not None and self._holds_mark(text):
-            return np.array(self._as_text.encode(text, add_special_tokens=False).ids, np.int32)
-        return encode(text)
+    def _ids(self, text: str) -> np.ndarray:
+        as_text = self._as_text if self._holds_mark(text) else None
+        if as_text is None and self._fast is not None:
+            return self._fast(text)
+        encoding = (as_text or self._tokenizer).encode(text, add_special_tokens=False)
+        return np.array(encoding.ids, np.int32)
 
     def _behind(self, behind: int) -> np.ndarray:
         ids = {GOES_ON: [], ENDS: [self._eos_id]}.get(behind, [behind])
