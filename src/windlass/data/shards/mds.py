@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 
 from windlass.data.files import write_durably
-from windlass.data.shards.columns import ShardColumns, narrowest
 from windlass.data.shards.index import (
     INDEX_NAME,
     REPAIR,
@@ -33,6 +31,7 @@ from windlass.data.shards.index import (
     unpack,
     verify_file,
 )
+from windlass.data.shards.shard_format import ShardFormat, stored_name
 from windlass.errors import BadShard
 
 
@@ -52,30 +51,15 @@ class Writer:
         vocab_size: int | None = None,
         compression: str | None = None,
     ):
-        self.directory, self.num_ids, self.shard_bytes = directory, num_ids, shard_bytes
+        self.directory = directory
         directory.mkdir(parents=True, exist_ok=may_exist)
-        self._has_ends, self._vocab_size, self._compression = has_ends, vocab_size, compression
-        plain = ShardColumns(has_ends=has_ends)
-        record_bytes = plain.records([np.zeros((1, num_ids), np.uint8)] * len(plain.types)).shape[1]
-        room_bytes = shard_bytes - len(json.dumps(self._config(plain, None), sort_keys=True)) - 8
-        self.samples_per_shard = max(1, room_bytes // (record_bytes + 4))
+        self.format = ShardFormat(num_ids, shard_bytes, has_ends, vocab_size, compression)
+        self.samples_per_shard = self.format.samples_per_shard
         shape = self.samples_per_shard, num_ids  # paged in as they are filled
-        self.pending = [np.empty(shape, dtype) for dtype in plain.types]
+        self.pending = [np.empty(shape, dtype) for dtype in self.format.plain.types]
         """input_ids, labels and document_ends of the shard that is filled, or was written last."""
         self._num_pending = 0
         self._entries: list[dict[str, Any]] = []
-
-    def _config(self, columns: ShardColumns, compression: str | None) -> dict[str, Any]:
-        return {
-            "column_encodings": list(columns.encodings.values()),
-            "column_names": list(columns.encodings),
-            "column_sizes": [None] * len(columns.encodings),
-            "compression": compression,
-            "format": "mds",
-            "hashes": ["xxh64"],
-            "size_limit": self.shard_bytes,
-            "version": 2,
-        }
 
     def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray, ends_NL: np.ndarray | None = None) -> None:
         """Appends N samples of L = `num_ids` ids each."""
@@ -91,25 +75,13 @@ class Writer:
 
     def _flush(self) -> None:
         count, self._num_pending = self._num_pending, 0
-        ids, labels, *ends = (held[:count] for held in self.pending)
-        columns = ShardColumns(has_ends=self._has_ends)
-        if self._vocab_size is not None:
-            columns = narrowest(ids, labels, self._has_ends, self._vocab_size)
-        targets = {"labels": [labels], "loss_mask": [labels == ids], "": []}[columns.target]
-        records = columns.records([ids, *targets, *ends])
-        config = self._config(columns, self._compression)
-        config_data = json.dumps(config, sort_keys=True).encode()
-        start = 4 + 4 * (count + 1) + len(config_data)
-        offsets = start + records.shape[1] * np.arange(count + 1, dtype=np.uint64)
-        header = np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config_data
-        basename = f"shard.{len(self._entries):05}.mds"
-        raw = [header, records.reshape(-1).data]
-        entry = {**config, "raw_data": _file(basename, raw), "samples": count, "zip_data": None}
-        stored = raw
-        if self._compression is not None:
-            stored = [_compressed(b"".join(raw))]
-            entry["zip_data"] = _file(f"{basename}.{self._compression}", stored)
+        entry, stored = self.format.encoded(len(self._entries), [held[:count] for held in self.pending])
         self.put(entry, stored, count)
+        self._entries.append(entry)
+
+    def adopt(self, entry: dict[str, Any], path: Path) -> None:
+        """The file at `path`, on the same file system, is the next shard, which `format` has encoded. `end_shard` came before."""
+        os.replace(path, self.directory / stored_name(entry))
         self._entries.append(entry)
 
     def take(self, directory: Path, count: int) -> None:
@@ -125,7 +97,7 @@ class Writer:
 
     def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
         """Writes the file of a shard of `count` samples."""
-        write_durably(self.directory / (entry["zip_data"] or entry["raw_data"])["basename"], *stored)
+        write_durably(self.directory / stored_name(entry), *stored)
 
     def end_shard(self) -> int:
         """What comes next goes into another shard. -> shards so far."""
@@ -137,20 +109,6 @@ class Writer:
         self.end_shard()
         index = json.dumps({"shards": self._entries, "version": 2}, sort_keys=True)
         write_durably(self.directory / INDEX_NAME, index.encode())
-
-
-def _file(basename: str, parts: list[Any]) -> dict[str, Any]:
-    digest = xxhash.xxh64()
-    for part in parts:
-        digest.update(part)
-    return {"basename": basename, "bytes": sum(map(len, parts)), "hashes": {"xxh64": digest.hexdigest()}}
-
-
-def _compressed(data: bytes) -> bytes:
-    import zstandard
-
-    packed: bytes = zstandard.ZstdCompressor().compress(data)
-    return packed
 
 
 class ShardSource(Protocol):
