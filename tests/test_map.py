@@ -163,7 +163,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "data.curate": ("config", "filters", "language", "near_duplicates"),
     "data.lint": ("statistics", "lint", "findings", "overview"),
     "data.prepare": ("prepare", "manifest", "background", "part", "part_record"),
-    "data.shards": ("mds", "index", "small_files", "config", "cache", "remote", "journal", "growing"),
+    "data.shards": ("mds", "shard_format", "index", "small_files", "config", "cache", "remote", "journal", "growing"),
     "data.sources": (
         "config",
         "scan",

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 NOT_COUNTED = -100
+WHOLE: Final = 100  # percent that a target weighs, unless said
 BUFFER_SAMPLES: Final = 2048  # of best-fit, in samples' worth of documents: 16 MB at T = 2048
 SAMPLES_AT_ONCE: Final = 256  # written out: twice 2 MB at T = 2048
 DISSOLVED_SHARE: Final = 0.005  # a sample of a buffer with more room than this goes into the next buffer
@@ -48,16 +49,27 @@ def pack(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterat
         if num_samples == 0:
             continue
         stream = np.concatenate(held)
-        windows = np.lib.stride_tricks.sliding_window_view(stream, sequence_length + 1)[::sequence_length]
-        yield windows, windows
-        held = [stream[num_samples * sequence_length :]]
+        end = num_samples * sequence_length
+        yield samples_of(stream[: end + 1], eos_id, sequence_length)
+        held = [stream[end:]]
         num_held = len(held[0])
     if num_held > 1:
-        rest = np.concatenate(held)
-        input_ids = np.full((1, sequence_length + 1), eos_id, np.int32)
-        labels = np.full((1, sequence_length + 1), NOT_COUNTED, np.int32)
-        input_ids[0, : len(rest)] = labels[0, : len(rest)] = rest
-        yield input_ids, labels
+        yield samples_of(np.concatenate(held), eos_id, sequence_length)
+
+
+def samples_of(ids_N: np.ndarray, eos_id: int, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """(input_ids [n, T+1], labels [n, T+1]) of two or more ids of such a stream: neighbours share one, the last is filled up."""
+    num_full = (len(ids_N) - 1) // sequence_length
+    rest = ids_N[num_full * sequence_length :]
+    full = np.empty((0, sequence_length + 1), np.int32)
+    if num_full:
+        full = np.lib.stride_tricks.sliding_window_view(ids_N, sequence_length + 1)[::sequence_length]
+    if len(rest) == 1:
+        return full, full
+    input_ids = np.full((1, sequence_length + 1), eos_id, np.int32)
+    labels = np.full((1, sequence_length + 1), NOT_COUNTED, np.int32)
+    input_ids[0, : len(rest)] = labels[0, : len(rest)] = rest
+    return np.concatenate([full, input_ids]), np.concatenate([full, labels])
 
 
 def pack_best_fit(
@@ -138,8 +150,9 @@ def _fit(pieces: list[_Piece], capacity: int, keep: bool) -> tuple[list[list[_Pi
 def _samples(bins: list[list[_Piece]], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for start in range(0, len(bins), SAMPLES_AT_ONCE):
         some = bins[start : start + SAMPLES_AT_ONCE]
-        input_ids = np.full((len(some), sequence_length + 1), eos_id, np.int32)
-        labels = np.full((len(some), sequence_length + 1), NOT_COUNTED, np.int32)
+        dtype = np.result_type(np.int32, *{ids.dtype for pieces in some for ids, _ in pieces})
+        input_ids = np.full((len(some), sequence_length + 1), eos_id, dtype)
+        labels = np.full((len(some), sequence_length + 1), NOT_COUNTED, dtype)
         for row, pieces in enumerate(some):
             at = 1
             for ids, is_rest in pieces:

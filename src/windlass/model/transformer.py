@@ -201,12 +201,12 @@ class Decoder(nn.Module):
         by_row: bool = False,
         factor: Tensor | None = None,
         sources: Tensor | None = None,
+        percent: Tensor | None = None,
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
-        nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache the
-        positions follow those in it. `documents` [B, M]: where the documents of each whole row begin (attention/documents.py);
-        with a cache the new positions are of each row's last one. `keys` [B]: of samples, for dropout. `sources` [B, S]: of each
-        row its source (head/source_losses.py). Others: loss.head_loss."""
+        nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions; with a cache they
+        follow its own. `documents` [B, M]: where those of each whole row begin (attention/documents.py); with a cache all is of
+        the last one. `keys` [B]: of samples, for dropout. `sources` [B, S]: head/source_losses.py. Others: loss.head_loss."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)
@@ -239,7 +239,7 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.advance(num_positions)
         seen = self.source_losses.of(sources, targets)
-        return self._end(hidden_BTD, targets, per_row, by_row, factor, seen) if self.last else hidden_BTD
+        return self._end(hidden_BTD, targets, per_row, by_row, factor, seen, percent) if self.last else hidden_BTD
 
     def _end(self, hidden_BTD: Tensor, targets: Tensor | None, *per_row: Any) -> Tensor:
         is_tied = self.arch.tied and self.first

@@ -1,4 +1,4 @@
-"""Next-token prediction: every target that is not ignored counts once."""
+"""Next-token prediction: every target that is not ignored counts once, or with its weight."""
 
 import torch
 
@@ -8,10 +8,18 @@ from windlass.parallel.program import Batch, Program
 
 class Pretrain:
     def weigh(self, batches: list[Batch], program: Program) -> tuple[list[Batch], torch.Tensor]:
-        """-> the batches, and the number of counted targets over all ranks (0-dim, on the device)."""
-        counts = [(batch["targets"] != IGNORED).sum() for batch in batches]
+        """-> the batches, and the number of counted targets over all ranks (0-dim, on the device): of weights their sum, so
+        that a loss is a mean by weight."""
+        counts = [_count(batch) for batch in batches]
         local = counts[0] if len(counts) == 1 else torch.stack(counts).sum()
         return batches, program.mesh.sum_over_batch(local)
 
     def figures(self) -> dict[str, torch.Tensor]:
         return {}
+
+
+def _count(batch: Batch) -> torch.Tensor:
+    is_counted_BT = batch["targets"] != IGNORED
+    if "percent" not in batch:
+        return is_counted_BT.sum()
+    return batch["percent"].where(is_counted_BT, 0).sum().double() / 100

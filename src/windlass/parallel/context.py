@@ -39,7 +39,7 @@ from windlass.model.slices import Zigzag
 from windlass.model.transformer import Decoder
 from windlass.parallel.mesh import Mesh
 
-PER_TOKEN = ("input_ids", "targets")  # [B, T]; documents and keys describe whole rows
+PER_TOKEN = ("input_ids", "targets", "percent")  # [B, T]; documents and keys describe whole rows
 PER_ROW = "per_row"  # [B, 2], bits: a weight, and an offset of the loss that one of the ranks that share a row adds
 
 

@@ -215,6 +215,7 @@ class VocabularyHead(nn.Module):
         by_row: bool = False,
         factor: Tensor | None = None,
         seen: Callable[[Tensor], None] | None = None,
+        percent_BT: Tensor | None = None,
     ) -> Tensor:
         assert targets_BT is not None, (
             "logits of a cut head: evaluation asks for losses, generation uses the whole model"
@@ -222,7 +223,7 @@ class VocabularyHead(nn.Module):
         weight_VD = own(self.weight)
         rows = Cut(self.mesh.get_group(), self.mesh.get_local_rank() * weight_VD.shape[0])
         form = LossForm(self.vocab_size, self.chunk_tokens, rows, self.cap)
-        return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor, seen)
+        return head_loss(hidden_BTD, weight_VD, targets_BT, form, per_row_B2, by_row, factor, seen, percent_BT)
 
 
 Make = Callable[[Any, DeviceMesh], nn.Module]

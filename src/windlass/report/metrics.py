@@ -130,7 +130,7 @@ class Recorder:
         if self._log is None and self._console is None:
             self._window_step, self._window_wait_s = step, 0.0
             return
-        counted = int(float(count))
+        counted = float(count)
         if counted == 0:
             raise UserError(
                 f"the global batch of step {step} counts no {self._unit.removesuffix('s')}",
@@ -144,7 +144,7 @@ class Recorder:
             **values,
             **_by_expert(figures),
             "skipped": skipped,
-            self._unit: counted,
+            self._unit: int(counted) if counted.is_integer() else round(counted, 2),  # weights are in hundredths
             "tokens": step * self._tokens_per_step,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": tokens_per_s / self._num_devices,

@@ -11,7 +11,7 @@ from windlass.data.sources.bad_rows import FoundRows
 from windlass.data.sources.select import HASHES, Amount, Selection
 from windlass.data.sources.source_files import Source, hash_file
 from windlass.data.tokenize import pool, resume
-from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, train
+from windlass.data.tokenize.tokenizer import open_tokenizer, save_trained, token_bytes, train
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_parts_hold_the_sets_in_order_and_are_made_once(chunk, tmp_path, monkeyp
     settings = TextSettings(tmp_path / "tokenizer", False)
     places = {name: ChunkParts(tmp_path / name, settings, 0) for name in chunk.sets}
     task = EncodeChunk(chunk, places, eos_id)
-    assert task({}) == task
+    assert task({}) == {}, "no one asked for their sizes"
     texts = {name: [text for one, text in chunk.documents(FoundRows()) if one == name] for name in chunk.sets}
     for name in chunk.sets:
         parts = list(resume.kept(tmp_path / name))
@@ -55,5 +55,16 @@ def test_parts_hold_the_sets_in_order_and_are_made_once(chunk, tmp_path, monkeyp
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.part")} == before
     *_, last = sorted((tmp_path / "low").iterdir())
     last.unlink()
-    task({})
+    np.save(tmp_path / "bytes.npy", token_bytes(tokenizer))
+    counted = task._replace(token_bytes=tmp_path / "bytes.npy")({})
+    for name, held in texts.items():
+        sizes = [size for _, size in counted[name]]
+        num_bytes = sum(len(text.encode()) for text in held)
+        assert sum(size.documents for size in sizes) == len(held)
+        assert sum(size.text_bytes for size in sizes) == sum(size.token_bytes for size in sizes) == num_bytes
+        assert [size.num_ids for size in sizes] == [len(part.ids) for part in resume.kept(tmp_path / name)]
+        assert [path for path, _ in counted[name]] == sorted((tmp_path / name).glob("*.part"))
+    first = sorted((tmp_path / "high").iterdir())[0]
+    first.write_bytes(first.read_bytes()[:-1])
+    assert task._replace(token_bytes=tmp_path / "bytes.npy")({}) == counted, "what is damaged is made again"
     assert sum(len(part.sizes) for part in resume.kept(tmp_path / "low")) == len(texts["low"])

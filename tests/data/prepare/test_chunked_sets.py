@@ -65,11 +65,13 @@ def test_a_refusal_of_rows_keeps_nothing_half_done_and_names_all(tmp_path, sourc
 
 
 def test_parts_of_chunks_are_kept_and_one_that_is_damaged_is_made_again(tmp_path, sources, small_chunks, monkeypatch):
-    whole = quietly(data_config(tmp_path, sources=sources, directory=str(tmp_path / "whole")))
+    """Where the parent packs: where workers do, parts are deleted (test_shards_of_workers)."""
+    packed = {"sources": sources, "packing": "best-fit"}
+    whole = quietly(data_config(tmp_path, **packed, directory=str(tmp_path / "whole")))
     small_chunks()
     monkeypatch.setattr(resume, "PART_TOKENS", 60)
     monkeypatch.setattr(pool, "BATCH_CHARS", 60)
-    config = data_config(tmp_path, sources=sources)
+    config = data_config(tmp_path, **packed)
 
     def stopped(*_):
         raise KeyboardInterrupt

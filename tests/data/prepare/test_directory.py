@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,10 +54,15 @@ def test_an_empty_directory_is_taken_and_a_foreign_one_refused(tmp_path):
 
 
 def test_too_little_room_is_told_before_anything_is_encoded(tmp_path):
-    check_room(tmp_path, 1000)
+    check_room(tmp_path, 1000, keeps_ids=True)
     with pytest.raises(UserError) as caught:
-        check_room(tmp_path, 1 << 60)
+        check_room(tmp_path, 1 << 60, keeps_ids=True)
     assert "are free on the disk of" in caught.value.given and "free space" in caught.value.change
+    assert "and ids 4 besides until all are written: at least 786432.0 TiB" in caught.value.rule
+    text_bytes = 2 * shutil.disk_usage(tmp_path).free
+    check_room(tmp_path, text_bytes, keeps_ids=False)  # at 8 bytes of text per token, half of what is free
+    with pytest.raises(UserError, match=r"or more: at least 262144\.0 TiB here"):
+        check_room(tmp_path, 1 << 60, keeps_ids=False)
 
 
 def test_a_full_disk_is_named(tmp_path):

@@ -94,3 +94,28 @@ def test_a_shard_of_before_is_read(tmp_path):
     assert index["shards"][0]["column_encodings"] == ["ndarray:int32", "ndarray:int32"]
     assert parse_index(json.dumps(index).encode(), "here")[0].columns == ShardColumns()
     assert [row.tolist() for _, row, _ in read(tmp_path)[0]] == MASKED.tolist()
+
+
+@pytest.mark.parametrize("has_ends", [False, True])
+def test_weights_are_stored_in_the_shards_that_have_some(tmp_path, has_ends):
+    percent = np.full(IDS.shape, 100, np.uint8)
+    percent[30, 4:9] = [0, 1, 50, 99, 100]
+    writer = Writer(tmp_path, 33, 4096, True, has_ends, 1 << 16)
+    for start in range(0, 50, 7):
+        rows = slice(start, start + 7)
+        writer.write(IDS[rows], MASKED[rows], IDS[rows] % 7 == 0 if has_ends else None, percent[rows])
+    writer.close()
+    found, reader = read(tmp_path)
+    assert [(ids.tolist(), row.tolist()) for ids, row, _ in found] == [*zip(IDS.tolist(), MASKED.tolist())]
+    at = 30 // reader.shard_samples[0]
+    stored = [shard.columns for shard in reader.shards]
+    assert [one.has_percent for one in stored] == [number == at for number in range(len(stored))] and reader.has_percent
+    assert {one._replace(has_percent=False) for one in stored} == {ShardColumns("<u2", "loss_mask", has_ends)}
+    places = [(number, row) for number, count in enumerate(reader.shard_samples) for row in range(count)]
+    for (number, row), wanted in zip(places, percent.tolist(), strict=True):
+        held = reader.percent(number, row)
+        assert (held is None) == (number != at) and (held is None or held.tolist() == wanted)
+        if has_ends:
+            assert reader.ends(number, row).tolist() == (IDS[places.index((number, row))] % 7 == 0).tolist()
+    plain = Writer(tmp_path / "plain", 33, 4096, has_ends=has_ends)
+    assert reader.shard_samples[0] == plain.samples_per_shard, "the order depends on it"

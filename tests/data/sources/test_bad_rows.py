@@ -296,11 +296,11 @@ def test_parts_that_were_encoded_stay_where_more_rows_are_allowed(tmp_path, monk
 
     with pytest.raises(Killed):
         prepare(config_of(tmp_path, 7), {}, log=dies)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / ".data.work").rglob("*.part")}
-    assert before
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / ".data.work").rglob("shards/*")}
+    assert before, "ids are deleted where their shards are there"
     monkeypatch.setattr("windlass.data.prepare.directory.shutil.rmtree", lambda *_, **__: None)  # work stays to be seen
     quietly(config_of(tmp_path, 8))
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / ".data.work").rglob("*.part")}
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / ".data.work").rglob("shards/*")}
     assert before.items() <= after.items(), "read again, and not made again"
     monkeypatch.undo()
     shutil.rmtree(tmp_path / ".data.work")

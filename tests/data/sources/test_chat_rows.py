@@ -276,7 +276,7 @@ def test_weights_of_answers_are_kept_where_they_are_0(weights, kept):
     assert json.loads(conversation_of({"messages": cut}, "here")) == MESSAGES[1:], "behind the last learned answer"
 
 
-@pytest.mark.parametrize(("number", "weight"), [(1, 0.5), (1, 2), (1, "0"), (1, True), (0, 1)])
+@pytest.mark.parametrize(("number", "weight"), [(1, 0.505), (1, 2), (1, -0.5), (1, "0"), (1, True), (0, 1), (0, 0.5)])
 def test_other_weights_are_refused(number, weight):
     messages = [dict(message) for message in MESSAGES[1:3]]
     messages[number]["weight"] = weight
@@ -284,9 +284,15 @@ def test_other_weights_are_refused(number, weight):
         conversation_of({"messages": messages}, "here")
     role = messages[number]["role"]
     assert caught.value.given == f"here, message {number} of `messages`, has weight {weight!r} and the role {role}"
-    assert (
-        caught.value.rule.startswith("a weight is 0 or 1") and caught.value.change == "set it to 0 or 1, or take it out"
-    )
+    assert caught.value.rule.startswith("an answer weighs 0 (not learned) to 1, in hundredths")
+    assert caught.value.change == "set it to 0, to 1 or to a fraction such as 0.5, or take it out"
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.01, 0.29, 0.57, 1.0])
+def test_a_fraction_stays_with_its_answer(weight):
+    messages = [MESSAGES[1], {**MESSAGES[2], "weight": weight}]
+    (_, found) = json.loads(conversation_of({"messages": messages}, "here"))
+    assert found == (MESSAGES[2] if weight == 1 else {**MESSAGES[2], "weight": weight})
 
 
 # ---- what a template writes, and what it leaves out

@@ -50,7 +50,7 @@ def test_texts_are_a_pair_with_or_without_a_prompt():
         ({"chosen": "a", "rejected": None}, "here has nothing under `rejected`"),
         (
             {"chosen": [ASKED, {**GOOD, "weight": 0}, ASKED, GOOD], "rejected": [ASKED, BAD]},
-            "here has an answer of weight 0",
+            "here has an answer with a weight other than 1",
         ),
         ({"chosen": "a", "rejected": 3}, "here has int under `rejected`"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here has int under `prompt`"),

@@ -9,7 +9,8 @@ import torch
 from tests.data.stream.test_loader import T, directory, make  # noqa: F401
 from windlass.data.packing import Borders
 from windlass.data.shards.mds import Reader, Writer
-from windlass.data.stream.collate import add_sources, collate, sample_keys
+from windlass.data.stream.collate import add_percent, add_sources, batches_of, collate, sample_keys
+from windlass.data.stream.skipping_stream import SkippingReader
 from windlass.errors import BadShard, UserError
 
 
@@ -85,3 +86,28 @@ def test_rows_say_which_source_they_are_of():
     batch = made(places, 7)
     assert batch["at"] == 7 and batch["sources"].dtype == torch.bool
     assert batch["sources"].int().argmax(1).tolist() == [0, 1, 0, 2, 2] and (batch["sources"].sum(1) == 1).all()
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_targets_have_the_weights_of_their_labels(tmp_path, skips):
+    """Each label's weight goes with it, shifted as it is; in a set with weights, all batches have some."""
+    draw = np.random.default_rng(5)
+    ids, percent = (
+        draw.integers(0, 90, (20, T + 1)).astype(np.int32),
+        draw.integers(1, 101, (20, T + 1)).astype(np.uint8),
+    )
+    percent[12:] = 100
+    writer = Writer(tmp_path / "train", T + 1, 400, vocab_size=90)
+    writer.write(ids, ids, percent_NL=percent)
+    writer.close()
+    reader = Reader(tmp_path / "train")
+    assert len({shard.columns for shard in reader.shards}) == 2
+    places = np.array([(number, row) for number, count in enumerate(reader.shard_samples) for row in range(count)])
+    order = draw.permutation(20)
+    source = SkippingReader(None, reader, T + 1, {}) if skips else reader
+    made = add_percent(batches_of(source, T), source)
+    for start in range(0, 20, 4):
+        batch = made(places[order[start : start + 4]], start)
+        assert batch["percent"].dtype == torch.int64
+        assert batch["percent"].tolist() == percent[order[start : start + 4], 1:].tolist()
+        assert batch["targets"].tolist() == ids[order[start : start + 4], 1:].tolist()

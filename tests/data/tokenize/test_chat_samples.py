@@ -24,7 +24,7 @@ def found(made, case, tools=None):
     rows = samples(Template(directory, DATE), case.messages, "here", tools)
     return [
         (tokenizer.decode(ids_N.tolist(), skip_special_tokens=False), spans(tokenizer, ids_N, is_learned_N), unwritten)
-        for _, (ids_N, is_learned_N, unwritten) in rows
+        for _, (ids_N, is_learned_N, unwritten), _ in rows
     ]
 
 
@@ -89,7 +89,7 @@ def test_tools_of_a_row_are_written_and_not_learned(made, name, tools):
 
 def test_tools_go_with_each_answer_of_a_long_conversation(made):
     directory, tokenizer = made(CASES["qwen 3, calls"])
-    ((_, row),) = samples(Template(directory, DATE), CALLS * 6, "here", [{"type": "function", "function": TOOL}])
+    ((_, row, _),) = samples(Template(directory, DATE), CALLS * 6, "here", [{"type": "function", "function": TOOL}])
     learned = spans(tokenizer, row.ids_N, row.is_learned_N)
     assert learned == [OF_CALL, "Four fathoms.<|im_end|>"] * 5 + CASES["qwen 3, calls"].learned
 
@@ -118,12 +118,61 @@ def test_of_several_templates_tool_use_writes_rows_with_tools(made):
     listed = [{"name": name, "template": text} for name, text in texts.items()]
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed}))
     template = Template(directory, DATE)
-    ((_, plain),) = samples(template, TALK[1:3], "here")
+    ((_, plain, _),) = samples(template, TALK[1:3], "here")
     assert tokenizer.decode(plain.ids_N.tolist(), skip_special_tokens=False).startswith(
         "<|user|>\nWhich rope?<|im_end|>"
     )
-    ((_, called),) = samples(template, CALLS, "here", [{"type": "function", "function": TOOL}])
+    ((_, called, _),) = samples(template, CALLS, "here", [{"type": "function", "function": TOOL}])
     assert spans(tokenizer, called.ids_N, called.is_learned_N) == CASES["qwen 3, calls"].learned
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": listed[1:]}))
     with pytest.raises(UserError, match="has the chat templates tool_use"):
         Template(directory, DATE)
+
+
+def weighed(made, case, weights):
+    """What is learned of each sample: (text, percent) of each run of ids that weigh alike, None where all weigh 100."""
+    directory, tokenizer = made
+    weights = iter(weights)
+    messages = [{**one, "weight": next(weights)} if one["role"] == "assistant" else one for one in case.messages]
+    found = []
+    for _, (ids_N, is_learned_N, _), percent_N in samples(Template(directory, DATE), messages, "here"):
+        if percent_N is None:
+            found.append(None)
+            continue
+        values = dict.fromkeys(percent_N[is_learned_N].tolist())
+        found.append({value: spans(tokenizer, ids_N, is_learned_N & (percent_N == value)) for value in values})
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_answer_has_its_weight_and_the_end_of_the_document_that_of_the_last(made, name):
+    first, *others = CASES[name].learned
+    tokenizer = made(CASES[name])
+    (found,) = weighed(tokenizer, CASES[name], (0.5, 0.25))
+    assert found == {50: [first], 25: others}
+    assert weighed(tokenizer, CASES[name], (1, 1)) == [None]
+
+
+def test_answers_that_are_samples_of_their_own_keep_their_weights(made):
+    case = Case("deepseekv3", DEEPSEEK, [])
+    first, second = weighed(made(case), case, (1, 0.07))
+    assert first is None and list(second) == [7] and second[7][0].endswith("slowly." + DEEP_END)
+
+
+def test_an_answer_of_weight_0_is_no_part_of_any(made):
+    case = CASES["qwen 2.5"]
+    (found,) = weighed(made(case), case._replace(messages=[*TALK, *TALK[1:3]]), (0.5, 0, 0.3))
+    assert found == {50: [case.learned[0]], 30: [case.learned[0]]}
+
+
+def test_answers_without_a_border_have_one_weight_or_are_refused(made):
+    case = Case(
+        "{{ messages[0].content }}{% for m in messages[1:] %}{{ m.content + '<e>' }}{% endfor %}", "<s> <e>", []
+    )
+    case = case._replace(messages=[TALK[1], TALK[2], TALK[4]])
+    tokenizer = made(case)
+    (found,) = weighed(tokenizer, case, (0.5, 0.5))
+    assert found == {50: ["The red one.<e>Pull it in\nslowly.<e>"]}
+    with pytest.raises(UserError) as caught:
+        weighed(tokenizer, case, (0.5, 0.25))
+    assert caught.value.given.startswith("here has answers of several weights") and "one weight" in caught.value.change

@@ -268,6 +268,19 @@ def chat_rows(count=40):
     return rows
 
 
+def test_fractions_as_weights_are_refused_while_a_run_reads(planted, tmp_path):
+    template_of(planted, PLAIN)
+    rows = [row for row in chat_rows(80) if "messages" in row]
+    prepared_chat(planted, tmp_path / "whole", rows, order={"first_epoch": "written"})
+    rows[-1]["messages"][1]["weight"] = 0.5
+    with pytest.raises(UserError) as caught:
+        prepared_chat(planted, tmp_path / "halves", rows, order={"first_epoch": "written"}, validation="none")
+    assert caught.value.given.startswith(
+        "train has an answer with a weight between 0 and 1, and data.order.first_epoch="
+    )
+    assert caught.value.change == "set data.order.first_epoch=shuffled, or weights to 0 and 1"
+
+
 def prepared_chat(planted, root, rows=None, more=None, **changes):
     """`more`: of the source."""
     root.mkdir(exist_ok=True)

@@ -265,3 +265,20 @@ def test_under_autocast_every_chunk_multiplies_in_its_dtype(is_compiled):
         added = loss_module._add_product(torch.zeros(9, 4), *product, torch.float32)
     narrow = [one.bfloat16() for one in product]
     assert torch.equal(added, (narrow[0].T @ narrow[1]).float()), "not a product in fp32"
+
+
+@pytest.mark.parametrize("chunk_tokens", [7, 1000])
+@pytest.mark.parametrize("divided", [False, True])
+def test_targets_count_with_their_percent(chunk_tokens, divided):
+    """Beside torch's cross-entropy of each target, times its weight."""
+    head, hidden_BTD, targets_BT = make_head(torch.float64)
+    head.chunk_tokens = chunk_tokens
+    percent_BT = torch.randint(1, 101, targets_BT.shape)
+    logits = functional.linear(hidden_BTD, head.weight[: head.vocab_size]).flatten(0, 1)
+    each = functional.cross_entropy(logits, targets_BT.flatten(), reduction="none", ignore_index=-100)
+    wanted = (each * percent_BT.flatten() / 100).sum() / (4 if divided else 1)
+    wanted = wanted, *torch.autograd.grad(wanted, (hidden_BTD, head.weight))
+    factor = {"factor": factor_bits(torch.tensor(4.0), torch.float64)} if divided else {}
+    given = loss_and_gradients(head, hidden_BTD, targets_BT, percent_BT=percent_BT, **factor)
+    for ours, theirs in zip(given, wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-13 * max(1, theirs.abs().max())

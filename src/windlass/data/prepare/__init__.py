@@ -15,6 +15,8 @@ build        writes the sets of a preparation, whole or growing in place
 write_set    one set: documents -> ids -> samples -> shards
 chunked_sets the sources that workers read themselves, in chunks
 chunk_tasks  what a worker does with a chunk
+shard_tasks  what a worker does with a shard: ranges of encoded texts, joined
+shards_of_workers  the shards of texts that are concatenated, written by those workers
 appended     a source appended to a mixture: the shards of the others stay
 counted_set  what is counted of it meanwhile, and its progress
 directory    a directory that is replaced as a whole: lock, temporary sibling, swap

@@ -19,11 +19,12 @@ import xxhash
 
 from windlass.data.prepare import baselines
 from windlass.data.prepare.appended import KeptSources
+from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, are_by_workers, num_workers, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
@@ -73,17 +74,24 @@ def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | Non
     there. Raises UserError."""
     with TaskRunner(num_workers(plan.config)) as runner:
         selections, amounts, chunked = choose(plan, work, runner)
-        check_room(temporary, sum(total_of(found).bytes for found in amounts.values()))
+        num_bytes = sum(total_of(found).bytes for found in amounts.values())
+        check_room(temporary, num_bytes, keeps_ids=not are_by_workers(plan.config, selections.values(), chunked))
         _log_corpus(plan)
         known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
         infos = {}
-        for name in sorted(
-            selections, key=lambda name: total_of(amounts[name]).bytes
-        ):  # small first: mistakes show early
+        for name in _in_order(amounts, chunked):
             of_set = selections[name], amounts[name], plan.config, known, work, plan.log
             infos[name] = write_set(temporary / name, *of_set, chunked=chunked, kept=kept)
     prepared = _prepared(plan, temporary, selections, infos, known)
     return prepared if kept is None else replace(prepared, bad_rows=kept.with_bad_rows(prepared.bad_rows))
+
+
+def _in_order(amounts: Mapping[str, list[Amount]], chunked: ChunkedSets) -> list[str]:
+    """Small sets first: mistakes show early. But one that is encoded with the training set comes behind it: else all ids of that
+    would be on disk before its first shard."""
+    names = sorted(amounts, key=lambda name: total_of(amounts[name]).bytes)
+    behind = [name for name in names if name != "train" and chunked.share_sources(name, "train")]
+    return [name for name in names if name not in behind] + behind
 
 
 def make_growing(plan: PreparePlan, directory: Path, work: Path, begun: Callable[[], None] = lambda: None) -> None:

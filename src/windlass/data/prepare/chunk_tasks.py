@@ -5,10 +5,12 @@ The documents of all sets that are taken from one source are chosen in one readi
 whoever encodes it, and in whatever order, the parts are the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+import numpy as np
 import xxhash
 
 from windlass.data.curate.filters import Removed
@@ -17,11 +19,14 @@ from windlass.data.sources.select import Amount, Selection
 from windlass.data.sources.source_files import Document, Source, bytes_of
 from windlass.data.tokenize import encode_rows, pool
 from windlass.data.tokenize.fill_in_middle import Middles
-from windlass.data.tokenize.resume import PartWriter, is_whole, kept
+from windlass.data.tokenize.resume import PartSize, PartWriter, found_once, is_whole, kept, kept_files
 
 CHARS_AT_ONCE: Final = 1 << 20  # of documents, before they are encoded
+SIZES_NAME: Final = "sizes"  # of parts, beside them
 Encoders = dict[Any, Any]
 """Of a worker, by their settings."""
+EncodedParts = dict[str, list[tuple[Path, PartSize]]]
+"""By set."""
 
 
 class SourceChunk(NamedTuple):
@@ -97,12 +102,55 @@ class EncodeChunk(NamedTuple):
     parts: Mapping[str, ChunkParts]
     """By set."""
     eos_id: int
+    token_bytes: Path | None = None
+    """File of the bytes of text per token id; None: the parts are not counted."""
 
-    def __call__(self, encoders: Encoders) -> "EncodeChunk":
-        """Writes what is not there yet, and returns itself. Raises UserError."""
+    def __call__(self, encoders: Encoders) -> EncodedParts:
+        """Writes what is not there yet -> the parts, by set; those too that were there once and are deleted. Raises UserError."""
+        if self.token_bytes is None:
+            self._encode(encoders)
+            return {}
+        files = {name: place.directory / SIZES_NAME for name, place in self.parts.items()}
+        self._of([name for name, file in files.items() if not file.exists()])._encode(encoders)
+        found = {}
+        for name, place in self.parts.items():
+            sizes = found_once(files[name], partial(self._of([name])._sizes, place, encoders))
+            found[name] = [(place.directory / part, PartSize(*size)) for part, size in sizes]
+        return found
+
+    def again(self) -> None:
+        """Writes what is missing or damaged."""
+        for place in self.parts.values():
+            for _ in kept_files(place.directory):  # deletes what is damaged
+                pass
+        self._encode({})
+
+    def _of(self, names: Collection[str]) -> Self:
+        return self._replace(parts={name: self.parts[name] for name in names})
+
+    def _sizes(self, place: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
+        """Of all parts, which are there then."""
+        self._encode(encoders)
+        found = self._counted(place, encoders)
+        if not is_whole(place.directory):  # some were damaged
+            self._encode(encoders)
+            found = self._counted(place, encoders)
+        return found
+
+    def _counted(self, place: ChunkParts, encoders: Encoders) -> list[tuple[str, PartSize]]:
+        middles = place.settings.middles if isinstance(place.settings, TextSettings) else None
+        marks = () if middles is None else tuple(middles.ids)
+        known = self.token_bytes, marks
+        if known not in encoders:
+            assert self.token_bytes is not None
+            encoders[known] = bytes_V = np.load(self.token_bytes)
+            bytes_V[list(marks)] = 0
+        return [(path.name, PartSize.of(part, encoders[known], marks)) for path, part in kept_files(place.directory)]
+
+    def _encode(self, encoders: Encoders) -> None:
         open_sets = {name: place for name, place in self.parts.items() if not is_whole(place.directory)}
         if not open_sets:
-            return self
+            return
         writers = {name: _SetOfChunk(place, encoders, self.eos_id) for name, place in open_sets.items()}
         chunk = self.chunk._replace(sets={name: self.chunk.sets[name] for name in open_sets})
         num_chars = 0
@@ -117,7 +165,6 @@ class EncodeChunk(NamedTuple):
         for writer in writers.values():
             writer.encode()
             writer.parts.end(is_last=True)
-        return self
 
 
 class _SetOfChunk:

@@ -11,13 +11,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from windlass.data.prepare.chunk_tasks import ChunkParts, CountChunk, Counted, EncodeChunk, SourceChunk, TextSettings
+from windlass.data.prepare.chunk_tasks import (
+    ChunkParts,
+    CountChunk,
+    Counted,
+    EncodeChunk,
+    EncodedParts,
+    SourceChunk,
+    TextSettings,
+)
 from windlass.data.sources.bad_rows import BadRows
 from windlass.data.sources.select import UNKNOWN, Amount, Selection, measure
 from windlass.data.sources.source_files import CHUNKING, Source, chunks_of
 from windlass.data.tokenize.encode_rows import RowSettings
 from windlass.data.tokenize.pool import TaskRunner
-from windlass.data.tokenize.resume import FinishedPart, found_once, is_whole, kept
+from windlass.data.tokenize.resume import FinishedPart, PartSize, found_once, is_whole, kept
 
 Settings = TextSettings | RowSettings
 
@@ -32,6 +40,8 @@ class ChunkedSource(NamedTuple):
     """Of each set, without its sources."""
     counted: list[dict[str, Amount]]
     """Of each chunk, by set; filled by `ChunkedSets.measure`."""
+    encoded: list[tuple[EncodeChunk, EncodedParts]]
+    """Of each chunk; filled by `ChunkedSets.encoded`."""
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +66,7 @@ class ChunkedSets:
 
     def _add(self, name: str, number: int, source: Source, rules: Selection) -> None:
         same = (one for one in self._found.values() if one.source.files is source.files and name not in one.numbers)
-        found = next(same, None) or ChunkedSource(source, {}, {}, [])
+        found = next(same, None) or ChunkedSource(source, {}, {}, [], [])
         found.numbers[name], found.rules[name] = number, rules
         self._found[name, number] = found
 
@@ -102,8 +112,8 @@ class ChunkedSets:
         """The ids of one source of one set, in order, kept below `work`; those of the other sets of this source are made
         with them. settings: set -> what encodes it. Raises UserError."""
         found = self._found[name, number]
-        done = self._runner.map(self._tasks(found, settings, work, eos_id), found.num_bytes)
-        for at, task in enumerate(done):
+        done = self._runner.pairs(self._tasks(found, settings, work, eos_id), found.num_bytes)
+        for at, (task, _) in enumerate(done):
             directory, num_parts = _directory(work, name, number, at), 0
             for part in kept(directory):
                 num_parts += 1
@@ -111,6 +121,37 @@ class ChunkedSets:
             if not is_whole(directory):  # damaged meanwhile: what was deleted is made again
                 task({})
                 yield from islice(kept(directory), num_parts, None)
+
+    def encoded(
+        self, name: str, number: int, settings: Callable[[str], Settings], work: Path, eos_id: int, token_bytes: Path
+    ) -> Iterator[list[tuple[Path, PartSize]]]:
+        """The same by chunk, in numbers: the parts are not opened here, and may be deleted by the caller. token_bytes: the file
+        of the bytes of text per token id. Raises UserError."""
+        found = self._found[name, number]
+        if len(found.encoded) < len(found.counted):  # else with another set
+            tasks = self._tasks(found, settings, work, eos_id, token_bytes)
+            for task, parts in self._runner.pairs(tasks, found.num_bytes):
+                found.encoded.append((task, parts))
+                yield parts[name]
+            return
+        yield from (parts[name] for _, parts in found.encoded)
+
+    def encode_again(self, damaged: Path) -> None:
+        """What is missing of the chunk of this part, which `encoded` gave."""
+        done = (task for found in self._sources for task, _ in found.encoded)
+        next(task for task in done if any(place.directory == damaged.parent for place in task.parts.values())).again()
+
+    def share_sources(self, one: str, other: str) -> bool:
+        """Whether workers encode documents of both sets in one reading."""
+        return any({one, other} <= found.numbers.keys() for found in self._sources)
+
+    def num_bytes_of(self, name: str, number: int) -> int:
+        """Of the source's files."""
+        return self._found[name, number].num_bytes
+
+    def run(self, tasks: Iterable[Any], num_bytes: int) -> Iterator[tuple[Any, Any]]:
+        """Each task with its result, by the workers that encode."""
+        return self._runner.pairs(tasks, num_bytes)
 
     @property
     def _sources(self) -> list[ChunkedSource]:
@@ -138,7 +179,12 @@ class ChunkedSets:
             yield from self._tasks(found, partial(settings, found.source), work, eos_id)
 
     def _tasks(
-        self, found: ChunkedSource, settings: Callable[[str], Settings], work: Path, eos_id: int
+        self,
+        found: ChunkedSource,
+        settings: Callable[[str], Settings],
+        work: Path,
+        eos_id: int,
+        token_bytes: Path | None = None,
     ) -> Iterator[EncodeChunk]:
         names = [name for name, number in found.numbers.items() if self.is_chunked(name, number)]
         encoders, before = {name: settings(name) for name in names}, dict.fromkeys(names, 0)
@@ -147,7 +193,8 @@ class ChunkedSets:
                 name: ChunkParts(_directory(work, name, found.numbers[name], at), encoders[name], before[name])
                 for name in names
             }
-            yield EncodeChunk(chunk._replace(sets={name: chunk.sets[name] for name in names}), parts, eos_id)
+            sets = {name: chunk.sets[name] for name in names}
+            yield EncodeChunk(chunk._replace(sets=sets), parts, eos_id, token_bytes)
             for name in names:
                 before[name] += found.counted[at][name].documents
 

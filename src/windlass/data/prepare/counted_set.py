@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -13,14 +13,15 @@ from windlass.data.sources.fetch import BYTES_PER_TOKEN, fetched_bytes
 from windlass.data.sources.select import UNKNOWN_BYTES, Selection
 from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.fitting import Fitting
-from windlass.data.tokenize.flags import ID_BITS, MASKED, count_unwritten
+from windlass.data.tokenize.flags import count_unwritten
 from windlass.data.tokenize.preferences import ROWS
-from windlass.data.tokenize.resume import FinishedPart, limited
+from windlass.data.tokenize.resume import FinishedPart, PartSize, limited
 from windlass.data.tokens.parts import targets_of_samples
 from windlass.errors import UserError
 from windlass.units import format_bytes, format_count, format_duration
 
 REPORT_EVERY_S: Final = 10.0
+T = TypeVar("T")
 
 
 class CountedSet:
@@ -66,24 +67,38 @@ class CountedSet:
         if source.format == "chat" or source.format == "preference":
             fitting = Fitting(self._eos_id, self._length, source.format, source.too_long)
             fit = fitting.through(fit, self._name)
-        before, num_targets, num_moved = (self.documents, self.tokens), 0, 0
-        for part in limited(fit, self._eos_id, source.num_tokens):
-            ids = targets_of_samples(part.ids, self._eos_id) if source.is_samples else part.ids
-            self.documents += len(part.sizes)
-            self.tokens += len(ids)
-            self.text_bytes += int(part.sizes.sum())
-            self.bytes += int(bytes_V[ids & ID_BITS].sum(dtype=np.int64))
-            num_targets += int(((ids & MASKED) == 0).sum())
-            num_moved += int((ids == marks[0]).sum()) if marks else 0
-            if self.is_masked:
-                self.unwritten += count_unwritten(part.ids)
-            self._log_progress()
-            yield part.ids
+
+        def sizes() -> Iterator[tuple[np.ndarray, PartSize]]:
+            for part in limited(fit, self._eos_id, source.num_tokens):
+                ids = targets_of_samples(part.ids, self._eos_id) if source.is_samples else part.ids
+                if self.is_masked:
+                    self.unwritten += count_unwritten(part.ids)
+                yield part.ids, PartSize.of(part._replace(ids=ids), bytes_V, marks)
+
+        yield from self.of_sizes(sizes(), number, bool(marks))
         if source.stream is not None and source.filters is not None and self._name == "train":
             source.filters.end(self._log)  # only now is it read to its end
+        if fitting is not None:
+            fitting.check(self._name)  # also where the limit in tokens came before the end
+            self.left_out += fitting.num_dropped
+            self.cut += fitting.num_cut
+            self._of_sources += [f"source {number}: {line}" for line in fitting.report()]
+
+    def of_sizes(self, parts: Iterable[tuple[T, PartSize]], number: int, is_moved: bool) -> Iterator[T]:
+        """The parts of source `number`, counted by their sizes. `is_moved`: whether the middle of some documents is moved."""
+        before, num_targets, num_moved = (self.documents, self.tokens), 0, 0
+        for part, size in parts:
+            self.documents += size.documents
+            self.tokens += size.num_ids
+            self.text_bytes += size.text_bytes
+            self.bytes += size.token_bytes
+            num_targets += size.num_targets
+            num_moved += size.num_moved
+            self._log_progress()
+            yield part
         where, num_documents, num_tokens = f"source {number}: ", self.documents - before[0], self.tokens - before[1]
         self.by_source.append([num_documents, num_tokens])
-        if marks:
+        if is_moved:
             self._log(
                 f"{self._name}: {where}the middle of {num_moved} of {num_documents} documents is moved behind the end"
             )
@@ -94,11 +109,6 @@ class CountedSet:
             f"{where}{num_documents} documents, {num_tokens} tokens, {num_targets} of them targets, "
             f"{samples:.1f} samples full"
         )
-        if fitting is not None:
-            fitting.check(self._name)  # also where the limit in tokens came before the end
-            self.left_out += fitting.num_dropped
-            self.cut += fitting.num_cut
-            self._of_sources += [where + line for line in fitting.report()]
 
     def _log_progress(self) -> None:
         now_s = time.monotonic()

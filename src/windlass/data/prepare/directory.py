@@ -128,16 +128,15 @@ def replaced(directory: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def check_room(directory: Path, text_bytes: int) -> None:
+def check_room(directory: Path, text_bytes: int, keeps_ids: bool) -> None:
     """Raises UserError where the disk of `directory` is too small for the shards of `text_bytes`: 2 bytes per token or more,
-    and 4 for ids until the end, at 8 bytes of text per token or fewer (the demo's Python has 3.1)."""
-    needed, free = text_bytes * 3 // 4, shutil.disk_usage(directory).free
+    and 4 where `keeps_ids` until the end, at 8 bytes of text per token or fewer (the demo's Python has 3.1)."""
+    besides = ", and ids 4 besides until all are written" if keeps_ids else ""
+    needed, free = text_bytes * (6 if keeps_ids else 2) // 8, shutil.disk_usage(directory).free
     if needed > free:
         text = f"{format_bytes(text_bytes)} of text are to be prepared"
         given = f"{format_bytes(free)} are free on the disk of {directory}, and {text}"
-        rule = (
-            f"shards take 2 bytes per token or more, and 4 besides until written: at least {format_bytes(needed)} here"
-        )
+        rule = f"shards take 2 bytes per token or more{besides}: at least {format_bytes(needed)} here"
         raise UserError(
             given, rule, "free space, give another data.directory (or data.cache.directory), or limit the sources"
         )

@@ -18,6 +18,7 @@ from windlass.data.prepare.chunk_tasks import TextSettings
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import CountedSet
 from windlass.data.prepare.manifest import SetInfo
+from windlass.data.prepare.shards_of_workers import ShardsOfWorkers
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
 from windlass.data.sources.bad_rows import BadRow, BadRows
@@ -27,7 +28,7 @@ from windlass.data.sources.source_files import Source
 from windlass.data.tokenize.cores import usable_cores
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fill_in_middle import Middles, middles_of
-from windlass.data.tokenize.flags import labelled
+from windlass.data.tokenize.flags import labelled, percent_of
 from windlass.data.tokenize.pool import encode
 from windlass.data.tokenize.preferences import ROWS, pack_pairs
 from windlass.data.tokenize.resume import FinishedPart, encode_in_parts
@@ -79,8 +80,7 @@ def write_set(
     is_apart = is_mixed or (directory.name == "validation" and len(selection.sources) > 1)
     width = ROWS if selection.is_pairs else 1  # sequences of a sample
     counted = CountedSet(directory.name, selection, total_of(amounts).bytes, (tokenizer.bytes_V, eos_id, T), log)
-    # a run may wait for the next shard of a set that grows: encode no more than one at once
-    at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID
+    at_once = None if growing is None else config.shard_bytes // BYTES_PER_ID  # a run may wait for the next shard
 
     def stream(number: int) -> Iterator[np.ndarray]:
         settings = SourceSettings(source := selection.sources[number], tokenizer, config)
@@ -95,21 +95,49 @@ def write_set(
     writer = _writer(directory, width * (T + 1), config, tokenizer, is_chat, growing)
     usual = _packing(selection.is_pairs, is_chat, config, directory.name, log)
     num_samples, max_documents, shards = _take_kept(kept, writer, counted)
+    by_workers = ShardsOfWorkers(chunked, directory.name, selection.sources, parts, (eos_id, tokenizer.bytes_V), log)
     for numbers in _streams(selection.sources, is_apart)[len(shards) :]:
-        pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
-        for input_ids_NL, labels_NL in pack(chain.from_iterable(map(stream, numbers)), eos_id, T):
-            ends_NL = input_ids_NL == eos_id  # an EOS of a turn has a flag
-            input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
-            writer.write(input_ids_NL, labels_NL, ends_NL if is_chat else None)
-            num_samples += len(input_ids_NL)
-            rows = (column.reshape(-1, T + 1) for column in (ends_NL, labels_NL))
-            max_documents = max(max_documents, packing.most_documents(*rows))
+        if usual is packing.pack and growing is None and by_workers.can_write(numbers, writer.format):
+            settings = [SourceSettings(selection.sources[number], tokenizer, config) for number in numbers]
+            written = by_workers.write(dict(zip(numbers, settings)), writer, counted)
+        else:
+            pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
+            samples = pack(chain.from_iterable(map(stream, numbers)), eos_id, T)
+            written = _write_samples(samples, writer, eos_id, T)
+        num_samples, max_documents = num_samples + written[0], max(max_documents, written[1])
         shards.append(writer.end_shard() - sum(shards))
         if not shards[-1] and is_mixed:
             given = f"data.sources[{len(shards) - 1}] is mixed with others, and has no text for training"
             raise UserError(given, "every source of a mixture has a document", "take it out, or give it text")
     writer.close()
     return counted.end(num_samples, width * T, max_documents, shards if is_apart else [])
+
+
+def are_by_workers(config: DataConfig, sets: Iterable[Selection], chunked: ChunkedSets) -> bool:
+    """Whether workers write all shards, so that ids are deleted as shards are there."""
+    is_text = all(source.format == "text" for selection in sets for source in selection.sources)
+    return is_text and config.packing == "concatenate" and not chunked.rest()
+
+
+def _write_samples(
+    samples: Iterable[tuple[np.ndarray, np.ndarray]], writer: Writer, eos_id: int, T: int
+) -> tuple[int, int]:
+    """-> samples, the most documents in one."""
+    num_samples = most_documents = 0
+    for input_ids_NL, labels_NL in samples:
+        ends_NL, percent_NL = input_ids_NL == eos_id, percent_of(input_ids_NL)  # an EOS of a turn has a flag
+        input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
+        if percent_NL is not None and isinstance(writer, JournaledWriter):
+            raise UserError(
+                f"{writer.directory.name} has an answer with a weight between 0 and 1, and data.order.first_epoch=written",
+                "a batch has weights or has none, which is known once all rows are read",
+                "set data.order.first_epoch=shuffled, or weights to 0 and 1",
+            )
+        writer.write(input_ids_NL, labels_NL, ends_NL if writer.format.has_ends else None, percent_NL)
+        num_samples += len(input_ids_NL)
+        rows = (column.reshape(-1, T + 1) for column in (ends_NL, labels_NL))
+        most_documents = max(most_documents, packing.most_documents(*rows))
+    return num_samples, most_documents
 
 
 def _take_kept(kept: KeptSources | None, writer: Writer, counted: CountedSet) -> tuple[int, int, list[int]]:

@@ -1,6 +1,7 @@
 """Token ids on disk or at a URL, verified as they are read.
 
 mds          the shard format: writer and verified reader
+shard_format the bytes of one shard file, from its samples
 index        index.json, checked; hashes; compressed shards
 small_files  tokenizer and index files of a preparation, known by their hashes
 config       the recipe's `data.cache`

@@ -25,19 +25,32 @@ NARROW_IDS: Final = 1 << 16
 TARGETS: Final = ("labels", "loss_mask", "")
 
 
+class StoredSample(NamedTuple):
+    input_ids: np.ndarray
+    """[L] int32"""
+    labels: np.ndarray
+    """[L] int32"""
+    ends: np.ndarray | None
+    """Which ids end documents, [L] bool; None: every EOS does."""
+    percent: np.ndarray | None
+    """How much each label weighs, [L] uint8; None: all weigh 100."""
+
+
 class ShardColumns(NamedTuple):
     """`target`: the column that says what counts; "" where every id does."""
 
     id_type: str = "<i4"
     target: str = "labels"
     has_ends: bool = False
+    has_percent: bool = False
 
     @property
     def encodings(self) -> dict[str, str]:
         found = {"input_ids": IDS[self.id_type]}
         if self.target:
             found[self.target] = "ndarray:int32" if self.target == "labels" else "ndarray:uint8"
-        return found | ({"document_ends": "ndarray:uint8"} if self.has_ends else {})
+        found |= {"document_ends": "ndarray:uint8"} if self.has_ends else {}
+        return found | ({"percent": "ndarray:uint8"} if self.has_percent else {})
 
     @property
     def types(self) -> tuple[np.dtype, ...]:
@@ -59,8 +72,8 @@ class ShardColumns(NamedTuple):
             begin += size
         return records
 
-    def sample(self, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(input_ids [L] int32, labels [L] int32, document_ends [L] bool or None) of a sample's bytes; views or copies."""
+    def sample(self, sample: np.ndarray) -> "StoredSample":
+        """Of its bytes; views or copies."""
         types = self.types
         begin = 4 * len(types)
         head_bytes = 1 + (1 << (int(sample[begin]) & 3))
@@ -74,7 +87,8 @@ class ShardColumns(NamedTuple):
         labels = ids if not self.target else found[1]
         if self.target == "loss_mask":
             labels = np.where(found[1] != 0, ids, np.int32(NOT_COUNTED))
-        return ids, labels, found[-1] != 0 if self.has_ends else None
+        percent = found.pop() if self.has_percent else None
+        return StoredSample(ids, labels, found[-1] != 0 if self.has_ends else None, percent)
 
     def check(self, data: np.ndarray, offsets: np.ndarray, where: str, repair: str) -> None:
         """Raises BadShard where a sample is not rows of equally many values: a right hash says only that the bytes are the
@@ -110,7 +124,7 @@ def narrowest(input_ids_NL: np.ndarray, labels_NL: np.ndarray, has_ends: bool, v
 def columns_of(entry: dict[str, Any]) -> ShardColumns:
     """Those of an entry of index.json, by their names and encodings; where there are no such, those of these names, or the plain
     ones."""
-    known = [ShardColumns(*of) for of in itertools.product(IDS, TARGETS, (False, True))]
+    known = [ShardColumns(*of) for of in itertools.product(IDS, TARGETS, (False, True), (False, True))]
     named = [found for found in known if entry.get("column_names") == list(found.encodings)]
     exact = [found for found in named if entry.get("column_encodings") == list(found.encodings.values())]
     return (exact + named + [ShardColumns()])[0]

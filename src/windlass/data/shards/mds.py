@@ -21,6 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from windlass.data.files import write_durably
+from windlass.data.packing import WHOLE
+from windlass.data.shards.columns import StoredSample
 from windlass.data.shards.index import (
     INDEX_NAME,
     REPAIR,
@@ -59,29 +61,43 @@ class Writer:
         self.pending = [np.empty(shape, dtype) for dtype in self.format.plain.types]
         """input_ids, labels and document_ends of the shard that is filled, or was written last."""
         self._num_pending = 0
+        self._percent: np.ndarray | None = None  # of what is pending, where some of it does not weigh 100
         self._entries: list[dict[str, Any]] = []
 
-    def write(self, input_ids_NL: np.ndarray, labels_NL: np.ndarray, ends_NL: np.ndarray | None = None) -> None:
-        """Appends N samples of L = `num_ids` ids each."""
+    def write(
+        self,
+        input_ids_NL: np.ndarray,
+        labels_NL: np.ndarray,
+        ends_NL: np.ndarray | None = None,
+        percent_NL: np.ndarray | None = None,
+    ) -> None:
+        """Appends N samples of L = `num_ids` ids each. percent_NL: how much labels weigh; None: 100."""
         columns = [input_ids_NL, labels_NL, *([] if ends_NL is None else [ends_NL])]
         at = 0
         while at < len(input_ids_NL):
             count = min(self.samples_per_shard - self._num_pending, len(input_ids_NL) - at)
             for held, column in zip(self.pending, columns, strict=True):
                 held[self._num_pending : self._num_pending + count] = column[at : at + count]
+            if percent_NL is not None and (percent_NL[at : at + count] != WHOLE).any():
+                if self._percent is None:
+                    self._percent = np.full(self.pending[0].shape, WHOLE, np.uint8)
+                self._percent[self._num_pending : self._num_pending + count] = percent_NL[at : at + count]
             self._num_pending, at = self._num_pending + count, at + count
             if self._num_pending == self.samples_per_shard:
                 self._flush()
 
     def _flush(self) -> None:
         count, self._num_pending = self._num_pending, 0
-        entry, stored = self.format.encoded(len(self._entries), [held[:count] for held in self.pending])
+        percent = None if self._percent is None else self._percent[:count]
+        columns = [held[:count] for held in self.pending]
+        entry, stored = self.format.encoded(len(self._entries), columns, percent)
+        self._percent = None
         self.put(entry, stored, count)
         self._entries.append(entry)
 
     def adopt(self, entry: dict[str, Any], path: Path) -> None:
-        """The file at `path`, on the same file system, is the next shard, which `format` has encoded. `end_shard` came before."""
-        os.replace(path, self.directory / stored_name(entry))
+        """The file at `path`, which `format` has encoded, is the next shard; it stays there too. `end_shard` came before."""
+        _link(path, self.directory / stored_name(entry))
         self._entries.append(entry)
 
     def take(self, directory: Path, count: int) -> None:
@@ -89,11 +105,7 @@ class Writer:
         the same files, or copies where there can be none."""
         self._entries = json.loads((directory / INDEX_NAME).read_bytes())["shards"][:count]
         for shard in read_index(directory)[:count]:
-            source = directory / shard.stored.name
-            try:
-                os.link(source, self.directory / shard.stored.name)
-            except OSError:
-                write_durably(self.directory / shard.stored.name, source.read_bytes())
+            _link(directory / shard.stored.name, self.directory / shard.stored.name)
 
     def put(self, entry: dict[str, Any], stored: list[Any], count: int) -> None:
         """Writes the file of a shard of `count` samples."""
@@ -105,10 +117,23 @@ class Writer:
             self._flush()
         return len(self._entries)
 
+    @property
+    def num_shards(self) -> int:
+        """Written so far."""
+        return len(self._entries)
+
     def close(self) -> None:
         self.end_shard()
         index = json.dumps({"shards": self._entries, "version": 2}, sort_keys=True)
         write_durably(self.directory / INDEX_NAME, index.encode())
+
+
+def _link(path: Path, link: Path) -> None:
+    """Both are the same file, or the second a copy where there are no links."""
+    try:
+        os.link(path, link)
+    except OSError:
+        write_durably(link, path.read_bytes())
 
 
 class ShardSource(Protocol):
@@ -219,14 +244,23 @@ class Reader:
 
     def read(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Sample `row` of shard `number` -> (input_ids [L], labels [L]), int32, of the mapped file or copies."""
-        ids, labels, _ = self._sample(number, row)
-        return ids, labels
+        sample = self._sample(number, row)
+        return sample.input_ids, sample.labels
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
         """Which ids of the sample end documents, [L] bool; None where that is not stored: then every EOS does."""
-        return self._sample(number, row)[2]
+        return self._sample(number, row).ends
 
-    def _sample(self, number: int, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def percent(self, number: int, row: int) -> np.ndarray | None:
+        """How much each label of the sample weighs, [L] uint8; None where all weigh 100."""
+        return self._sample(number, row).percent
+
+    @property
+    def has_percent(self) -> bool:
+        """Whether the labels of some shard do not all weigh 100."""
+        return any(shard.columns.has_percent for shard in self.shards)
+
+    def _sample(self, number: int, row: int) -> StoredSample:
         mapped = self._mapped.get(number)
         if mapped is None:
             mapped = self._map(number)

@@ -42,10 +42,18 @@ class ShardFormat(NamedTuple):
             "version": 2,
         }
 
-    def encoded(self, number: int, columns_NL: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:
-        """(entry, bytes in pieces) of shard `number`. columns_NL: input_ids, labels, and document_ends where `has_ends`."""
+    def encoded(
+        self, number: int, columns_NL: list[np.ndarray], percent_NL: np.ndarray | None = None
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """(entry, bytes in pieces) of shard `number`. columns_NL: input_ids, labels, and document_ends where `has_ends`.
+        percent_NL: how much labels weigh, where they do not all weigh 100."""
         ids, labels, *ends = columns_NL
-        columns = self.plain if self.vocab_size is None else narrowest(ids, labels, self.has_ends, self.vocab_size)
+        columns = self.plain
+        if self.vocab_size is not None:
+            columns = narrowest(ids, labels, self.has_ends, self.vocab_size)
+        if percent_NL is not None:
+            columns = columns._replace(has_percent=True)
+            ends.append(percent_NL)
         targets = {"labels": [labels], "loss_mask": [labels == ids], "": []}[columns.target]
         records = columns.records([ids, *targets, *ends])
         config = self._config(columns, self.compression)

@@ -3,8 +3,8 @@
 A row holds `messages`, each with a role and a content, or `prompt` and `completion`, texts or lists of messages. A message that
 calls tools may have no content; a null counts as missing. Arguments of a call that are JSON in a text, as OpenAI writes them,
 become the object that they hold, since templates write them as JSON themselves. An answer of `weight: 0` is context and no
-target. Rows that could not be learned as they are meant are bad: images, tools without a name, answers without
-words, keys of a message or of a call that nothing reads.
+target, and one of 0.5 counts half. Rows that could not be learned as they are meant are bad: images, tools without a name,
+answers without words, keys of a message or of a call that nothing reads.
 """
 
 import json
@@ -159,17 +159,18 @@ def _is_text(value: Any) -> bool:
 
 
 def _take_weight(message: dict[str, Any], where: str) -> None:
-    """Leaves `weight` in answers of weight 0 alone. Raises BadRow for any weight that would have no effect."""
+    """Leaves `weight` in answers of a weight other than 1. Raises BadRow for any weight that would have no effect."""
     weight = message.pop("weight", None)
-    allowed = (0, 1) if message["role"] == ASSISTANT else (0,)
+    is_answer = message["role"] == ASSISTANT
     if weight is None:
         return
-    if isinstance(weight, bool) or weight not in allowed:
-        rule = "a weight is 0 or 1: an answer is learned or is not, and other messages never are"
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not 0 <= weight <= 1 or weight != round(weight, 2) or (weight and not is_answer):
+        rule = "an answer weighs 0 (not learned) to 1, in hundredths; other messages are never learned"
         given = f"{where} has weight {weight!r} and the role {message['role']}"
-        raise BadRow("wrong weight", given, rule, "set it to 0 or 1, or take it out")
-    if weight == 0 and message["role"] == ASSISTANT:
-        message["weight"] = 0
+        raise BadRow("wrong weight", given, rule, "set it to 0, to 1 or to a fraction such as 0.5, or take it out")
+    if is_answer and weight != 1:
+        message["weight"] = weight
 
 
 def _with_joined_parts(message: dict[str, Any]) -> dict[str, Any]:

@@ -88,8 +88,8 @@ class SourceConfig(Settings):
     """`python-stdlib`: the sources of the running Python's own standard library, without its tests."""
     format: Format = "text"
     """What a row is. text: a document. chat: a conversation, as `messages` (a list of role and content) or as `prompt` and
-    `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, except answers of
-    `weight: 0`; `prepare` counts reasoning and arguments of calls that the template does not write. preference: two answers to
+    `completion`; the tokenizer's chat template writes it, and only what the assistant says is learned, each answer by its
+    `weight` (0 to 1); `prepare` counts reasoning and calls that the template does not write. preference: two answers to
     one prompt, as `chosen` and `rejected` (texts, or lists of messages) and `prompt`, which may be missing: then it is what both
     begin with; `objective.kind: dpo` trains on them. tokens: ids that `data.tokenizer.from` made before, in local files: a
     directory of MosaicML's shards (MDS), Megatron-LM's .bin with .idx, or raw .bin."""

@@ -68,7 +68,7 @@ def _conversations(prompt: Any, chosen: Any, rejected: Any, where: str) -> dict[
     if any("weight" in message for message in (*before, *answers[0], *answers[1])):
         rule = "both answers of a pair count, and nothing of its prompt does"
         change = "take `weight` out of the row, or leave the row out"
-        raise BadRow("wrong weight", f"{where} has an answer of weight 0", rule, change)
+        raise BadRow("wrong weight", f"{where} has an answer with a weight other than 1", rule, change)
     if before and all(answer[: len(before)] == before for answer in answers):
         answers = [answer[len(before) :] for answer in answers]
     if not before:

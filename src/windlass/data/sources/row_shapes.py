@@ -62,7 +62,7 @@ def check_beside(row: Mapping[str, Any], where: str) -> None:
     changes = {
         "system": f"write it as the first message{mapping}",
         "system_prompt": f"write it as the first message{mapping}",
-        "train_on_turn": "write it as the `weight`, 0 or 1, of the answer that it belongs to",
+        "train_on_turn": "write it as the `weight`, 0 to 1, of the answer that it belongs to",
         "functions": "write it as `tools`",
         "chat_template_kwargs": "take it out: the chat template is rendered by its own defaults",
     }

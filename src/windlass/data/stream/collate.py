@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from windlass.data.packing import NOT_COUNTED, Borders, isolate
+from windlass.data.packing import NOT_COUNTED, WHOLE, Borders, isolate
 from windlass.data.shards.index import REPAIR
 from windlass.data.shards.mds import Reader
-from windlass.data.stream.batch_source import SOURCES, Batch
+from windlass.data.stream.batch_source import PERCENT, SOURCES, Batch
 from windlass.errors import BadShard, UserError
 
 MakeBatch = Callable[[np.ndarray, int], Batch]
@@ -31,6 +31,9 @@ class SampleReader(Protocol):
 
     def ends(self, number: int, row: int) -> np.ndarray | None:
         """Which of its ids end documents, [T+1] bool; None where every EOS does."""
+
+    def percent(self, number: int, row: int) -> np.ndarray | None:
+        """How much each of its labels weighs, [T+1] uint8; None where all weigh 100."""
 
 
 def check_length(reader: Reader, sequence_length: int, max_missing: int = 0, sequences: int = 1) -> None:
@@ -119,6 +122,21 @@ def add_keys(make: MakeBatch, seed: int, sequences: int = 1) -> MakeBatch:
         return {**make(places_N2, position), "keys": sample_keys(seed, *rows)}
 
     return make_with_keys
+
+
+def add_percent(make: MakeBatch, reader: SampleReader) -> MakeBatch:
+    """The same batches with `percent`, [rows, T] int64. `reader`: what `make` reads."""
+
+    def make_with_percent(places_N2: np.ndarray, position: int) -> Batch:
+        batch = make(places_N2, position)
+        percent_BT = np.full(batch["targets"].shape, WHOLE, np.int64)
+        for row, (shard, sample) in enumerate(places_N2.tolist()):
+            found = reader.percent(shard, sample)
+            if found is not None:
+                percent_BT[row] = found[1:]
+        return {**batch, PERCENT: torch.from_numpy(percent_BT)}
+
+    return make_with_percent
 
 
 def add_sources(make: MakeBatch, source_shards: Sequence[int]) -> MakeBatch:

@@ -23,7 +23,7 @@ from windlass.data.prepare.manifest import Prepared
 from windlass.data.prepare.prepare import other_stream
 from windlass.data.shards.mds import Reader
 from windlass.data.stream.batch_source import BatchSource
-from windlass.data.stream.collate import add_keys, add_sources, batches_of, changed_batches, check_length
+from windlass.data.stream.collate import add_keys, add_percent, add_sources, batches_of, changed_batches, check_length
 from windlass.data.stream.evaluation_set import ChangeBatch, unchanged
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wait_for_first_shard
 from windlass.data.stream.lane_order import LaneOrder
@@ -73,6 +73,8 @@ def open_stream(
         skipping = SkippingReader(order, reader, sequences * (config.sequence_length + 1), since)
     borders = _borders(prepared, written) if config.isolate else None
     make = batches_of(skipping or reader, config.sequence_length, borders, sequences)
+    if reader.has_percent:
+        make = add_percent(make, skipping or reader)
     if change is not unchanged:
         make = changed_batches(make, change, reader.shard_samples)
     if with_keys:

@@ -108,6 +108,11 @@ class SkippingReader:
         is_out = number in self.since or number in self._bad
         return np.zeros(len(self._nothing[0]), bool) if is_out else self.reader.ends(number, row)
 
+    def percent(self, number: int, row: int) -> np.ndarray | None:
+        """As the reader's; what is left out has no target."""
+        is_out = number in self.since or number in self._bad
+        return None if is_out else self.reader.percent(number, row)
+
     def met(self, start: int) -> Met:
         """What was met in the global batch that begins at `start`, which has been read."""
         return self._met[start]

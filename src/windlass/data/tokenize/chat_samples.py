@@ -8,22 +8,56 @@ each answer is a sample of its own, rendered as inference would render it:
   * a cue that opens a thought, where the template leaves thoughts out of what was said before (DeepSeek-R1 and its distils)
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
+from windlass.data.packing import WHOLE
 from windlass.data.sources.chat_rows import ASSISTANT, is_learned, reasoning_apart
+from windlass.data.tokenize.answer_spans import borders_of
 from windlass.data.tokenize.chat_template import Encoded, Messages, NotFound, Template, Tools, without_weights
+from windlass.errors import UserError
 
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
-def samples(template: Template, messages: Messages, where: str, tools: Tools = None) -> list[tuple[Messages, Encoded]]:
+class Rendered(NamedTuple):
+    messages: Messages
+    encoded: Encoded
+    percent_N: np.ndarray | None
+    """How much each id weighs; None where all weigh 100."""
+
+
+def samples(template: Template, messages: Messages, where: str, tools: Tools = None) -> list[Rendered]:
     """The conversation as one sample; or, where an answer's context in it is not what inference would give, one sample of each
     answer that is learned, with the messages before it. Raises UserError as `encode` does."""
+    learned = [number for number, message in enumerate(messages) if is_learned(message)]
     try:
-        return [(messages, template.encode(messages, where, tools=tools))]
+        found = template.encode(messages, where, tools=tools)
+        return [Rendered(messages, found, percent(found, [messages[number] for number in learned], where))]
     except NotFound:
-        learned = [messages[: number + 1] for number, message in enumerate(messages) if is_learned(message)]
-        return [(upto, as_inference(template, upto, where, tools)) for upto in learned]
+        samples = [(messages[: number + 1], messages[number]) for number in learned]
+        alone = [(upto, as_inference(template, upto, where, tools), last) for upto, last in samples]
+        return [Rendered(upto, found, percent(found, [last], where)) for upto, found, last in alone]
+
+
+def percent(found: Encoded, answers: Messages, where: str) -> np.ndarray | None:
+    """How much each id weighs, [N] uint8; None where all answers weigh 1. `answers`: those that are learned. Raises UserError."""
+    percents = np.array([round(100 * answer.get("weight", 1)) for answer in answers], np.uint8)
+    if (percents == WHOLE).all():
+        return None
+    spans = borders_of(found.is_learned_N)
+    if len(spans) == len(answers) + 1 and spans[-1] == [len(found.ids_N) - 1, len(found.ids_N)]:
+        spans = spans[:-1]  # the EOS of the document, which goes with the last answer
+    if len(spans) != len(answers) and (percents != percents[0]).any():
+        raise UserError(
+            f"{where} has answers of several weights, and the chat template writes no words between two of them",
+            "each answer is found by what is written before it",
+            "give these answers one weight, or leave the row out",
+        )
+    begins = [begin for begin, _ in spans][: len(percents)]
+    of_answer_N = np.searchsorted(begins, np.arange(len(found.ids_N)), "right") - 1
+    return percents[of_answer_N.clip(0)]
 
 
 def as_inference(template: Template, messages: Messages, where: str, tools: Tools = None) -> Encoded:

@@ -92,10 +92,10 @@ class RowEncoder:
         (messages, tools), cut_above = parsed(text), self._settings.cut_above
         where = f"conversation {number} of {self._settings.name} ({messages[0]['content'][:40]!r})"
         found = []
-        for said, (ids_N, is_learned_N, unwritten) in samples(self._template, messages, where, tools):
+        for said, (ids_N, is_learned_N, unwritten), percent_N in samples(self._template, messages, where, tools):
             is_long = cut_above is not None and len(ids_N) > cut_above
             is_words_N = words(self._template, said, ids_N, where, tools) & ~is_learned_N if is_long else None
-            found.append(flagged(ids_N, is_learned_N, self._eos_id, unwritten, is_words_N))
+            found.append(flagged(ids_N, is_learned_N, self._eos_id, unwritten, is_words_N, percent_N))
         return found
 
 

@@ -234,6 +234,18 @@ class TaskRunner:
         assert self._workers is not None
         yield from self._workers.map(tasks)
 
+    def pairs(self, tasks: Iterable[Task], num_bytes: int) -> Iterator[tuple[Task, Any]]:
+        """The same, each with its task."""
+        begun: deque[Task] = deque()
+
+        def noted() -> Iterator[Task]:
+            for task in tasks:
+                begun.append(task)
+                yield task
+
+        for result in self.map(noted(), num_bytes):
+            yield begun.popleft(), result
+
 
 def _run_tasks() -> Encode:
     kept: dict[Any, Any] = {}

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import xxhash
 
 from windlass.data.files import write_durably
+from windlass.data.tokenize.flags import ID_BITS, MASKED
 
 PART_TOKENS: Final = 1 << 20
 FINGERPRINT: Final = "fingerprint"
@@ -38,6 +39,32 @@ class FinishedPart(NamedTuple):
     """Texts that it was made of; None: one a document."""
     refused: Sequence[Sequence[str]] = ()
     """Texts that the chat template refuses, as BadRow(*texts)."""
+
+
+class PartSize(NamedTuple):
+    """A part in numbers."""
+
+    num_ids: int
+    num_targets: int
+    documents: int
+    text_bytes: int
+    token_bytes: int
+    """Of text that its ids are of."""
+    num_moved: int
+    """Documents whose middle is moved (fill_in_middle)."""
+
+    @classmethod
+    def of(cls, part: FinishedPart, bytes_V: np.ndarray, marks: Sequence[int] = ()) -> Self:
+        """bytes_V: bytes of text per token id, none of `marks`, the first of which is in every document that is moved."""
+        ids = part.ids
+        return cls(
+            num_ids=len(ids),
+            num_targets=int(((ids & MASKED) == 0).sum()),
+            documents=len(part.sizes),
+            text_bytes=int(part.sizes.sum()),
+            token_bytes=int(bytes_V[ids & ID_BITS].sum(dtype=np.int64)),
+            num_moved=int((ids == marks[0]).sum()) if marks else 0,
+        )
 
 
 class EncodedTexts(NamedTuple):
@@ -71,11 +98,21 @@ def kept_for(directory: Path) -> tuple[str, str | None]:
 def found_once(path: Path, find: Callable[[], Any]) -> Any:
     """What `find` returns, as JSON reads it back: from the file `path`, under its hash, where that is there and undamaged; else
     it is called, and what it returns is kept there."""
+    found = found_before(path)
+    return keep_found(path, find()) if found is None else found
+
+
+def found_before(path: Path) -> Any | None:
+    """What `keep_found` has kept; None where that is not there, or damaged."""
     with contextlib.suppress(OSError):
         digest, _, data = path.read_bytes().partition(b"\n")
         if digest == xxhash.xxh3_64_hexdigest(data).encode():
             return json.loads(data)
-    data = json.dumps(find()).encode()
+    return None
+
+
+def keep_found(path: Path, found: Any) -> Any:
+    data = json.dumps(found).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, xxhash.xxh3_64_hexdigest(data).encode(), b"\n", data)
     return json.loads(data)
@@ -83,17 +120,34 @@ def found_once(path: Path, find: Callable[[], Any]) -> Any:
 
 def kept(directory: Path) -> Iterator[FinishedPart]:
     """The parts up to the first damaged one; that one and all later ones are deleted."""
+    for _, part in kept_files(directory):
+        yield part
+
+
+def kept_files(directory: Path) -> Iterator[tuple[Path, FinishedPart]]:
+    """The same, with the file of each."""
     paths = sorted(directory.glob("*.part")) if directory.is_dir() else []
     for at, path in enumerate(paths):
-        data = path.read_bytes()
-        if path.name not in (_name(at, data), _name(at, data, is_last=True)):
+        part = read_part(path)
+        if part is None or not path.name.startswith(f"{at:06}-"):
             for damaged in paths[at:]:
                 damaged.unlink()
             return
-        stream = io.BytesIO(data)
-        ids, sizes = np.load(stream), np.load(stream)
-        num_texts, refused = json.loads(stream.read() or b"[null, []]")
-        yield FinishedPart(ids, sizes, num_texts, refused)
+        yield path, part
+
+
+def read_part(path: Path) -> FinishedPart | None:
+    """The part in a file; None where it is damaged, or gone."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if xxhash.xxh3_64_hexdigest(data) != path.stem.removesuffix(LAST).partition("-")[2]:
+        return None
+    stream = io.BytesIO(data)
+    ids, sizes = np.load(stream), np.load(stream)
+    num_texts, refused = json.loads(stream.read() or b"[null, []]")
+    return FinishedPart(ids, sizes, num_texts, refused)
 
 
 def _name(number: int, data: bytes, is_last: bool = False) -> str:

@@ -39,10 +39,11 @@ class Head(nn.Linear):
         by_row: bool = False,
         factor: Tensor | None = None,
         seen: Callable[[Tensor], None] | None = None,
+        percent_BT: Tensor | None = None,
     ) -> Tensor:
         """Logits [B, T, vocab_size] in hidden's dtype; with targets what `head_loss` returns."""
         if targets_BT is None:
             logits_BTV = functional.linear(hidden_BTD, self.weight[: self.vocab_size])
             return logits_BTV if self.cap is None else self.cap * (logits_BTV / self.cap).tanh()
         form = LossForm(self.vocab_size, self.chunk_tokens, cap=self.cap, one_pass=self._one_pass)
-        return head_loss(hidden_BTD, self.weight, targets_BT, form, per_row_B2, by_row, factor, seen)
+        return head_loss(hidden_BTD, self.weight, targets_BT, form, per_row_B2, by_row, factor, seen, percent_BT)

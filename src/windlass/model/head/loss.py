@@ -227,11 +227,13 @@ def head_loss(
     by_row: bool = False,
     factor: Tensor | None = None,
     seen: Callable[[Tensor], None] | None = None,
+    percent_BT: Tensor | None = None,
 ) -> Tensor:
     """The summed loss in nats, 0-dim, at least fp32; the same on every rank of `form.cut.group`. `per_row_B2`: a weight and an
     offset for each row, `as_bits`: the loss is then the sum over rows of weight x nats + offset. `by_row`: each row's nats, [B],
     without a gradient. `factor` (`factor_bits`): what all of it is multiplied by; backward must then begin with 1. `seen`: is
-    called with the nats of each target, [N], before weights and factor."""
+    called with the nats of each target, [N], before weights and factor. `percent_BT`: how much each target weighs, an integer;
+    nothing together with `per_row_B2`."""
     hidden_ND, targets_N, weights_N = hidden_BTD.flatten(0, 1), targets_BT.flatten(), None
     if by_row:
         return _losses(hidden_ND, weight_VD, targets_N, form).view_as(targets_BT).sum(1)
@@ -239,6 +241,9 @@ def head_loss(
     if per_row_B2 is not None:
         weights_B, offsets_B = per_row_B2.view(torch.float64).unbind(1)
         weights_N = weights_B[:, None].expand_as(targets_BT).flatten()
+    if percent_BT is not None:
+        assert per_row_B2 is None, "rows of pairs have weights of their own"
+        weights_N = percent_BT.flatten().to(_wide(hidden_BTD)) / 100
     # a frozen head needs no gradient of its own, and frozen blocks below it none of the hidden states
     keep = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_BTD, weight_VD)]
     number = None if factor is None else factor.view(_wide(hidden_BTD))

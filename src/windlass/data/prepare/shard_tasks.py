@@ -1,0 +1,120 @@
+"""Shards of concatenated texts, which workers write: nothing but numbers passes through the parent.
+
+    parts, in order    | 1,048,611 ids | 1,049,002 | 1,048,580 | ...      on disk, encoded by workers (chunk_tasks)
+    the stream         EOS . . . . . . . . . . . . . . . . . . . . .
+    shards             |  S T + 1 ids  |    neighbours share one id: packing's `concatenate`, cut at every S samples of T
+
+Shard k needs the ids from k S T to (k + 1) S T alone. So it is written as soon as those are encoded, by whoever is free, and
+parts are deleted as soon as their shards are there. A shard is made beside the parts, under the hash of what it is made of, and
+linked into its set by the parent. So one that is there after a kill is not made again, and a worker that outlives a killed parent
+harms no set.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import xxhash
+
+from windlass.data import packing
+from windlass.data.files import write_durably
+from windlass.data.shards.shard_format import ShardFormat
+from windlass.data.tokenize.resume import found_before, keep_found, read_part
+
+MOST_IDS: Final = 1 << 24
+"""Of a shard that a worker writes, of which it holds some 24 bytes each. A larger one is written by the parent, alone."""
+
+
+class PartSlice(NamedTuple):
+    """Ids `begin` to `end` of a part."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+class WrittenShard(NamedTuple):
+    entry: dict[str, Any]
+    """In index.json."""
+    num_samples: int
+    most_documents: int
+    """In one sample."""
+
+
+class WriteShard(NamedTuple):
+    slices: list[PartSlice]
+    is_first: bool
+    """Whether the stream begins here, with an EOS."""
+    number: int
+    directory: Path
+    """Where the shard is made."""
+    eos_id: int
+    format: ShardFormat
+
+    @property
+    def path(self) -> Path:
+        # a part's name has the hash of what is in it
+        made_of = [[path.name, begin, end] for path, begin, end in self.slices]
+        known = json.dumps([made_of, self.is_first, self.number, self.eos_id, self.format])
+        return self.directory / f"{self.number:05}-{xxhash.xxh3_64_hexdigest(known.encode())}"
+
+    def __call__(self, _kept: object) -> WrittenShard | None:
+        """None where it is not there, and a part is damaged or gone."""
+        path = self.path
+        record = path.with_name(f"{path.name}.json")
+        before = found_before(record)
+        if before is not None and _has_hash(path, before[0]):
+            return WrittenShard(*before)
+        written = self._write(path)
+        if written is not None:
+            keep_found(record, written)
+        return written
+
+    def _write(self, path: Path) -> WrittenShard | None:
+        found = [np.array([self.eos_id] * self.is_first, np.int32)]
+        for file, begin, end in self.slices:
+            part = read_part(file)
+            if part is None:
+                return None
+            found.append(part.ids[begin:end])
+        ids_NL, labels_NL = packing.samples_of(np.concatenate(found), self.eos_id, self.format.num_ids - 1)
+        entry, stored = self.format.encoded(self.number, [ids_NL, labels_NL])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, *stored)
+        return WrittenShard(entry, len(ids_NL), packing.most_documents(ids_NL == self.eos_id, labels_NL))
+
+
+def _has_hash(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether the shard of an entry is there, whole."""
+    try:
+        digest = xxhash.xxh64_hexdigest(path.read_bytes())
+    except FileNotFoundError:
+        return False
+    return bool(digest == (entry["zip_data"] or entry["raw_data"])["hashes"]["xxh64"])
+
+
+def slices_of_shards(parts: Iterable[tuple[Path, int]], num_ids: int) -> Iterator[tuple[list[PartSlice], list[Path]]]:
+    """parts: their files and numbers of ids. num_ids: S T, the ids from one shard to the next. Yields what each shard is made of,
+    and the parts that no later one needs; the first shard begins with an EOS besides."""
+    # with the places in the stream of a part's first id, and of the one behind its last
+    held: deque[tuple[Path, int, int]] = deque()
+    begin, end = 0, 1
+    for path, count in parts:
+        held.append((path, end, end + count))
+        end += count
+        while end - begin > num_ids:
+            slices, consumed = _cut(held, begin, begin + num_ids + 1), []
+            begin += num_ids
+            while held and held[0][2] <= begin:
+                consumed.append(held.popleft()[0])
+            yield slices, consumed
+    if end - begin > 1:
+        yield _cut(held, begin, end), [path for path, _, _ in held]
+
+
+def _cut(held: Iterable[tuple[Path, int, int]], begin: int, end: int) -> list[PartSlice]:
+    found = (PartSlice(path, max(begin, start) - start, min(end, stop) - start) for path, start, stop in held)
+    return [one for one in found if one.begin < one.end]
