@@ -324,7 +324,7 @@ def test_a_typo_in_a_path_is_answered_with_the_recipe_beside_it(tmp_path):
     (tmp_path / "mine.yaml").write_text("run: {}")
     (tmp_path / "mine.yam").write_text("no recipe")
     assert not_found(tmp_path / "mine.yml").change.startswith(
-        f"did you mean `{tmp_path}/mine.yaml`? shipped recipes: demo"
+        f"did you mean `{tmp_path}/mine.yaml`? `windlass init` writes one; shipped: demo"
     )
     assert not_found(tmp_path / "demoo.yaml").change.startswith("did you mean `demo`? "), "none is near beside it"
     assert not_found("demoo").change.startswith("did you mean `demo`? ")

@@ -274,7 +274,7 @@ def recipe_text(path: str | Path) -> tuple[str, str]:
     near = nearest(file.stem, list(shipped))
     beside = [other.name for other in _recipes_in(file.parent) if nearest(file.stem, [other.stem])]
     guess = nearest_entry(file, beside) or near
-    raise UserError(f"no recipe at {file}", rule, f"{guess}shipped recipes: {', '.join(shipped)}")
+    raise UserError(f"no recipe at {file}", rule, f"{guess}`windlass init` writes one; shipped: {', '.join(shipped)}")
 
 
 def _recipes_in(folder: Path) -> list[Path]:

@@ -63,6 +63,12 @@ class Cluster:
         assert self.ranks()[starts - 1 :] == [f"{ranks} on CPU"], self.text()
         self.until(lambda: [line["kind"] for line in self.lines("start", "resume", "step")][-3:] == ["step"] * 3)
 
+    def until_committed(self, starts, step):
+        """Waits for the `starts`-th start to commit a step behind `step` -> the last one that is committed."""
+        self.until(lambda: len(self.lines("start", "resume")) == starts)
+        self.until(lambda: any(line["step"] > step for line in self.lines("checkpoint")))
+        return self.lines("checkpoint")[-1]["step"]
+
     def ranks(self):
         return [line["derived"]["ranks"] for line in self.lines("start", "resume")]
 
@@ -96,13 +102,14 @@ def assert_consumed_in_order(run):
             assert line["data"]["samples_consumed"] == BATCH * line["step"]
 
 
-def one_host(base):
-    """The run directory of 60 undisturbed steps on three ranks of one host."""
-    if not (base / "one").exists():
-        one = [*WINDLASS, "train", str(base / "tiny.yaml"), "--nproc", "3", f"run.directory={base / 'one'}"]
-        done = subprocess.run([*one, "run.steps=60"], capture_output=True, text=True, timeout=LIMIT_S)
+def one_host(base, steps=60):
+    """The run directory of undisturbed steps on three ranks of one host."""
+    run = base / f"one-{steps}"
+    if not run.exists():
+        one = [*WINDLASS, "train", str(base / "tiny.yaml"), "--nproc", "3", f"run.directory={run}"]
+        done = subprocess.run([*one, f"run.steps={steps}"], capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, done.stderr
-    return base / "one"
+    return run
 
 
 def test_a_host_is_killed_among_three_and_the_end_is_that_of_one_host(base, cluster):
@@ -215,6 +222,31 @@ def test_ten_times_a_host_leaves_dies_or_is_cut_off_and_comes_back(cluster):
         agent_of(process).terminate()
     assert world.codes() == [EXIT_STOPPED] * 3, world.text()
     assert world.ranks() == [f"{ranks} on CPU" for ranks in [3, 2] * 10 + [3]]
+    assert_consumed_in_order(world.run)
+
+
+def test_fifty_times_a_rank_or_its_whole_host_is_killed_and_the_end_is_that_of_one_host(base, cluster):
+    """Each time once a further step is committed. The first restart works fifty times of fifty: each kill is one more start, from
+    the last committed step or a later one."""
+    kills, steps = 50, 1600
+    world = cluster("fifty", "3", steps, f"launch.max_restarts={kills}")
+    draw, committed = random.Random(50), []
+    for turn in range(kills):
+        committed.append(world.until_committed(turn + 1, committed[-1] if committed else 0))
+        number = draw.choice([1, 2])
+        if turn % 2:
+            shell_of(world.of[number]).kill()
+            world.of[number].wait()
+            world.start(number)
+        else:
+            (rank,) = agent_of(world.of[number]).children()
+            rank.kill()
+    assert world.codes() == [0, 0, 0], world.text()
+    starts = [line["step"] for line in world.lines("start", "resume")]
+    assert world.ranks() == ["3 on CPU"] * (kills + 1), "fifty first restarts"
+    assert all(begin >= step for begin, step in zip(starts[1:], committed, strict=True)), "nothing committed is lost"
+    assert len(world.lines("incident")) == kills, "one of the agents that live writes it down"
+    assert losses(world.run) == losses(one_host(base, steps)) and len(losses(world.run)) == steps
     assert_consumed_in_order(world.run)
 
 

@@ -55,11 +55,11 @@ def changed(**sections):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"data": {"sources": [{"path": "a.txt"}]}}, "objective.kind=dpo with .*whose rows are no pairs"),
-        ({"evaluate": {"sets": {"other": {"path": "a.txt"}}}}, "dpo with evaluate.sets.other, whose rows are no pairs"),
+        ({"data": {"sources": [{"path": "a.txt"}]}}, "objective.kind=dpo, and .* has `format: text`"),
+        ({"evaluate": {"sets": {"other": {"path": "a.txt"}}}}, "dpo, and evaluate.sets.other has `format: text`"),
         ({"run": {"micro_batch": 1}}, r"run.micro_batch=1 with objective.kind=dpo(.|\n)*run.micro_batch=2"),
         ({"data": {"order": {"first_epoch": "written"}}}, "dpo with data.order.first_epoch=written"),
-        ({"objective": {"kind": "sft"}}, "sft with .*, whose rows are no chats"),
+        ({"objective": {"kind": "sft"}}, "sft, and .* has `format: preference`"),
     ],
 )
 def test_what_the_rest_of_a_recipe_does_not_allow(sections, message):

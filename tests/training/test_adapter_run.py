@@ -15,7 +15,7 @@ from windlass.cli.models import export as cli_export
 from windlass.commands import export_adapter
 from windlass.commands.evaluate import evaluate
 from windlass.commands.export import export
-from windlass.commands.export_adapter import probe_ids
+from windlass.commands.export_adapter import probe_ids, write_adapter
 from windlass.commands.generate import Sampling, generate
 from windlass.config import to_yaml
 from windlass.errors import UserError
@@ -171,6 +171,19 @@ def test_an_adapters_directory_says_what_its_run_says(runs, base, adapter, tmp_p
     assert whole.split(", perplexity")[0] == again.split(", perplexity")[0]
     alone = evaluate(with_tokenizer(base, adapter, tmp_path), sequences=6, recipe=file)[0].line
     assert alone != whole, "the base without the adapter"
+
+
+@pytest.mark.parametrize(("given", "is_here"), [("base", True), ("org/base", False)])
+def test_a_base_on_this_host_is_named_by_its_whole_path(adapter, runs, tmp_path, monkeypatch, given, is_here):
+    """As a run names it that was started beside its base; the adapter is then read from anywhere."""
+    saved = open_saved(runs / "lora")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "draft").mkdir()
+    state = {**saved.trainer_state, "base": {**saved.trainer_state["base"], "from": given}}
+    write_adapter(tmp_path / "draft", replace(saved, trainer_state=state))
+    config = json.loads((tmp_path / "draft" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == (str(tmp_path / "base") if is_here else given)
 
 
 def with_tokenizer(base, adapter, tmp_path):

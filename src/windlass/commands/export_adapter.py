@@ -82,12 +82,14 @@ def trained_tensors(saved: SavedModel) -> dict[str, torch.Tensor]:
 
 
 def write_adapter(draft: Path, saved: SavedModel) -> None:
-    """PEFT's two files in `draft`."""
+    """PEFT's two files in `draft`. They name a base on this host by its whole path, so that it is found from any directory."""
     assert saved.adapter is not None
     config = check_recipe(saved.trainer_state["config"])
     base = saved.trainer_state["base"]
+    place = Path(base["from"]).expanduser()
+    name = str(place.resolve()) if place.is_dir() else base["from"]
     tensors = trained_tensors(saved)
-    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, base["from"], base["files"])
+    save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, name, base["files"])
 
 
 def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:

@@ -69,11 +69,12 @@ class ObjectiveConfig(Settings):
     ) -> Iterator[UserError]:
         """What the rest of a recipe does not allow. `sources`, `sets`: the format of each by its name; `scores_growing_data`:
         whether all pairs are scored before step 0, while they are still written."""
+        formats = {**sources, **sets}
         texts = [name for name, format in sources.items() if format != "chat"]
-        others = [name for name, format in {**sources, **sets}.items() if format != "preference"]
+        others = [name for name, format in formats.items() if format != "preference"]
         if self.kind == "sft" and texts:
             yield UserError(
-                f"objective.kind=sft with {texts[0]}, whose rows are no chats",
+                f"objective.kind=sft, and {texts[0]} has `format: {formats[texts[0]]}`",
                 "supervised finetuning learns the answers of conversations (`format: chat`)",
                 "set `format: chat` for every source, or use objective.kind=pretrain",
             )
@@ -81,7 +82,7 @@ class ObjectiveConfig(Settings):
             return
         if others:
             yield UserError(
-                f"objective.kind=dpo with {others[0]}, whose rows are no pairs",
+                f"objective.kind=dpo, and {others[0]} has `format: {formats[others[0]]}`",
                 "of a pair one answer is preferred to another (`format: preference`: prompt, chosen, rejected)",
                 "set `format: preference` for every source, or use objective.kind=sft or pretrain",
             )

@@ -229,3 +229,24 @@ def test_an_import_overwrites_nothing(here):
     with pytest.raises(UserError, match=r"out\.yaml is there already"):
         import_file(FILES / "torchtune-full.yaml", here / "out.yaml", None, 1)
     assert (here / "out.yaml").read_text() == "mine"
+
+
+def test_rows_that_could_not_be_learned_are_named_at_once(here):
+    good = [
+        {"messages": [{"role": "user", "content": f"a {n}"}, {"role": "assistant", "content": "b"}]} for n in range(20)
+    ]
+    bad = [
+        {"messages": good[0]["messages"][:1]},
+        {"messages": [*good[0]["messages"][:1], {"role": "assistant", "content": " "}]},
+    ]
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*good[:3], *bad, *good[3:]]))
+    *_, said = init(here / "r.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None)
+    assert said.startswith("of the first 22 rows 2 rows are bad: rows.jsonl:4 holds no message of the role assistant (")
+    assert said.endswith(
+        "leave the row out, or mend its roles. `bad_rows: {at_most: 2}` of the source leaves bad rows out"
+    )
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in good))
+    assert not [line for line in init(here / "s.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, None, None) if "bad" in line]
+    (here / "rows.jsonl").write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": None}) + "\n")
+    *_, said = init(here / "t.yaml", "rows.jsonl", None, 50, "pretrain", None)
+    assert said.startswith("of the first 2 rows 1 row is bad: rows.jsonl")

@@ -151,13 +151,13 @@ def test_what_is_cut_and_what_is_left_out_is_counted(too_long, sizes, lengths, r
             None,
             40,
             "3 of 4 conversations of train are longer than data.sequence_length=40; the longest has 104 tokens with its EOS",
-            "set data.sequence_length=104, or `too_long: cut-prompt` of the source, which shortens what is asked, or "
-            "`too_long: drop` of the source, which leaves them out",
+            "set data.sequence_length=128, or `too_long: cut-prompt` of the source of train, which shortens what is asked, or "
+            "`too_long: drop` of the source of train, which leaves them out",
         ),
         ("drop", 30, "4 of 4 conversations of train are longer than data.sequence_length=30; the longest has 104 tokens",
-         "set data.sequence_length=104, or `too_long: cut-prompt` of the source, which shortens what is asked"),
+         "set data.sequence_length=128, or `too_long: cut-prompt` of the source of train, which shortens what is asked"),
         ("cut-prompt", 19, "4 of 4 conversations of train are longer than data.sequence_length=19 with prompts cut to 16 tokens",
-         "set data.sequence_length=54"),
+         "set data.sequence_length=64"),
     ],
 )  # fmt: skip
 def test_where_none_fits_or_nothing_is_said_it_is_an_error(too_long, length, given, change):

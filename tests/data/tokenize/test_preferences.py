@@ -166,9 +166,9 @@ def test_pairs_that_are_too_long_are_dropped_whole_and_counted():
         (
             [(3, 4), (2, 9)],
             None,
-            "set data.sequence_length=9, or `too_long: drop` of the source, which leaves them out",
+            "set data.sequence_length=64, or `too_long: drop` of the source of train, which leaves them out",
         ),
-        ([(9, 4), (2, 9)], "drop", "set data.sequence_length=9"),
+        ([(9, 4), (2, 9)], "drop", "set data.sequence_length=64"),
     ],
 )
 def test_pairs_that_are_too_long_are_refused_with_the_length_that_holds_all(lengths, too_long, change):

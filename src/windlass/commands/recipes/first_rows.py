@@ -11,7 +11,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from windlass.data.sources.bad_rows import FoundRows
 from windlass.data.sources.compression import broken, unpacked, without_compression
+from windlass.data.sources.config import SourceConfig
+from windlass.data.sources.scan import scan
+from windlass.data.sources.source_files import source_of
 from windlass.errors import UserError
 
 Kind = Literal["pretrain", "sft", "dpo"]
@@ -19,6 +23,7 @@ Row = Mapping[str, Any]
 MANY: Final = 1000
 ROWS: Final = (".jsonl", ".ndjson", ".jsonlines", ".jl", ".ldjson", ".json")
 BETWEEN: Final = re.compile(r"[\s,]*")
+READ_BYTES: Final = 64 << 20  # of a file, to look for rows that are bad
 ARRAY_BYTES: Final = 8 << 20  # of a .json file that holds one array: more rows are not looked at
 
 
@@ -60,6 +65,26 @@ def num_distinct(file: Path, shape: Shape) -> int:
     """Documents that differ among the first MANY."""
     rows = islice(first_rows(file), MANY)
     return len({json.dumps([row.get(key) for key in shape.read]) for row in rows})
+
+
+def said_of_bad_rows(source: Mapping[str, str]) -> str | None:
+    """A sentence where some of the first MANY rows could not be learned as a source of these settings. None where its file is
+    large, or not here: `prepare` reads all."""
+    found, config = FoundRows(), SourceConfig.model_validate(source)
+    path = Path(source.get("path", "")).expanduser()
+    if not path.is_file() or path.stat().st_size > READ_BYTES:
+        return None
+    try:
+        documents = source_of(config, scan(config, lambda _: None))._replace(bad_rows=found).documents()
+        num_rows = sum(1 for _ in islice(documents, MANY)) + len(found.bad)
+    except UserError as error:
+        return f"{error.given}: {error.change}"
+    if not found.bad:
+        return None
+    _, first = found.bad[0]
+    are = "1 row is bad" if len(found.bad) == 1 else f"{len(found.bad)} rows are bad"
+    leave_out = f"`bad_rows: {{at_most: {len(found.bad)}}}` of the source leaves bad rows out"
+    return f"of the first {num_rows} rows {are}: {first.given} ({first.rule}): {first.change}. {leave_out}"
 
 
 def has_rows(file: Path) -> bool:

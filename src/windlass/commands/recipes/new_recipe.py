@@ -7,7 +7,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, get_args
 
-from windlass.commands.recipes.first_rows import MANY, Kind, Shape, first_rows, has_rows, num_distinct, shape_of
+from windlass.commands.recipes.first_rows import (
+    MANY,
+    Kind,
+    Shape,
+    first_rows,
+    has_rows,
+    num_distinct,
+    said_of_bad_rows,
+    shape_of,
+)
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
 from windlass.commands.recipes.row_lengths import USUAL, Chosen, choose_length, missing_template
 from windlass.config import parse_recipe
@@ -121,8 +130,13 @@ def init(
     text = _recipe(out, {**source, **shape.settings}, model, steps, kind, chosen, _validation(source, file, shape))
     parse_recipe(text, str(out))
     write_durably(out, text.encode())
-    notes = [f"data.sequence_length={chosen.length}: {chosen.meaning}"] if chosen.meaning else []
-    return notes + ([lack] if kind == "sft" and (lack := missing_template(model)) else [])
+    return [note for note in _notes(chosen, kind, model, {**source, **shape.settings}) if note]
+
+
+def _notes(chosen: Chosen, kind: Kind, model: str, rows: Mapping[str, str]) -> Iterator[str | None]:
+    yield f"data.sequence_length={chosen.length}: {chosen.meaning}" if chosen.meaning else None
+    yield missing_template(model) if kind == "sft" else None
+    yield said_of_bad_rows(rows)
 
 
 def _recipe(

@@ -115,7 +115,12 @@ def up_to_last_answer(messages: list[dict[str, Any]], where: str) -> list[dict[s
         has_some = any(message["role"] == ASSISTANT for message in messages)
         given = f"{where} holds no message of the role {ASSISTANT}{' but with weight 0' if has_some else ''}"
         rule = "the answers of the assistant are what is learned of a conversation"
-        raise BadRow("without an answer", given, rule, "leave the row out, or mend its roles")
+        change = (
+            "give an answer a weight above 0, or leave the row out"
+            if has_some
+            else "leave the row out, or mend its roles"
+        )
+        raise BadRow("without an answer", given, rule, change)
     return messages[: answers[-1] + 1]
 
 

@@ -22,6 +22,8 @@ from windlass.data.tokenize.resume import FinishedPart
 from windlass.errors import UserError
 
 LEAST_WORDS: Final = 16  # ids that a cut message keeps: our choice, about a sentence's begin and its end
+ROUND: Final = 64
+"""A length that is proposed is a multiple of it: other sets may be a little longer, and tokens per step divide by it."""
 NAMES: Final = {"chat": "conversations", "preference": "pairs"}
 
 
@@ -74,10 +76,8 @@ class Fitting:
     def _error(self, name: str) -> UserError:
         given = f"{self.num_dropped} of {self.num_documents} {NAMES[self._format]} of {name} are longer than "
         given += f"data.sequence_length={self._length}"
-        length, ways = (
-            f"set data.sequence_length={self.longest}",
-            "`too_long: drop` of the source, which leaves them out",
-        )
+        length = f"set data.sequence_length={-(-self.longest // ROUND) * ROUND}"
+        ways = f"`too_long: drop` of the source of {name}, which leaves them out"
         if self._format == "preference":
             given += f"; the longest answer has {self.longest} tokens with its prompt and EOS"
             rule = "nothing of a pair is cut: each answer is whole in a sequence"
@@ -85,7 +85,7 @@ class Fitting:
             cut = f" with prompts cut to {LEAST_WORDS} tokens" if self._too_long == "cut-prompt" else ""
             given += f"{cut}; the longest has {self.longest} tokens with its EOS{cut}"
             rule = "no answer is cut, and a conversation is whole in a sequence"
-            shorten = "`too_long: cut-prompt` of the source, which shortens what is asked"
+            shorten = f"`too_long: cut-prompt` of the source of {name}, which shortens what is asked"
             ways = shorten if self._too_long == "drop" else f"{shorten}, or {ways}"
         has_no_other = self._too_long == "cut-prompt" or (self._too_long == "drop" and self._format == "preference")
         return UserError(given, rule, length if has_no_other else f"{length}, or {ways}")
