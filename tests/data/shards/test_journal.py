@@ -1,6 +1,8 @@
 """What is told of a preparation while it is written: only ever more, and never of another one."""
 
+import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -186,3 +188,25 @@ def test_while_sources_are_looked_at_the_beat_goes_on_where_somebody_may_wait(tm
     last = read_beat(tmp_path / "data")
     room.time.sleep(0.05)
     assert read_beat(tmp_path / "data") == last
+
+
+def test_two_who_take_over_at_once_disturb_each_other_in_no_beat(tmp_path):
+    """The file is of one of them, or not whole, which counts as none; the next one is whole."""
+    path, failed = tmp_path / BEAT_NAME, []
+
+    def beat(who):
+        try:
+            for count in range(300):
+                room._replace(path, {"who": who, "count": count})
+                read_beat(tmp_path)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=beat, args=("x" * size,)) for size in (3, 40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    room._replace(path, {"who": "next", "count": 1})
+    assert json.loads(path.read_text()) == {"who": "next", "count": 1}

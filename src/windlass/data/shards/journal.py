@@ -182,9 +182,12 @@ def tell_failure(directory: Path, error: UserError) -> None:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Two processes may do so at once, where one takes over from another that died: what is there then is of either, and the next
+    beat is whole."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(json.dumps(content))
-    os.replace(temporary, path)
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(temporary, path)
 
 
 def read_beat(directory: Path) -> tuple[str, UserError | None]:
