@@ -204,9 +204,9 @@ class Decoder(nn.Module):
         percent: Tensor | None = None,
     ) -> Tensor:
         """input_ids [B, T] (not `first`: hidden [B, T, D]) -> logits [B, T, vocab_size]; with targets [B, T] the summed loss in
-        nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions; with a cache they
-        follow its own. `documents` [B, M]: where those of each whole row begin (attention/documents.py); with a cache all is of
-        the last one. `keys` [B]: of samples, for dropout. `sources` [B, S]: head/source_losses.py. Others: loss.head_loss."""
+        nats (at least fp32); not `last`: hidden. T: of rows that ranks share (`context`) this rank's positions. With a cache
+        positions go on behind it, in each row's last document. `documents` [B, M]: where those of each whole row begin
+        (attention/documents.py). `keys` [B]: of samples, for dropout. `sources`: head/source_losses.py. Others: head/loss.py."""
         arch, context, offset = self.arch, self.context, 0
         # of the row; what a stage hands to the next is its share of this rank's positions; ids are all of those
         num_positions = input_ids.shape[1] * (1 if self.first else self.share.ranks) * (context.ranks if context else 1)

@@ -67,7 +67,7 @@ SEEDS: Final = 50
 NEVER_PROVED: Final = (
     "bf16, fp16 and fp8, and the kernels of a GPU: the proxy model runs in fp64 on CPU",
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
-    "what comes before the layout: sources, mixtures, chat, the order over epochs, the schedule of the rate",
+    "what comes before the layout: sources, mixtures, chat, weights of answers, the order over epochs, the schedule of the rate",
     "packing: both sides read the samples that one preparation of ours packed",
 )
 

@@ -171,3 +171,20 @@ def test_further_sets_are_whole_before_the_training_set_begins(corpus, tmp_path,
     assert set(open_journal(tmp_path / "grown").begin["sets"]) == {"validation", "other"}
     for name in ("validation", "other"):
         assert (tmp_path / "grown" / name / "index.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({}, False),
+        ({"packing": "best-fit"}, True),
+        ({"sources": [{"path": "corpus", "documents": 20}]}, True),
+        ({"shard_bytes": 256 << 20}, True),
+    ],
+)
+def test_room_for_ids_is_asked_where_they_stay_on_disk(corpus, tmp_path, monkeypatch, changes, keeps):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(room, "check_room", lambda *_, keeps_ids: asked.append(keeps_ids))
+    prepare(data_config(tmp_path, **changes), {}, log=lambda _: None)
+    assert asked == [keeps]

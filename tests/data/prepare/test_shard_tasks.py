@@ -2,6 +2,7 @@
 
 import io
 import random
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,26 @@ def test_a_shard_is_made_once_and_of_its_own_parts(tmp_path):
         task._replace(format=form._replace(compression="zstd")),
     ]
     assert len({one.path for one in [task, *others]}) == 7
+
+
+def test_a_worker_that_outlived_its_parent_disturbs_none(tmp_path):
+    """Both write the same shard, its record and nothing else at once."""
+    path = write_part(tmp_path, 0, list(range(2, 400)) + [EOS])
+    form = Writer(tmp_path / "set", 3, 8000, vocab_size=500).format
+    failed, found = [], []
+
+    def work():
+        try:
+            for number in range(60):
+                task = WriteShard([PartSlice(path, 0, 399)], True, number, tmp_path / "made", EOS, form)
+                found.append(task(None))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(found) == 120 and not list((tmp_path / "made").glob("*.tmp"))
+    assert len({repr(one) for one in found}) == 60, "both say the same of each"

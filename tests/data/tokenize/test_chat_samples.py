@@ -165,14 +165,21 @@ def test_an_answer_of_weight_0_is_no_part_of_any(made):
     assert found == {50: [case.learned[0]], 30: [case.learned[0]]}
 
 
-def test_answers_without_a_border_have_one_weight_or_are_refused(made):
+ADJACENT = "{{ messages[0].content }}{% for m in messages[1:] %}{{ m.content + '<e>' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("specials", ["<s> <e>", "<e> <s>"], ids=["its own EOS", "an EOS behind it"])
+def test_answers_without_a_border_have_one_weight_or_are_refused(made, specials):
     case = Case(
-        "{{ messages[0].content }}{% for m in messages[1:] %}{{ m.content + '<e>' }}{% endfor %}", "<s> <e>", []
+        ADJACENT if specials == "<s> <e>" else ADJACENT + "{% if not add_generation_prompt %}{{ '\\n' }}{% endif %}",
+        specials,
+        [],
     )
     case = case._replace(messages=[TALK[1], TALK[2], TALK[4]])
     tokenizer = made(case)
     (found,) = weighed(tokenizer, case, (0.5, 0.5))
-    assert found == {50: ["The red one.<e>Pull it in\nslowly.<e>"]}
+    assert found == {50: ["The red one.<e>Pull it in\nslowly.<e>", *["<s>"] * (specials == "<e> <s>")]}
     with pytest.raises(UserError) as caught:
         weighed(tokenizer, case, (0.5, 0.25))
-    assert caught.value.given.startswith("here has answers of several weights") and "one weight" in caught.value.change
+    assert caught.value.given == "here has 2 answers of several weights, and what is learned of it is in 1 pieces"
+    assert "one weight" in caught.value.change

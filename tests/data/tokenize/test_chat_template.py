@@ -268,17 +268,18 @@ def chat_rows(count=40):
     return rows
 
 
-def test_fractions_as_weights_are_refused_while_a_run_reads(planted, tmp_path):
+def test_fractions_as_weights_are_stored_while_a_run_reads(planted, tmp_path):
     template_of(planted, PLAIN)
     rows = [row for row in chat_rows(80) if "messages" in row]
-    prepared_chat(planted, tmp_path / "whole", rows, order={"first_epoch": "written"})
     rows[-1]["messages"][1]["weight"] = 0.5
-    with pytest.raises(UserError) as caught:
-        prepared_chat(planted, tmp_path / "halves", rows, order={"first_epoch": "written"}, validation="none")
-    assert caught.value.given.startswith(
-        "train has an answer with a weight between 0 and 1, and data.order.first_epoch="
-    )
-    assert caught.value.change == "set data.order.first_epoch=shuffled, or weights to 0 and 1"
+    found = {}
+    for epoch in ("written", "shuffled"):
+        prepared, _ = prepared_chat(planted, tmp_path / epoch, rows, order={"first_epoch": epoch}, validation="none")
+        reader = Reader(prepared.shards("train"))
+        places = [(shard, row) for shard, count in enumerate(reader.shard_samples) for row in range(count)]
+        found[epoch] = [None if (held := reader.percent(*place)) is None else held.tolist() for place in places]
+        assert reader.has_percent and {value for row in found[epoch] if row for value in row} == {50, 100}
+    assert found["written"] == found["shuffled"]
 
 
 def prepared_chat(planted, root, rows=None, more=None, **changes):

@@ -90,8 +90,8 @@ from windlass.data.prepare.prepare import prepare
 from windlass.data.tokenize import pool, resume
 resume.PART_TOKENS, pool.BATCH_CHARS = 300, 500
 left, write = [int(sys.argv[2])], resume.write_durably
-def counted(path, *chunks):
-    write(path, *chunks)
+def counted(path, *chunks, **how):
+    write(path, *chunks, **how)
     left[0] -= path.suffix == ".part"
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -269,10 +269,11 @@ def test_under_autocast_every_chunk_multiplies_in_its_dtype(is_compiled):
 
 @pytest.mark.parametrize("chunk_tokens", [7, 1000])
 @pytest.mark.parametrize("divided", [False, True])
-def test_targets_count_with_their_percent(chunk_tokens, divided):
-    """Beside torch's cross-entropy of each target, times its weight."""
+@pytest.mark.parametrize("is_one_pass", [False, True])
+def test_targets_count_with_their_percent(chunk_tokens, divided, is_one_pass):
+    """Beside torch's cross-entropy of each target, times its weight; also by the function that is compiled."""
     head, hidden_BTD, targets_BT = make_head(torch.float64)
-    head.chunk_tokens = chunk_tokens
+    head.chunk_tokens, head._one_pass = chunk_tokens, one_pass if is_one_pass else None
     percent_BT = torch.randint(1, 101, targets_BT.shape)
     logits = functional.linear(hidden_BTD, head.weight[: head.vocab_size]).flatten(0, 1)
     each = functional.cross_entropy(logits, targets_BT.flatten(), reduction="none", ignore_index=-100)

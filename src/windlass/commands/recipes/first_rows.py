@@ -5,6 +5,7 @@ Validation is held out by the hash of a document, equal ones together: 300 rows 
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
@@ -68,8 +69,8 @@ def num_distinct(file: Path, shape: Shape) -> int:
 
 
 def said_of_bad_rows(source: Mapping[str, str]) -> str | None:
-    """A sentence where some of the first MANY rows could not be learned as a source of these settings. None where its file is
-    large, or not here: `prepare` reads all."""
+    """A sentence on rows among the first MANY that could not be learned as a source of these settings. None where all could, and
+    where its file is large or not here: `prepare` reads all."""
     found, config = FoundRows(), SourceConfig.model_validate(source)
     path = Path(source.get("path", "")).expanduser()
     if not path.is_file() or path.stat().st_size > READ_BYTES:
@@ -83,7 +84,9 @@ def said_of_bad_rows(source: Mapping[str, str]) -> str | None:
         return None
     _, first = found.bad[0]
     are = "1 row is bad" if len(found.bad) == 1 else f"{len(found.bad)} rows are bad"
-    leave_out = f"`bad_rows: {{at_most: {len(found.bad)}}}` of the source leaves bad rows out"
+    share = math.ceil(200 * len(found.bad) / num_rows) / 100  # twice what was seen
+    amount = f"{len(found.bad)}" if num_rows < MANY or share >= 1 else f"{share:g}"
+    leave_out = f"`bad_rows: {{at_most: {amount}}}` of the source leaves bad rows out"
     return f"of the first {num_rows} rows {are}: {first.given} ({first.rule}): {first.change}. {leave_out}"
 
 

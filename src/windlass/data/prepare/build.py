@@ -24,7 +24,7 @@ from windlass.data.prepare.counted_set import REPORT_EVERY_S
 from windlass.data.prepare.directory import check_room, replaced
 from windlass.data.prepare.manifest import TOKENIZER_NAME, Prepared, SetInfo, load_prepared
 from windlass.data.prepare.plan import PreparePlan, choose
-from windlass.data.prepare.write_set import Growing, SetTokenizer, are_by_workers, num_workers, write_set
+from windlass.data.prepare.write_set import Growing, SetTokenizer, num_workers, workers_write_all, write_set
 from windlass.data.shards import journal
 from windlass.data.shards.mds import Folder
 from windlass.data.shards.small_files import hashes_of
@@ -75,7 +75,7 @@ def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | Non
     with TaskRunner(num_workers(plan.config)) as runner:
         selections, amounts, chunked = choose(plan, work, runner)
         num_bytes = sum(total_of(found).bytes for found in amounts.values())
-        check_room(temporary, num_bytes, keeps_ids=not are_by_workers(plan.config, selections.values(), chunked))
+        check_room(temporary, num_bytes, keeps_ids=not workers_write_all(plan.config, selections.values(), chunked))
         _log_corpus(plan)
         known = set_tokenizer(plan, selections, amounts, temporary / TOKENIZER_NAME, work)
         infos = {}
@@ -87,8 +87,8 @@ def make(plan: PreparePlan, temporary: Path, work: Path, kept: KeptSources | Non
 
 
 def _in_order(amounts: Mapping[str, list[Amount]], chunked: ChunkedSets) -> list[str]:
-    """Small sets first: mistakes show early. But one that is encoded with the training set comes behind it: else all ids of that
-    would be on disk before its first shard."""
+    """Small sets first: mistakes show early. But a set that is encoded together with the training set comes last: else all ids
+    of the training set would be on disk before its first shard."""
     names = sorted(amounts, key=lambda name: total_of(amounts[name]).bytes)
     behind = [name for name in names if name != "train" and chunked.share_sources(name, "train")]
     return [name for name in names if name not in behind] + behind

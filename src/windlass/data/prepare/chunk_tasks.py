@@ -1,5 +1,5 @@
 """What workers do with a chunk of a source: open its files, parse, hash, choose; count it (`CountChunk`), or encode it
-(`EncodeChunk`) into parts on disk. The parent sends names and reads parts: no row passes through it.
+(`EncodeChunk`) into parts on disk. The parent sends names; no row passes through it.
 
 The documents of all sets that are taken from one source are chosen in one reading. What a chunk gives depends on it alone, so
 whoever encodes it, and in whatever order, the parts are the same.
@@ -106,7 +106,7 @@ class EncodeChunk(NamedTuple):
     """File of the bytes of text per token id; None: the parts are not counted."""
 
     def __call__(self, encoders: Encoders) -> EncodedParts:
-        """Writes what is not there yet -> the parts, by set; those too that were there once and are deleted. Raises UserError."""
+        """Writes what is not there yet -> the parts, by set, also of those that were deleted since. Raises UserError."""
         if self.token_bytes is None:
             self._encode(encoders)
             return {}

@@ -25,7 +25,7 @@ from windlass.data.shards.shard_format import ShardFormat
 from windlass.data.tokenize.resume import found_before, keep_found, read_part
 
 MOST_IDS: Final = 1 << 24
-"""Of a shard that a worker writes, of which it holds some 24 bytes each. A larger one is written by the parent, alone."""
+"""Ids of a shard that a worker writes; it holds some 24 bytes of each. A larger one is written by the parent, alone."""
 
 
 class PartSlice(NamedTuple):
@@ -83,7 +83,7 @@ class WriteShard(NamedTuple):
         ids_NL, labels_NL = packing.samples_of(np.concatenate(found), self.eos_id, self.format.num_ids - 1)
         entry, stored = self.format.encoded(self.number, [ids_NL, labels_NL])
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, *stored)
+        write_durably(path, *stored, is_alone=False)
         return WrittenShard(entry, len(ids_NL), packing.most_documents(ids_NL == self.eos_id, labels_NL))
 
 

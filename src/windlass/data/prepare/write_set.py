@@ -18,6 +18,7 @@ from windlass.data.prepare.chunk_tasks import TextSettings
 from windlass.data.prepare.chunked_sets import ChunkedSets
 from windlass.data.prepare.counted_set import CountedSet
 from windlass.data.prepare.manifest import SetInfo
+from windlass.data.prepare.shard_tasks import MOST_IDS
 from windlass.data.prepare.shards_of_workers import ShardsOfWorkers
 from windlass.data.shards.journal import Beat, Journal, JournaledWriter
 from windlass.data.shards.mds import Writer
@@ -113,10 +114,11 @@ def write_set(
     return counted.end(num_samples, width * T, max_documents, shards if is_apart else [])
 
 
-def are_by_workers(config: DataConfig, sets: Iterable[Selection], chunked: ChunkedSets) -> bool:
-    """Whether workers write all shards, so that ids are deleted as shards are there."""
+def workers_write_all(config: DataConfig, sets: Iterable[Selection], chunked: ChunkedSets) -> bool:
+    """Whether workers write the shards of all sets, so that ids are deleted as their shards are there."""
     is_text = all(source.format == "text" for selection in sets for source in selection.sources)
-    return is_text and config.packing == "concatenate" and not chunked.rest()
+    is_held = config.shard_bytes // BYTES_PER_ID <= MOST_IDS
+    return is_text and is_held and config.packing == "concatenate" and not chunked.rest()
 
 
 def _write_samples(
@@ -127,12 +129,6 @@ def _write_samples(
     for input_ids_NL, labels_NL in samples:
         ends_NL, percent_NL = input_ids_NL == eos_id, percent_of(input_ids_NL)  # an EOS of a turn has a flag
         input_ids_NL, labels_NL = labelled(input_ids_NL, labels_NL)
-        if percent_NL is not None and isinstance(writer, JournaledWriter):
-            raise UserError(
-                f"{writer.directory.name} has an answer with a weight between 0 and 1, and data.order.first_epoch=written",
-                "a batch has weights or has none, which is known once all rows are read",
-                "set data.order.first_epoch=shuffled, or weights to 0 and 1",
-            )
         writer.write(input_ids_NL, labels_NL, ends_NL if writer.format.has_ends else None, percent_NL)
         num_samples += len(input_ids_NL)
         rows = (column.reshape(-1, T + 1) for column in (ends_NL, labels_NL))

@@ -4,10 +4,11 @@
     labels         int32; stored where they are other ids, and by MosaicML's users
     loss_mask      uint8: 1 where the label is the id, 0 where it is none (-100)
     document_ends  uint8: 1 where an EOS ends a document; stored where others end turns
+    percent        uint8: how much each label weighs; stored where not all weigh 100
 
 A shard without `labels` and `loss_mask` counts every id. So a token of text takes two bytes, one with a mask three, and one of a
-conversation four. All columns of a sample have one length; a sample holds one u32 size per column, then per column one byte
-(ndim << 2 | w), the shape in unsigned integers of 2**w bytes, and the values.
+conversation four, or five with weights. All columns of a sample have one length; a sample holds one u32 size per column, then per
+column one byte (ndim << 2 | w), the shape in unsigned integers of 2**w bytes, and the values.
 """
 
 import functools

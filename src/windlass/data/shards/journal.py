@@ -182,8 +182,8 @@ def tell_failure(directory: Path, error: UserError) -> None:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Two processes may do so at once, where one takes over from another that died: what is there then is of either, and the next
-    beat is whole."""
+    """Where one process takes over from another that died, both may write at once. The file is then that of one of them, or not
+    whole until the next beat."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(json.dumps(content))
     with contextlib.suppress(FileNotFoundError):

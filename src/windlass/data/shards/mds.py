@@ -59,7 +59,7 @@ class Writer:
         self.samples_per_shard = self.format.samples_per_shard
         shape = self.samples_per_shard, num_ids  # paged in as they are filled
         self.pending = [np.empty(shape, dtype) for dtype in self.format.plain.types]
-        """input_ids, labels and document_ends of the shard that is filled, or was written last."""
+        """input_ids, labels and document_ends of the shard that is filled, or was written last; `percent` is apart."""
         self._num_pending = 0
         self._percent: np.ndarray | None = None  # of what is pending, where some of it does not weigh 100
         self._entries: list[dict[str, Any]] = []

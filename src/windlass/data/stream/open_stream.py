@@ -73,7 +73,8 @@ def open_stream(
         skipping = SkippingReader(order, reader, sequences * (config.sequence_length + 1), since)
     borders = _borders(prepared, written) if config.isolate else None
     make = batches_of(skipping or reader, config.sequence_length, borders, sequences)
-    if reader.has_percent:
+    is_growing_chat = config.order.first_epoch == "written" and any(one.format == "chat" for one in config.sources)
+    if reader.has_percent or is_growing_chat:  # rows with weights may still come
         make = add_percent(make, skipping or reader)
     if change is not unchanged:
         make = changed_batches(make, change, reader.shard_samples)

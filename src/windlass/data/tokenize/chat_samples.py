@@ -47,12 +47,15 @@ def percent(found: Encoded, answers: Messages, where: str) -> np.ndarray | None:
     if (percents == WHOLE).all():
         return None
     spans = borders_of(found.is_learned_N)
-    if len(spans) == len(answers) + 1 and spans[-1] == [len(found.ids_N) - 1, len(found.ids_N)]:
-        spans = spans[:-1]  # the EOS of the document, which goes with the last answer
+    if spans[-1] == [
+        len(found.ids_N) - 1,
+        len(found.ids_N),
+    ]:  # the EOS of the document, which goes with the last answer
+        spans = spans[:-1]  # an answer has words, and is longer
     if len(spans) != len(answers) and (percents != percents[0]).any():
         raise UserError(
-            f"{where} has answers of several weights, and the chat template writes no words between two of them",
-            "each answer is found by what is written before it",
+            f"{where} has {len(answers)} answers of several weights, and what is learned of it is in {len(spans)} pieces",
+            "an answer has its weight where it is one piece, with something between it and the next",
             "give these answers one weight, or leave the row out",
         )
     begins = [begin for begin, _ in spans][: len(percents)]

@@ -4,7 +4,8 @@ The ids of a source are gathered into parts of about a million tokens, whole doc
 name that holds its hash. After a kill, complete parts are read again instead of encoded, and their documents are skipped:
 encoding costs a hundred times as much as reading. The result is the same, since a part is a function of the documents. Parts are
 beside the preparation, under the fingerprint of all that decides them; with another fingerprint they are deleted. They take 4
-bytes per token until the preparation ends.
+bytes per token, until the preparation ends or their shards are there (prepare/shard_tasks). A worker may outlive a killed
+parent, and write what the next one writes too: the same bytes, each under a temporary name of its own.
 """
 
 import contextlib
@@ -114,7 +115,7 @@ def found_before(path: Path) -> Any | None:
 def keep_found(path: Path, found: Any) -> Any:
     data = json.dumps(found).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, xxhash.xxh3_64_hexdigest(data).encode(), b"\n", data)
+    write_durably(path, xxhash.xxh3_64_hexdigest(data).encode(), b"\n", data, is_alone=False)
     return json.loads(data)
 
 
@@ -219,7 +220,7 @@ class PartWriter:
         np.save(stream, part.sizes)
         stream.write(json.dumps([part.num_texts, part.refused]).encode())
         data = stream.getvalue()
-        write_durably(self._directory / _name(self._number, data, is_last), data)
+        write_durably(self._directory / _name(self._number, data, is_last), data, is_alone=False)
         self._number += 1
         return part
 

@@ -21,7 +21,7 @@ from windlass.data.tokens.stored_row import StoredRow, damaged
 from windlass.errors import UserError
 
 COLUMNS: Final = ("tokens", "input_ids")  # where the recipe names none
-MASKS: Final = ("labels", "loss_mask", "document_ends")
+MASKS: Final = ("labels", "loss_mask", "document_ends", "percent")
 """Columns that ids alone do not keep."""
 TYPES: Final = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 LIST_RULE: Final = "index.json of MDS lists shards: `raw_data` with a file beside it and its size, columns, and samples"
