@@ -328,7 +328,7 @@ def test_a_server_that_dies_mid_stream_raises_within_the_deadline_and_names_the_
         store = Store(url, 20)
         publish(small[1].directory, store, claim(store), silent)
         config = remote_config(small[0], url, tmp_path / "cache")
-        config = config.model_copy(update={"cache": config.cache.model_copy(update={"deadline_s": 6.0})})
+        config = config.model_copy(update={"cache": config.cache.model_copy(update={"deadline_s": 20.0})})
         prepared = open_prepared(config, {})
         loader = loader_of(prepared, config, micro_batch=1)
         seen = 0
@@ -340,7 +340,7 @@ def test_a_server_that_dies_mid_stream_raises_within_the_deadline_and_names_the_
                 loader.next()
         loader.close()
     assert 5 <= seen < num_samples_of(loader)
-    assert f"{url}/train/shard.000" in caught.value.given and "failed for 6 s" in caught.value.given
+    assert f"{url}/train/shard.000" in caught.value.given and "failed for 20 s" in caught.value.given
 
 
 # ---- what is not whole is not there
