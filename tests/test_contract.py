@@ -108,6 +108,25 @@ def test_the_port_is_that_of_the_start():
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0: a launcher that windlass does not know", "unset PMIX_RANK"),
         ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, "SLURM_PROCID=1: a launcher", "unset SLURM_PROCID"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "1"}, "PMIX_RANK=1: a launcher", "unset PMIX_RANK"),
+        *(
+            ({name: value}, f"{name}={value}: a launcher", f"unset {name}")  # half of what a launcher exports
+            for name, value in (
+                ("OMPI_COMM_WORLD_RANK", "0"),
+                ("OMPI_COMM_WORLD_RANK", "1"),
+                ("OMPI_COMM_WORLD_SIZE", "2"),
+                ("SLURM_STEP_NUM_TASKS", "2"),
+                ("PMI_SIZE", "2"),
+                ("LOCAL_RANK", "1"),
+            )
+        ),
+        (SRUN | {"SLURM_PROCID": "zero"}, "SLURM_PROCID=zero", "correct SLURM_PROCID"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two", "correct SLURM_STEP_NUM_TASKS"),
+        (SRUN | {"SLURM_LOCALID": "-1"}, "SLURM_LOCALID=-1", "correct SLURM_LOCALID"),
+        (
+            {"PMI_RANK": "5", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
+            "PMI_RANK=5 with PMI_SIZE=2",
+            "correct what the launcher exports",
+        ),
         (
             TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"} | OPEN_MPI,
             "WORLD_SIZE=1, and OMPI_COMM_WORLD_SIZE=2",

@@ -21,6 +21,9 @@ _ADOPTED: Final = "WINDLASS_LAUNCHER"
 """Who started this rank, once it is known."""
 
 
+OPEN_MPI: Final = "Open MPI's mpirun"
+
+
 class Launcher(NamedTuple):
     """The names in which a launcher gives a process its rank."""
 
@@ -44,7 +47,7 @@ LAUNCHERS: Final = (
         ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # a requeued job keeps its id
     ),
     Launcher(
-        "Open MPI's mpirun",
+        OPEN_MPI,
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -75,6 +78,9 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
             _check_alone(environ)
         return
     known = [launcher for launcher in LAUNCHERS if launcher.rank in environ and launcher.world in environ]
+    for one in known:
+        if environ[one.world] != "1":
+            _check_numbers(environ, one.rank, one.world, one.local_rank)
     if (launcher := _of_several(known, environ)) is not None:
         _translate(launcher, environ)
         _report(environ, f"{launcher.name} ({launcher.rank}, {launcher.world})")
@@ -84,6 +90,7 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
     strange = [name for name in UNKNOWN if name in environ and (not known or (is_step and environ[name] != "0"))]
     if not known and environ.get("SLURM_PROCID", "0") != "0":
         strange.append("SLURM_PROCID")
+    strange += _half_named(environ)
     found = strange[0] if strange else None
     if found is not None:
         raise UserError(
@@ -92,6 +99,13 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
             "export RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT to each, or start with torchrun or srun "
             f"(for a single process: unset {found})",
         )
+
+
+def _half_named(environ: Mapping[str, str]) -> list[str]:
+    """Names of which a launcher exports more: a number of processes without a rank, a rank without their number."""
+    sizes = [one.world for one in LAUNCHERS if one.rank not in environ and environ.get(one.world, "1") != "1"]
+    ranks = [one.rank for one in LAUNCHERS if one.name == OPEN_MPI and one.rank in environ and one.world not in environ]
+    return sizes + ranks + ["LOCAL_RANK"] * (environ.get("LOCAL_RANK", "0") not in ("0", "-1"))
 
 
 def _of_several(known: Sequence[Launcher], environ: Mapping[str, str]) -> Launcher | None:
@@ -150,13 +164,18 @@ def _check_torchrun(environ: Mapping[str, str]) -> None:
             "a rank knows its number, the number of all ranks, and where they meet",
             f"export {', '.join(missing)} too, or unset {given.split('=')[0]} for a run of one process",
         )
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    _check_numbers(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def _check_numbers(environ: Mapping[str, str], rank: str, world: str, local_rank: str) -> None:
+    """Of the names that hold them. Raises UserError."""
+    for name in (rank, world, local_rank):
         if not environ.get(name, "0").isdigit():
             raise UserError(f"{name}={environ[name]}", f"{name} is a whole number from 0", f"correct {name}")
-    if int(environ["RANK"]) >= int(environ["WORLD_SIZE"]):
+    if int(environ[rank]) >= int(environ[world]):
         raise UserError(
-            f"RANK={environ['RANK']} with WORLD_SIZE={environ['WORLD_SIZE']}",
-            "ranks are numbered from 0 to WORLD_SIZE - 1",
+            f"{rank}={environ[rank]} with {world}={environ[world]}",
+            f"ranks are numbered from 0 to {world} - 1",
             "correct what the launcher exports",
         )
 

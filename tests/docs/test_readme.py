@@ -4,10 +4,13 @@ import re
 import textwrap
 from pathlib import Path
 
+from tests import tiny
+from tests.commands.command_line import run_command
 from tests.commands.recipes.test_new_recipe import write_texts
 from tests.docs.pages import commands_in, run_commands
 from windlass.cli import main as cli
-from windlass.config import load_recipe
+from windlass.config import load_recipe, to_yaml
+from windlass.launch.nodes import nodes_of
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -58,3 +61,14 @@ def test_the_readme_goes_from_what_it_is_to_proof():
     titles = ["Install", "Your own text", "Finetune", "On a cluster", "Commands", "When another tool fits better"]
     found = re.findall(r"^## (.+)$", README, re.M)
     assert found[: len(titles) + 1] == [*titles, "What is claimed, and the command that shows it"]
+
+
+def test_its_commands_for_a_cluster_are_taken(tmp_path, monkeypatch, capsys):
+    """As they are written: those of several hosts as far as the number of hosts, those of SLURM up to the script."""
+    lines = [line.split("#")[0].split() for line in README.splitlines() if line.startswith("    windlass launch")]
+    assert [line[2] for line in lines] == ["nodes", "slurm"]
+    assert nodes_of(lines[0][lines[0].index("--nodes") + 1]) == (3, 4)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(tiny.recipe(tmp_path, run={"tokens_per_step": 64 * 16})))
+    code, done = run_command(lines[1][1:], monkeypatch, capsys)
+    assert code == 0 and "#SBATCH --nodes=4" in done.out, done.err
