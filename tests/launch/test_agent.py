@@ -71,3 +71,17 @@ def test_a_failure_has_the_step_and_the_batch_of_its_rank():
     assert [_death(1, code, beats, True).is_out_of_memory for code in (-9, 1, -15)] == [True, False, False]
     early = _death(2, 1, beats, False)
     assert (early.step, _failure(1, early, beats).place) == (None, 0) == (_death(5, 1, beats, False).step, 0)
+
+
+def test_what_a_host_saw_is_in_the_incident_of_a_start(tmp_path, monkeypatch, capsys):
+    """A kill for memory that the kernel counted while ranks ran, and what driver and devices reported."""
+    kills = iter([3, 4, 4, 4])
+    monkeypatch.setattr(agent, "oom_kills", lambda: next(kills))
+    monkeypatch.setattr(agent, "_driver_faults", lambda _xids: ["Xid 79 on GPU 0"])
+    monkeypatch.setattr(agent, "new_faults", lambda _before, _now: ["GPU 0 lowers its clocks"])
+    of_memory = start_ranks(lambda: {1: Exit(-9, 5.0)}, tmp_path, None).incident
+    faults = ["Xid 79 on GPU 0", "GPU 0 lowers its clocks"]
+    assert of_memory.is_out_of_memory and list(of_memory.driver_faults) == faults
+    other = start_ranks(lambda: {1: Exit(-9, 5.0)}, tmp_path, None).incident
+    assert not other.is_out_of_memory, "none was counted"
+    assert other.sentence.endswith("; ".join(faults)) and other.sentence in capsys.readouterr().err

@@ -89,3 +89,37 @@ def test_a_host_whose_rank_does_not_leave_ends_as_the_run_did_and_starts_nothing
         assert room._start(Meeting(), [], nodes_of("2"), tmp_path, Restarts(3, 180.0), 0.0) == code
     assert ended == [0, 75]
     assert [(line["cause"], line["ranks"]) for line in read_lines(tmp_path / "events.jsonl")] == [("lingers", [3])] * 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "said", "ended"),
+    [
+        ([2], "", [2]),  # a mistake of the user's ends all hosts at once
+        ([137, 137, 137], "three failures in step 10: the ranks are not started again", [137]),
+        ([137, 1], "the ranks are not started again after 1 restarts (launch.max_restarts=1)", [1]),
+    ],
+)
+def test_failures_on_several_hosts_end_by_the_table_as_on_one(tmp_path, monkeypatch, capsys, codes, said, ended):
+    """`_start` is called again as long as it says nothing; what it says ends the run on every host."""
+    found, left = [], iter(codes)
+
+    class Meeting:
+        start, watch, end = dict, object, lambda self, code: found.append(code) or code
+
+        def is_first(self, _what):
+            return True
+
+    steps = iter([9] * 3 if len(codes) == 3 else [9, 11])
+
+    def start_ranks(*_):
+        return Failure(next(left), Incident("died", [1], next(steps), "step", exit_code=1))
+
+    monkeypatch.setenv("WINDLASS_RANKS_PER_HOST", "2")
+    monkeypatch.setattr(room, "start_ranks", start_ranks)
+    (tmp_path / "events.jsonl").write_text("")
+    restarts = Restarts(1 if len(codes) == 2 else 5, 180.0)
+    answers = [room._start(Meeting(), [], nodes_of("2"), tmp_path, restarts, 0.0) for _ in codes]
+    assert answers == [None] * (len(codes) - 1) + ended and found == ended
+    assert said in capsys.readouterr().err
+    lines = [line["restart"] for line in read_lines(tmp_path / "events.jsonl")]
+    assert lines == [*range(1, len(codes)), None], "the last one is followed by no restart"
