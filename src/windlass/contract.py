@@ -21,9 +21,6 @@ _ADOPTED: Final = "WINDLASS_LAUNCHER"
 """Who started this rank, once it is known."""
 
 
-OPEN_MPI: Final = "Open MPI's mpirun"
-
-
 class Launcher(NamedTuple):
     """The names in which a launcher gives a process its rank."""
 
@@ -47,7 +44,7 @@ LAUNCHERS: Final = (
         ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),  # a requeued job keeps its id
     ),
     Launcher(
-        OPEN_MPI,
+        "Open MPI's mpirun",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -104,7 +101,8 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
 def _half_named(environ: Mapping[str, str]) -> list[str]:
     """Names of which a launcher exports more: a number of processes without a rank, a rank without their number."""
     sizes = [one.world for one in LAUNCHERS if one.rank not in environ and environ.get(one.world, "1") != "1"]
-    ranks = [one.rank for one in LAUNCHERS if one.name == OPEN_MPI and one.rank in environ and one.world not in environ]
+    open_mpi = LAUNCHERS[1]  # of the others a rank alone is in UNKNOWN, or SLURM_PROCID
+    ranks = [open_mpi.rank] * (open_mpi.rank in environ and open_mpi.world not in environ)
     return sizes + ranks + ["LOCAL_RANK"] * (environ.get("LOCAL_RANK", "0") not in ("0", "-1"))
 
 
