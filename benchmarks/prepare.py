@@ -38,7 +38,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "prepare.json"
 VOCABULARY = 16_384
-QUIET_LOAD = 0.5  # one-minute load at the start, above which nothing is written
+QUIET_LOAD = 0.6  # one-minute load at the start, above which nothing is written
 FAST, PLAIN, RIVAL = "prepare, tiktoken", "prepare, tokenizers", "datasets.map"
 EVERY_S = 0.05
 
