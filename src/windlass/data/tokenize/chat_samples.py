@@ -36,9 +36,9 @@ def samples(template: Template, messages: Messages, where: str, tools: Tools = N
         found = template.encode(messages, where, tools=tools)
         return [Rendered(messages, found, percent(found, [messages[number] for number in learned], where))]
     except NotFound:
-        samples = [(messages[: number + 1], messages[number]) for number in learned]
-        alone = [(upto, as_inference(template, upto, where, tools), last) for upto, last in samples]
-        return [Rendered(upto, found, percent(found, [last], where)) for upto, found, last in alone]
+        each = [messages[: number + 1] for number in learned]
+        alone = [(upto, as_inference(template, upto, where, tools)) for upto in each]
+        return [Rendered(upto, found, percent(found, upto[-1:], where)) for upto, found in alone]
 
 
 def percent(found: Encoded, answers: Messages, where: str) -> np.ndarray | None:
@@ -46,12 +46,12 @@ def percent(found: Encoded, answers: Messages, where: str) -> np.ndarray | None:
     percents = np.array([round(100 * answer.get("weight", 1)) for answer in answers], np.uint8)
     if (percents == WHOLE).all():
         return None
-    spans = borders_of(found.is_learned_N)
+    spans, end = borders_of(found.is_learned_N), len(found.ids_N)
     if spans[-1] == [
-        len(found.ids_N) - 1,
-        len(found.ids_N),
-    ]:  # the EOS of the document, which goes with the last answer
-        spans = spans[:-1]  # an answer has words, and is longer
+        end - 1,
+        end,
+    ]:  # the EOS of the document, which goes with the last answer: that has words, and is longer
+        spans = spans[:-1]
     if len(spans) != len(answers) and (percents != percents[0]).any():
         raise UserError(
             f"{where} has {len(answers)} answers of several weights, and what is learned of it is in {len(spans)} pieces",
