@@ -101,8 +101,8 @@ def adopt(environ: MutableMapping[str, str] = os.environ) -> None:
 def _half_named(environ: Mapping[str, str]) -> list[str]:
     """Names of which a launcher exports more: a number of processes without a rank, a rank without their number."""
     sizes = [one.world for one in LAUNCHERS if one.rank not in environ and environ.get(one.world, "1") != "1"]
-    open_mpi = LAUNCHERS[1]  # of the others a rank alone is in UNKNOWN, or SLURM_PROCID
-    ranks = [open_mpi.rank] * (open_mpi.rank in environ and open_mpi.world not in environ)
+    others = {*UNKNOWN, "SLURM_PROCID"}  # which `adopt` looks at itself
+    ranks = [one.rank for one in LAUNCHERS if one.rank in environ.keys() - others and one.world not in environ]
     return sizes + ranks + ["LOCAL_RANK"] * (environ.get("LOCAL_RANK", "0") not in ("0", "-1"))
 
 

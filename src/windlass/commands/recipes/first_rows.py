@@ -68,7 +68,7 @@ def num_distinct(file: Path, shape: Shape) -> int:
     return len({json.dumps([row.get(key) for key in shape.read]) for row in rows})
 
 
-def said_of_bad_rows(source: Mapping[str, str]) -> str | None:
+def bad_rows_note(source: Mapping[str, str]) -> str | None:
     """A sentence on rows among the first MANY that could not be learned as a source of these settings. None where all could, and
     where its file is large or not here: `prepare` reads all."""
     found, config = FoundRows(), SourceConfig.model_validate(source)

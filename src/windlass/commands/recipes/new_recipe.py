@@ -11,10 +11,10 @@ from windlass.commands.recipes.first_rows import (
     MANY,
     Kind,
     Shape,
+    bad_rows_note,
     first_rows,
     has_rows,
     num_distinct,
-    said_of_bad_rows,
     shape_of,
 )
 from windlass.commands.recipes.import_recipe import Imported, import_recipe
@@ -136,7 +136,7 @@ def init(
 def _notes(chosen: Chosen, kind: Kind, model: str, rows: Mapping[str, str]) -> Iterator[str | None]:
     yield f"data.sequence_length={chosen.length}: {chosen.meaning}" if chosen.meaning else None
     yield missing_template(model) if kind == "sft" else None
-    yield said_of_bad_rows(rows)
+    yield bad_rows_note(rows)
 
 
 def _recipe(
