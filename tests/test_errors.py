@@ -22,6 +22,7 @@ from windlass.errors import (
     nearest,
     nearest_entry,
 )
+from windlass.launch import kubernetes, restarts, slurm
 
 # kind: (exit code, whether the same command may succeed when started again)
 TABLE = {
@@ -48,6 +49,14 @@ def test_the_message_says_what_was_given_the_rule_and_the_change():
 def test_every_kind_of_error_has_its_code_and_says_whether_to_retry():
     ours = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, Exception)}
     assert {kind: (kind.code, kind.retry) for kind in ours} == TABLE
+
+
+def test_whatever_starts_ranks_again_goes_by_one_table():
+    """Of the codes that an error of ours ends a process with; 1 is a crash, which may be one host's."""
+    assert {kind.code for kind in TABLE if not kind.retry} - {errors.EXIT_BUG} <= set(errors.FINAL)
+    assert set(errors.FINAL).isdisjoint({kind.code for kind in TABLE if kind.retry} | {errors.EXIT_BUG})
+    assert set(errors.FINAL) <= set(restarts.NEVER) & set(slurm.NOT_REQUEUED)
+    assert kubernetes.FINAL is errors.FINAL, "what pods are not started again after"
 
 
 def test_the_exit_codes_are_those_of_the_contract():

@@ -59,13 +59,15 @@ BELOW_TRAINING = (
     "profiling",
     "advice",
     "plan",
+    "ranks",
 )
 
 # which rooms a room may import besides itself and the lower hall
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("optim", "report", "supervise", "precision", "hub", "other_names", "ranks"), ()),
+    **dict.fromkeys(("optim", "report", "precision", "hub", "other_names", "ranks"), ()),
     "checkpoint": ("ranks",),
     "doctor": ("supervise",),
+    "supervise": ("report",),  # what it finds is a line of events.jsonl
     "profiling": ("",),
     "advice": ("profiling", "report"),
     "plan": ("", *PARALLEL, "optim"),
@@ -94,7 +96,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands.launch": ("", "training", "launch", "data", "data.prepare", "model"),
     "commands.speed": ("", "advice", "report"),
     "commands.recipes": ("", "data", "data.sources", "data.tokenize", "hub", "other_names"),
-    "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub"),
+    "proof": ("", "training", "adapters", *DATA, *PARALLEL, "optim", "checkpoint", "report", "hub", "ranks"),
     "flyte": ("", "commands", "training", "checkpoint", "data", "data.prepare", "report", "report.page"),
     "cli": (
         "",
@@ -198,7 +200,18 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "flyte": ("tasks", "ranks"),
     "launch": ("local", "nodes", "restarts", "slurm", "kubernetes", "flyte", "sky", "job_names", "config"),
     "doctor": ("diagnosis", "gpus", "host", "network", "run_storage"),
-    "supervise": ("heartbeat", "places", "incident", "watchdog", "gpu_health", "kernel_log"),
+    "supervise": (
+        "heartbeat",
+        "places",
+        "incident",
+        "watchdog",
+        "beside",
+        "stalls",
+        "host_faults",
+        "resident",
+        "gpu_health",
+        "kernel_log",
+    ),
     "model": (
         "config",
         "open_config",
@@ -242,7 +255,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "precision": ("config", "policy", "masters", "sums", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
-    "ranks": ("meeting", "tree", "host_page", "open_files"),
+    "ranks": ("meeting", "tree", "stopping", "open_files"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),

@@ -1,9 +1,7 @@
-"""The process a rank runs in: its world, its output, and the agreement of all ranks on the step they stop after."""
+"""The process a rank runs in: its world, and what ranks do once for all."""
 
 import logging
 import os
-import random
-import signal
 import socket
 import subprocess
 import sys
@@ -20,8 +18,7 @@ from windlass import runtime as page
 from windlass.errors import Unavailable, UserError
 from windlass.optim.clip import gradient_norm
 from windlass.proof.pool import RankFailed
-from windlass.runtime import FailedElsewhere, Runtime, Stop, recorded, start_runtime
-from windlass.signals import SIGNALS, catch_signals
+from windlass.runtime import FailedElsewhere, Runtime, recorded, start_runtime
 
 CPU = torch.device("cpu")
 
@@ -31,82 +28,6 @@ def runtime_over(path):
     world = dist.get_world_size()
     store = dist.PrefixStore("windlass", dist.FileStore(path, world))
     return Runtime(dist.get_rank(), world, CPU, store, dist.group.WORLD, dist.group.WORLD)
-
-
-def alone():
-    return Runtime(0, 1, CPU, dist.HashStore(), None, None)
-
-
-# ---- stopping
-
-
-def steps_until_stop(path, signals, trials):
-    """Runs `trials` loops of 8 steps; in trial t, rank r signals itself in step signals[t][r] (0: never), before or after
-    the step's collective. -> the step after which this rank stopped, per trial (8: it ran to the end)."""
-    rank, stopped = dist.get_rank(), []
-    draw = random.Random(rank)
-    for trial in range(trials):
-        with catch_signals() as caught:
-            stop = Stop(runtime_over(f"{path}-{trial}"), caught)
-            for step in range(1, 9):
-                is_early = draw.random() < 0.5
-                if signals[trial][rank] == step and is_early:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(draw.random() * 2e-3)
-                dist.all_reduce(torch.ones(()))
-                time.sleep(draw.random() * 2e-3)
-                if signals[trial][rank] == step and not is_early:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                if stop.after(step):
-                    break
-            stopped.append(step)
-    return stopped
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_that_are_signalled_in_different_steps_stop_after_the_same(ranks, tmp_path, world):
-    draw = random.Random(world)
-    signals = [[3] + [0] * (world - 1), [0] * (world - 1) + [3], [0] * world, [5] * world, [8] + [0] * (world - 1)]
-    signals += [[draw.randint(0, 7) for _ in range(world)] for _ in range(35)]
-    results = ranks.run(world, steps_until_stop, str(tmp_path / "store"), signals, len(signals))
-    for trial, asked in enumerate(signals):
-        first = min((step for step in asked if step), default=8)
-        assert {result[trial] for result in results} == {min(first + 1, 8)}, (trial, asked)
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_one_process_stops_at_once(number):
-    with catch_signals() as caught:
-        stop = Stop(alone(), caught)
-        assert not stop.after(1) and not stop.is_signalled
-        os.kill(os.getpid(), number)
-        assert stop.after(2) and stop.is_signalled
-        assert stop.signal() == number.name
-
-
-def name_of_signal(path):
-    """Rank 1 is sent SIGUSR1 -> what each rank says stopped the run."""
-    with catch_signals() as caught:
-        stop, step = Stop(runtime_over(path), caught), 1
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        while not stop.after(step):
-            dist.all_reduce(torch.ones(()))
-            step += 1
-        return stop.signal()
-
-
-def test_every_rank_names_the_signal_that_one_received(ranks, tmp_path):
-    assert ranks.run(2, name_of_signal, str(tmp_path / "store")) == ["SIGUSR1", "SIGUSR1"]
-
-
-def test_a_signal_before_the_first_step_stops_after_it():
-    with catch_signals() as caught:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert Stop(alone(), caught).after(1)
-
-
-# ---- the world
 
 
 @pytest.mark.parametrize("given", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])

@@ -46,6 +46,8 @@ EXIT_UNAVAILABLE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_STOPPED: Final = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, the shell's convention
 EXIT_SIGNAL: Final = 128  # + the signal's number
+FINAL: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
+"""After these the same command would end the same way: whatever starts ranks again, here or in a cluster, does not then."""
 
 
 class WindlassError(Exception):

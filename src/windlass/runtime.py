@@ -1,14 +1,7 @@
-"""The process a rank runs in: its rank in the world, device, process group, threads, and the agreement to stop.
+"""The process a rank runs in: its rank in the world, device, process group, threads.
 
 The environment says which rank this is (see windlass.contract); with an empty one the process is a world of its own, with a
 store in memory instead of a port.
-
-Stopping (Ctrl-C, SIGTERM, SIGUSR1, SIGHUP). A rank that saved alone would hang the others, so all stop after the same step,
-without a collective per step: the signalled rank writes "stop after step s" to the store, and one rank of every host looks
-there after each step, for all of its host (ranks/host_page). The write happens before that rank enters step s; another rank
-leaves step s only after a collective in which all took part, so whoever looks after step s sees the write. On CPU
-collectives block, and s is the next step; on a GPU the host runs ahead of the device, so it is held to one step ahead (by
-waiting for an event, not by reading a value) and s is the step after the next.
 """
 
 import datetime
@@ -24,14 +17,12 @@ from typing import Final, ParamSpec, Self, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from windlass.contract import adopt, attempt, local_rank, num_ranks, rank, shares_store
+from windlass.contract import adopt, attempt, is_elastic, local_rank, num_ranks, rank, shares_store
 from windlass.errors import UserError, WindlassError, exit_code_of
 from windlass.hardware import Accelerator
-from windlass.ranks.host_page import NEVER, HostPage
-from windlass.ranks.meeting import meet
+from windlass.ranks.meeting import address_of, meet
 from windlass.ranks.open_files import allow_many_files
 from windlass.ranks.tree import Tree
-from windlass.signals import Signals
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 """A collective that waits longer is an error. Long enough for a slow checkpoint, far under gloo's own 30 minutes."""
@@ -81,6 +72,12 @@ class Runtime:
     """gloo, of all ranks: for what the host agrees on outside the step."""
     saving: dist.ProcessGroup
     """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where other processes reach the store of a run of several ranks: host and port."""
+        assert self.store is not None
+        return address_of(self.store)
 
     @property
     def tree(self) -> Tree:
@@ -235,6 +232,11 @@ def is_embedded() -> bool:
     return dist.is_initialized()
 
 
+def is_restarted() -> bool:
+    """Whether somebody starts this process again where it is killed: torchelastic, or SLURM a job's step."""
+    return is_elastic() or "SLURM_STEP_ID" in os.environ
+
+
 def _gloo() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
@@ -254,47 +256,3 @@ def _device(local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-class Stop:
-    """Whether all ranks stop after the step just done: see the top of this file. Collective: every rank makes one."""
-
-    def __init__(self, runtime: Runtime, signals: Signals):
-        self._runtime, self._signals = runtime, signals
-        self._announced = False
-        self._ahead = 1 if runtime.device.type == "cuda" else 0
-        self._event: torch.cuda.Event | None = None
-        self._page = None if runtime.world == 1 or runtime.store is None else HostPage(runtime.tree)
-
-    @property
-    def is_signalled(self) -> bool:
-        """Whether this very rank received a signal."""
-        return self._signals.received is not None
-
-    def signal(self) -> str | None:
-        """What stopped the run, as SIGTERM, whichever rank received it."""
-        store, own = self._runtime.store, self._signals.received
-        return own.name if own is not None else store.get("stopped by").decode() if store is not None else None
-
-    def after(self, step: int) -> bool:
-        """True on every rank alike, when this was the last step (`step`: completed steps)."""
-        store = self._runtime.store
-        if self._page is None or store is None:
-            self._announce(step)
-            return self.is_signalled
-        if self._ahead:
-            if self._event is not None:
-                self._event.synchronize()
-            self._event = torch.cuda.current_stream().record_event()
-        if name := self._announce(last := step + 1 + self._ahead):
-            store.set("stopped by", name)
-            store.compare_set("stop", "", str(last))
-        return step >= self._page.after(step, lambda: int(store.get("stop")) if store.check(["stop"]) else NEVER)
-
-    def _announce(self, last: int) -> str | None:
-        """Prints, once, that a signal ends the run after step `last` -> its name, where it did."""
-        if self._announced or self._signals.received is None:
-            return None
-        self._announced = True
-        print(f"{self._signals.received.name}: the run stops after step {last} and saves", flush=True)
-        return self._signals.received.name

@@ -3,7 +3,7 @@
 SIGTERM, SIGINT (Ctrl-C), SIGUSR1 (SLURM's warning before a time limit) and SIGHUP (a terminal that closes) ask a process to
 stop. One handler for the four does one of two things:
 
-- it *holds* a signal: notes it for `windlass.runtime.Stop`, which lets all ranks stop after the same step and save;
+- it *holds* a signal: notes it for `windlass.ranks.stopping.Stop`, which lets all ranks stop after the same step and save;
 - it *leaves*: raises KeyboardInterrupt at once, before the first step, when there is nothing to save (`leaving`).
 
 `__main__` installs it before it imports anything else. Until then our launcher holds signals back (`held_back`). A second Ctrl-C

@@ -2,17 +2,19 @@
 
 import os
 import signal
-import time
+import subprocess
+import sys
+import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from windlass.launch import agent
 from windlass.launch.agent import ERRORS, _death, _failure, _first, start_ranks
 from windlass.launch.spawn import Exit, Signalled
-from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.kernel_log import DriverFault
+from windlass.supervise import host_faults, watchdog
+from windlass.supervise.heartbeat import LastBeat, forget_beats
+from windlass.supervise.resident import HostMemory
+from windlass.supervise.watchdog import Deadlines
 
 
 @pytest.mark.parametrize(
@@ -43,25 +45,12 @@ def test_a_signal_after_an_error_does_not_swallow_it(tmp_path, capsys):
     assert capsys.readouterr().err == "windlass: the loss is not finite\n" and ERRORS not in os.environ
 
 
-def test_a_dead_rank_is_named_with_what_the_driver_wrote_in_the_last_minute(monkeypatch):
-    lost, asked = DriverFault(5.0, "Xid", "0000:03:00", 79, ""), []
-    cancelled = lost._replace(number=45)
-
-    def read(since_s):
-        asked.append(time.monotonic() - since_s)
-        return found
-
-    monkeypatch.setattr(agent, "read_faults", read)
-    events = SimpleNamespace(read=lambda: [cancelled])
-    found = [cancelled, lost, lost]
-    assert agent._driver_faults(events) == [lost.sentence]
-    found = []
-    assert agent._driver_faults(events) == []
-    found = None  # a log that this process may not read
-    assert agent._driver_faults(events) == [cancelled.sentence]
-    assert all(59 < seconds < 70 for seconds in asked)
+def test_a_dead_rank_is_named_with_what_went_wrong_on_its_host():
     news = "GPU 3 lowers its clocks: power brake"
     assert _death(1, -6, [], False, [news]).sentence == f"rank 1 failed first, with signal SIGABRT; {news}"
+    held = [HostMemory(1, 5 << 30, 0, 0, 5 << 30)]
+    assert "holding: rank 1 5.0 GiB" in _death(1, -9, [], True, [], held).sentence
+    assert _death(1, -9, [], False, [], held).held == ()
 
 
 def test_a_failure_has_the_step_and_the_batch_of_its_rank():
@@ -76,12 +65,49 @@ def test_a_failure_has_the_step_and_the_batch_of_its_rank():
 def test_what_a_host_saw_is_in_the_incident_of_a_start(tmp_path, monkeypatch, capsys):
     """A kill for memory that the kernel counted while ranks ran, and what driver and devices reported."""
     kills = iter([3, 4, 4, 4])
-    monkeypatch.setattr(agent, "oom_kills", lambda: next(kills))
-    monkeypatch.setattr(agent, "_driver_faults", lambda _xids: ["Xid 79 on GPU 0"])
-    monkeypatch.setattr(agent, "new_faults", lambda _before, _now: ["GPU 0 lowers its clocks"])
-    of_memory = start_ranks(lambda: {1: Exit(-9, 5.0)}, tmp_path, None).incident
+    monkeypatch.setattr(host_faults, "oom_kills", lambda: next(kills))
     faults = ["Xid 79 on GPU 0", "GPU 0 lowers its clocks"]
+    monkeypatch.setattr(host_faults.HostFaults, "of_gpus", lambda _: faults)
+    of_memory = start_ranks(lambda: {1: Exit(-9, 5.0)}, tmp_path, None).incident
     assert of_memory.is_out_of_memory and list(of_memory.driver_faults) == faults
     other = start_ranks(lambda: {1: Exit(-9, 5.0)}, tmp_path, None).incident
     assert not other.is_out_of_memory, "none was counted"
     assert other.sentence.endswith("; ".join(faults)) and other.sentence in capsys.readouterr().err
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_named_with_what_it_held(tmp_path, monkeypatch):
+    """Ranks are looked at while they live; the killed one holds 64 MiB more than the other."""
+    kills = iter([0, 1])
+    monkeypatch.setattr(host_faults, "oom_kills", lambda: next(kills))
+    program = """
+import sys, time
+from pathlib import Path
+from windlass.supervise.heartbeat import Heartbeat, folder_of
+held = b"x" * (int(sys.argv[2]) << 26)
+with Heartbeat(folder_of(Path(sys.argv[1])), int(sys.argv[2]), is_watched=True) as beat:
+    beat.beat("step", 4)
+    print(flush=True), time.sleep(600)
+"""
+    looked = threading.Event()
+    original = watchdog.Watchdog._weigh
+
+    def weigh(self, beats):
+        original(self, beats)
+        if len(self.held) == 2:
+            looked.set()
+
+    monkeypatch.setattr(watchdog.Watchdog, "_weigh", weigh)
+
+    def run():
+        ranks = [subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(rank)]) for rank in range(2)]
+        assert looked.wait(600)
+        for process in ranks:
+            process.kill()
+            process.wait()
+        return {1: Exit(-9, 5.0)}
+
+    incident = start_ranks(run, tmp_path, Deadlines(1000.0)).incident
+    forget_beats(tmp_path)
+    held = {one.rank: one for one in incident.held}
+    assert (incident.ranks, incident.step) == ([1], 4) and held[1].own - held[0].own > 32 << 20
+    assert incident.sentence.index("rank 1 ", 10) < incident.sentence.index("rank 0 ")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from scripts.slurm_cluster import missing, slurm_cluster
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.config import to_yaml
+from windlass.supervise.heartbeat import read_beats
 
 pytestmark = pytest.mark.long
 LIMIT_S = 1800  # more than a process that lives takes on any machine
@@ -140,6 +142,66 @@ def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base)
     lines = tiny.lines(directory)
     assert any(line["kind"] == "resume" for line in lines) and lines[-1]["kind"] == "end" and lines[-1]["step"] == 400
     assert "connectFullMesh" not in out + err
+
+
+STALL = ["launch.stall_s=15"]  # what a phase of a busy machine does not take, and a stopped rank does
+
+
+def incidents(directory):
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return [line for line in tiny.lines(directory) if line["kind"] == "incident"]
+    return []
+
+
+def stop_rank_1(directory, has_ended):
+    """SIGSTOP, once something is committed: every phase of a step has been seen by then."""
+    wait(lambda: committed_steps(directory / "checkpoints") or has_ended())
+    (pid,) = [beat.pid for beat in read_beats(directory) if beat.rank == 1]
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_rank_that_hangs_under_torchrun_is_named_and_the_run_goes_on(base):
+    """Nobody but the process beside the ranks looks; torchrun starts again what that kills."""
+    directory = base / "hung"
+    lengths = ["run.steps=400", "evaluate.every_steps=400"]
+    recipe = ["-m", "windlass", "train", str(base / "tiny.yaml"), f"run.directory={directory}", *lengths, *STALL]
+    agent = start([*TORCHRUN, "--max-restarts", "1", *recipe])
+    stop_rank_1(directory, lambda: agent.poll() is not None)
+    out, err = agent.communicate(timeout=LIMIT_S)
+    assert agent.returncode == 0, (out[-3000:], err[-3000:])
+    (line,) = incidents(directory)
+    assert (line["cause"], line["ranks"], len(line["places"])) == ("stalled", [1], 2) and "stopped (SIGSTOP)" in line[
+        "what"
+    ]
+    assert err.count(f"windlass: {line['what']}") == 1
+    lines = tiny.lines(directory)
+    assert [one["kind"] for one in lines if one["kind"] in ("start", "resume", "end")] == ["start", "resume", "end"]
+    done = train(base, [], "straight", *lengths, "--nproc", "2")
+    assert done.returncode == 0 and dict(tiny.losses(directory)) == dict(tiny.losses(base / "straight"))
+
+
+def test_a_rank_that_is_killed_under_mpirun_is_named(base):
+    """mpirun ends the others; who died, and where in the run, it cannot say."""
+    if shutil.which("mpirun.openmpi") is None:
+        pytest.skip("mpirun.openmpi not installed (apt-get install openmpi-bin)")
+    directory = base / "killed"
+    recipe = [
+        "train",
+        str(base / "tiny.yaml"),
+        f"run.directory={directory}",
+        "run.steps=5000",
+        "evaluate.every_steps=5000",
+    ]
+    job = start(["mpirun.openmpi", "--oversubscribe", "-n", "2", *WINDLASS, *recipe], **AS_ROOT)
+    wait(lambda: committed_steps(directory / "checkpoints") or job.poll() is not None)
+    time.sleep(2)  # a look each second has seen the rank
+    (pid,) = [beat.pid for beat in read_beats(directory) if beat.rank == 1]
+    os.kill(pid, signal.SIGKILL)
+    _, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 128 + signal.SIGKILL and re.search(
+        r"^windlass: rank 1 died in step \d+, phase \w+$", err, re.M
+    ), err
+    assert [(line["cause"], line["ranks"]) for line in incidents(directory)] == [("died", [1])]
 
 
 def worlds(directory):

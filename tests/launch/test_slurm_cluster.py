@@ -185,6 +185,21 @@ def test_a_run_of_eight_segments(slurm, base):
     assert_equal_to_the_undisturbed_run(job, base)
 
 
+def test_a_rank_that_hangs_is_named_and_the_job_goes_on(slurm, base):
+    """The process beside the ranks names it and kills them; the job goes back to the queue, and on from its last checkpoint."""
+    job = Job(slurm, base, "hung", "launch.stall_s=15")
+    job.trains(0)
+    (rank,) = job.ranks("n1")
+    rank.suspend()
+    assert job.ends() == ["COMPLETED", "0:0", "1"], job.output()
+    assert [code for _, (code, _) in job.segments()] == [137, 0]
+    (line,) = [line for line in tiny.lines(job.run) if line["kind"] == "incident"]
+    assert (line["cause"], line["ranks"]) == ("stalled", [1]) and "stopped (SIGSTOP)" in line["what"]
+    said = "".join(file.read_text() for file in (job.run / "slurm").glob(f"{job.id}-*.log"))
+    assert said.count(f"windlass: {line['what']}") == 1
+    assert_equal_to_the_undisturbed_run(job, base)
+
+
 def test_six_time_limits(slurm, base):
     """A run that is far too long for its limit goes on from where USR1 stopped it, each time. USR1 comes 15 to 45 s after a
     start, a minute later for each 30 s that one takes here; then the ranks have an hour, so that a loaded machine loses none.

@@ -27,11 +27,12 @@ with Heartbeat(folder_of(Path(sys.argv[1])), int(sys.argv[2]), lambda: sys.argv[
 
 @pytest.fixture
 def ranks(tmp_path):
-    """start(collectives): a process that is rank 0, 1, ... of a run in tmp_path and hangs in `deepest`."""
+    """start(collectives): a process that is rank 0, 1, ... of a run in tmp_path, or `rank`, and hangs in `deepest`."""
     started = []
 
-    def start(collectives="[]"):
-        command = [sys.executable, "-c", RANK, str(tmp_path), str(len(started)), collectives]
+    def start(collectives="[]", rank=None):
+        number = len(started) if rank is None else rank
+        command = [sys.executable, "-c", RANK, str(tmp_path), str(number), collectives]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
         started[-1].stdout.readline()
         return started[-1].pid

@@ -3,8 +3,9 @@
 import json
 
 from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.incident import Incident, oom_kills
+from windlass.supervise.incident import Incident
 from windlass.supervise.places import Place
+from windlass.supervise.resident import HostMemory
 
 STALLED = Place(LastBeat(7, 1, 35, 64, 0.0, "data"), 61.0, ("torch/a.py:1 f", "windlass/data/b.py:2 g"))
 WAITING = Place(LastBeat(6, 0, 35, 64, 0.0, "step"), 60.0, ("torch/d.py:3 all_reduce",))
@@ -57,20 +58,24 @@ def test_its_fields_are_those_of_a_line_of_events():
     }
 
 
-def test_a_kill_for_want_of_memory_is_counted_where_the_kernel_counts_it(tmp_path):
-    def write(name, text):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    assert oom_kills(tmp_path) == 0
-    write("proc/vmstat", "nr_free_pages 5\noom_kill 2\noom_kill_other 9\n")
-    assert oom_kills(tmp_path) == 2
-    write("proc/self/cgroup", "1:cpu:/old\n0::/slurm/job_7\n")
-    write("sys/fs/cgroup/memory.events", "oom 4\noom_kill 3\n")
-    assert oom_kills(tmp_path) == 3
-    write("sys/fs/cgroup/slurm/job_7/memory.events", "low 0\noom 9\noom_kill 1\noom_group_kill 0\n")
-    assert oom_kills(tmp_path) == 1
-    said = Incident("died", [1], 35, "step", exit_code=-9, is_out_of_memory=True).sentence
-    assert said.startswith(
+def test_a_kill_for_want_of_memory_names_who_held_what():
+    held = [HostMemory(0, 3 << 30, 1 << 20, 0, 4 << 30), HostMemory(1, 5 << 30, 1 << 20, 1 << 10, 6 << 30)]
+    died = Incident("died", [1], 35, "step", exit_code=-9, is_out_of_memory=True, held=held)
+    assert died.sentence.startswith(
         "rank 1 failed first, with signal SIGKILL in step 36, phase step; the kernel has killed a process"
+    )
+    assert (
+        "rank 1 5.0 GiB (5.0 GiB of its own, 1.0 MiB shared, 1.0 KiB of files; 6.0 GiB at most), rank 0"
+        in died.sentence
+    )
+    assert died.sentence.endswith("a rank less on this host frees about 5.0 GiB")
+    assert json.loads(json.dumps(died.fields()))["held"][0] == {
+        "rank": 0, "own": 3 << 30, "shared": 1 << 20, "files": 0, "peak": 4 << 30
+    }  # fmt: skip
+
+
+def test_a_rank_whose_exit_nobody_saw_died():
+    assert Incident("died", [3], 35, "step").sentence == "rank 3 died in step 36, phase step"
+    assert Incident("died", [1, 3], 35, "step", driver_faults=["Xid 79"]).sentence == (
+        "ranks 1, 3 died in step 36, phase step; Xid 79"
     )

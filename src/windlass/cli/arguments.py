@@ -1,7 +1,6 @@
 """What several commands take and do: arguments with their help, lines printed and read as they come."""
 
 import contextlib
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -68,8 +67,7 @@ def restarts_of(config: "RunConfig") -> Restarts:
 
         return batch_before(config, place)
 
-    data_s = math.inf if config.data.may_grow else config.data.timeout_s
-    return Restarts(config.launch.max_restarts, config.launch.stall_s, data_s, batch_at)
+    return Restarts(config.launch.max_restarts, config.launch.stall_s, config.data.deadline_s, batch_at)
 
 
 @contextlib.contextmanager

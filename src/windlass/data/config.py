@@ -1,7 +1,6 @@
 """What a recipe may say about data: sources, tokenizer, packing, and the evaluation sets.
 
-Everything here is checked when it is made, without touching a file; `prepare` checks what depends on files. This file
-imports no torch.
+Everything here is checked when it is made, without touching a file; `prepare` checks what depends on files. No torch.
 """
 
 import math
@@ -67,8 +66,7 @@ class DataConfig(Settings):
     `true` takes 16 bytes of memory per document while documents are counted, and about 60 for a moment at the end."""
     validation: Validation = 0.02
     """What is held out of the training documents, chosen by the hash of each document's text: a share of the documents (of a
-    single text file that share of its bytes, its end), or an amount, {bytes: 10e6} or {tokens: 1e6}. Or a source of its own; or
-    none."""
+    single text file that share of its bytes, its end), or an amount, {bytes: 10e6} or {tokens: 1e6}. Or a source, or none."""
     shard_bytes: int = Field(default=32 * MIB, ge=4 * KIB, le=1024 * MIB)
     """How many samples a shard file holds: as many as fit into these bytes at 8 bytes per token. Of text it takes a quarter of
     them, or half where the vocabulary has more than 65,536 ids; with padding or masks a byte per token more."""
@@ -194,11 +192,8 @@ class DataConfig(Settings):
 
     def _stages(self) -> Iterator[ValueError]:
         if self.stages:
-            weights, tokens_per_sample = (
-                [one.weight for one in self.sources],
-                self.sequence_length * self.sequences_per_sample,
-            )
-            yield from stage_errors(self.stages, weights, self.labels, tokens_per_sample)
+            length = self.sequence_length * self.sequences_per_sample
+            yield from stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
 
     def _lanes(self) -> Iterator[ValueError]:
         if self.order.lanes > 1 and self.mixture:
@@ -247,6 +242,11 @@ class DataConfig(Settings):
         """Whether training may begin before all is prepared. Not from a URL, to which whole preparations are published; nor with
         a mixture, which takes from all sources at once, while they are written one behind the other."""
         return self.order.first_epoch == "written" and "://" not in self.directory and not self.mixture
+
+    @property
+    def deadline_s(self) -> float:
+        """Of waiting for a batch; a preparation under way has one of its own."""
+        return math.inf if self.may_grow else self.timeout_s
 
     def errors_beside(
         self,

@@ -14,10 +14,7 @@ from flyteplugins.pytorch import Elastic
 from flyteplugins.pytorch.task import TorchFunctionTask
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from windlass.errors import EXIT_DIVERGED, EXIT_NOT_EQUAL, EXIT_USER_ERROR
-
-FINAL = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
-"""Exit codes of what only the user can mend."""
+from windlass.errors import FINAL
 
 
 @dataclass

@@ -31,9 +31,8 @@ from windlass.data.config import DataConfig
 from windlass.data.prepare.part import prepare_part, prepare_tokenizer
 from windlass.data.prepare.part_record import Part
 from windlass.data.prepare.prepare import prepare as prepare_data
-from windlass.errors import BadCheckpoint, WindlassError, exit_code_of
+from windlass.errors import FINAL, BadCheckpoint, WindlassError, exit_code_of
 from windlass.flyte.page import reported
-from windlass.flyte.ranks import FINAL
 from windlass.runtime import recorded
 from windlass.safe_text import say
 from windlass.training.loop import train as train_run

@@ -15,6 +15,5 @@ agent       one start of the ranks of this machine, watched, and how they failed
 spawn       their processes on one host, without torch
 elastic     their processes on one of several hosts, under torchelastic
 rendezvous  where the agents of several hosts meet, leave and come again
-stalls      what the watchdogs of several hosts see, put together
 volume      whether a directory is where all pods see it
 """

@@ -20,16 +20,14 @@ from windlass.launch.spawn import Exit, end_children
 from windlass.output import TAIL_LINES
 from windlass.safe_text import say
 from windlass.signals import held_back, on_second_ctrl_c
-from windlass.supervise.gpu_health import XidEvents, new_faults, read_all
 from windlass.supervise.heartbeat import LastBeat, forget_beats, read_beats
-from windlass.supervise.incident import Incident, oom_kills
-from windlass.supervise.kernel_log import causes, read_faults
+from windlass.supervise.host_faults import HostFaults
+from windlass.supervise.incident import Incident
+from windlass.supervise.resident import HostMemory
 from windlass.supervise.watchdog import Deadlines, OtherHosts, Watchdog
 
 SHUTDOWN_S: Final = 600
 """After a signal: how long workers may take for their last step and checkpoint before they are killed."""
-FAULTS_S: Final = 60
-"""Faults of a GPU's driver that are older than this are not why a rank died."""
 SHUTDOWN: Final = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 ERRORS: Final = "WINDLASS_ERRORS"
 """A directory where each of our workers leaves the error that it ends with: the exit code, and what the user is to read."""
@@ -44,9 +42,9 @@ def start_ranks(
     """Calls `run`, which starts ranks of this host and waits until all are gone -> how they failed, which has been printed; None
     where they ended well. What `run` raises passes: a signal to this process, after which ranks save. A second Ctrl-C kills
     them. `deadlines`: None watches nothing. `others`: the watchdogs of other hosts."""
-    start_s, stalls, kills, health = time.time(), _Stalls(), oom_kills(), read_all()
+    start_s, stalls = time.time(), _Stalls()
     forget_beats(run_directory)
-    with _folder_of_errors() as errors, contextlib.closing(XidEvents()) as xids:
+    with _folder_of_errors() as errors, HostFaults() as faults:
         # signals are held back until a worker has installed its own handlers, in its first line
         watchdog = Watchdog(run_directory, deadlines, stalls.end, others=others) if deadlines else None
         with held_back(), on_second_ctrl_c(end_children), watchdog or contextlib.nullcontext():
@@ -61,8 +59,8 @@ def start_ranks(
         if stalls.found is not None:
             seen = [place.beat for place in stalls.found.places]
             return _failure(EXIT_SIGNAL + signal.SIGKILL, stalls.found, seen)
-        faults = [*_driver_faults(xids), *new_faults(health, read_all())]
-        incident = _death(*_first(failed), beats, oom_kills() > kills, faults)
+        held = watchdog.held if watchdog else []
+        incident = _death(*_first(failed), beats, faults.is_out_of_memory(), faults.of_gpus(), held)
         if incident.exit_code == EXIT_STOPPED:  # it stopped for the sake of another rank, which was signalled
             return _failure(EXIT_STOPPED, incident, beats)
         return _failure(_print_errors(errors) or _explain(incident, run_directory, start_s), incident, beats)
@@ -113,20 +111,21 @@ def _first(failures: Mapping[int, Exit]) -> tuple[int, int]:
     return rank, failures[rank].exitcode
 
 
-def _driver_faults(xids: XidEvents) -> list[str]:
-    """What the driver has reported in the last minute; where the kernel's log may not be read, what NVML has since the start."""
-    logged = read_faults(time.monotonic() - FAULTS_S)
-    return [fault.sentence for fault in causes(xids.read() if logged is None else logged)]
-
-
 def _death(
-    rank: int, exit_code: int, beats: Sequence[LastBeat], is_oom: bool, gpu_faults: Sequence[str] = ()
+    rank: int,
+    exit_code: int,
+    beats: Sequence[LastBeat],
+    is_oom: bool,
+    gpu_faults: Sequence[str] = (),
+    held: Sequence[HostMemory] = (),
 ) -> Incident:
-    """`is_oom`: the kernel has killed some process for want of memory meanwhile. `gpu_faults`: sentences."""
+    """`is_oom`: the kernel has killed some process for want of memory meanwhile. `gpu_faults`: sentences. `held`: what ranks
+    held of host memory when they were last seen."""
     beat = next((beat for beat in beats if beat.rank == rank and beat.phase != "start"), None)
     step, phase = (beat.step, beat.phase) if beat else (None, None)
     is_oom = is_oom and exit_code == -signal.SIGKILL
-    return Incident("died", [rank], step, phase, exit_code, is_out_of_memory=is_oom, driver_faults=list(gpu_faults))
+    kept = held if is_oom else ()
+    return Incident("died", [rank], step, phase, exit_code, None, is_oom, kept, driver_faults=list(gpu_faults))
 
 
 def _failure(code: int, incident: Incident, beats: Sequence[LastBeat]) -> Failure:

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
-from windlass.errors import EXIT_DIVERGED, EXIT_NOT_EQUAL, EXIT_USER_ERROR, Unavailable, UserError
+from windlass.errors import FINAL, Unavailable, UserError
 from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import KubernetesConfig
 from windlass.launch.job_names import checked
@@ -33,7 +33,6 @@ PORT: Final = 29_400
 FOLDER: Final = "/windlass"
 """Where the recipe is mounted."""
 WINDLASS: Final = ("python3", "-m", "windlass")
-FINAL: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED)
 WORKERS: Final = "workers"
 RUNTIME_JOB: Final = "node"
 """The job of the pods, and their container, in Kubeflow's runtime for torch."""

@@ -31,8 +31,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from windlass.errors import Unavailable, UserError
 from windlass.launch.spawn import end_children
-from windlass.launch.stalls import SharedWatch
 from windlass.safe_text import say
+from windlass.supervise.stalls import SharedWatch
 
 KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
 """A host that has not been heard of for their product is gone. With 1 s x 3 a busy host was taken for dead while it trained."""

@@ -4,13 +4,13 @@ failed three times."""
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from windlass.errors import EXIT_DIVERGED, EXIT_INTERRUPTED, EXIT_NOT_EQUAL, EXIT_STOPPED, EXIT_USER_ERROR
+from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, FINAL
 from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import Deadlines
 
 TIMES_AT_A_STEP: Final = 3
-NEVER: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED, EXIT_STOPPED, EXIT_INTERRUPTED)
-"""Exit codes after which the same command would end the same way, or was asked to end."""
+NEVER: Final = (*FINAL, EXIT_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes after which the same command would end the same way, or was asked to end by somebody who sits before it."""
 
 
 class Failure(NamedTuple):

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 import jinja2
 
-from windlass.errors import EXIT_DIVERGED, EXIT_NOT_EQUAL, EXIT_USER_ERROR, Unavailable, UserError
+from windlass.errors import FINAL, Unavailable, UserError
 from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import LaunchConfig
 from windlass.safe_text import redacted
 
 TEMPLATE: Final = Path(__file__).with_name("job.sbatch.j2")
-NOT_REQUEUED: Final = (EXIT_USER_ERROR, EXIT_NOT_EQUAL, EXIT_DIVERGED, 126, 127)
+NOT_REQUEUED: Final = (*FINAL, 126, 127)
 """126, 127: the shell's, for a command that cannot be run. Unlike on one machine, 130 goes back to the queue: within a job a
 signal is SLURM's, and a run may be preempted before its first checkpoint."""
 IN_CONTAINER: Final = "python3"

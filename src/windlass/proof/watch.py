@@ -31,7 +31,8 @@ from windlass.parallel.program import Batch, Program
 from windlass.parallel.records import Record
 from windlass.parallel.runtime_checks import hash_of
 from windlass.precision.policy import precision_of
-from windlass.runtime import Stop, start_runtime
+from windlass.ranks.stopping import Stop
+from windlass.runtime import start_runtime
 from windlass.signals import Signals
 from windlass.training.assemble import assemble
 from windlass.training.loop import loop
@@ -223,7 +224,7 @@ def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Se
         watcher = Watcher(run.program, seen, streams)
         held = {record.name: int(hash_of(record.tensor)) for record in run.program.records() if not record.kept}
         source = WatchedSource(run.source, seen, borders)
-        loop(replace(run, program=watcher, source=source), Stop(runtime, Signals()))
+        loop(replace(run, program=watcher, source=source), Stop(runtime.tree, runtime.store, runtime.device, Signals()))
         seen.weights = watcher.weights()
         base = [record for record in run.program.records() if not record.kept]
         return replace(

@@ -91,6 +91,14 @@ def meet(
     return store
 
 
+def address_of(store: dist.Store) -> tuple[str, int]:
+    """Where other processes reach a store that `meet` returned, by itself or with prefixes: host and port."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    assert isinstance(store, dist.TCPStore)
+    return store.host, store.port
+
+
 def _serve(port: int) -> dist.Store:
     """On all addresses of this host."""
     try:

@@ -1,38 +1,25 @@
 """What happened to a run, seen from outside its ranks: one died, stalled or did not leave. A sentence for people,
 JSON for programs."""
 
-import contextlib
 import dataclasses
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from windlass.hardware import own_groups
 from windlass.supervise.places import Place
+from windlass.supervise.resident import HostMemory, holders
 
 OUT_OF_MEMORY: Final = (
     "; the kernel has killed a process for want of host memory: fewer ranks, a smaller run.micro_batch, or more memory"
 )
 
 
-def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed for want of host memory: of this process's control group where that counts them,
-    else of the host."""
-    files = [*(group / "memory.events" for group in own_groups(root)), root / "proc/vmstat"]
-    for file in files:
-        with contextlib.suppress(OSError):
-            if found := re.search(r"^oom_kill (\d+)$", file.read_text(), re.M):
-                return int(found[1])
-    return 0
-
-
 @dataclass(frozen=True)
 class Incident:
     """`ranks`: those to blame, the first of them described. `exit_code`: of its process, where that ended by itself; negative for
-    a signal. `step`: completed ones, `phase`: see heartbeat; None where the rank had not got so far. `places`: of all ranks."""
+    a signal, None where nobody has waited for it. `step`: completed ones, `phase`: see heartbeat; None where the rank had not got
+    so far. `places`: of all ranks."""
 
     cause: Literal["died", "stalled", "lingers"]
     ranks: Sequence[int]
@@ -42,6 +29,8 @@ class Incident:
     waited_s: float | None = None
     is_out_of_memory: bool = False
     """Whether the kernel killed a process for want of host memory meanwhile."""
+    held: Sequence[HostMemory] = ()
+    """What the ranks of its host held of host memory when they were last seen, where that is why it died."""
     places: Sequence[Place] = ()
     driver_faults: Sequence[str] = ()
     """What NVIDIA's driver wrote to the kernel's log in the minute before, and what NVML says of a GPU that it did not say when
@@ -57,8 +46,7 @@ class Incident:
         """Who, where, why: one line."""
         where = "" if self.number is None else f" in step {self.number}, phase {self.phase}"
         if self.cause == "died":
-            why = OUT_OF_MEMORY if self.is_out_of_memory else "".join(f"; {fault}" for fault in self.driver_faults)
-            return f"rank {self.ranks[0]} failed first, with {_cause(self.exit_code)}{where}{why}"
+            return f"{self._who_died()}{where}{self._why()}"
         listed = ", ".join(map(str, self.ranks))
         own = next((place for place in self.places if place.beat.rank == self.ranks[0]), None)
         on = f" on {own.host}" if own and own.host else ""
@@ -71,6 +59,17 @@ class Incident:
             )
         return f"{who}{where}: nothing for {self.waited_s:.0f} s{at}"
 
+    def _who_died(self) -> str:
+        if self.exit_code is None:
+            return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))} died"
+        how = f"signal {signal.Signals(-self.exit_code).name}" if self.exit_code < 0 else f"exit code {self.exit_code}"
+        return f"rank {self.ranks[0]} failed first, with {how}"
+
+    def _why(self) -> str:
+        if self.is_out_of_memory:
+            return f"{OUT_OF_MEMORY}{holders(self.held)}"
+        return "".join(f"; {fault}" for fault in self.driver_faults)
+
     def details(self) -> list[str]:
         """Where every rank is, in lines."""
         return [line for place in self.places for line in place.text().splitlines()]
@@ -80,10 +79,5 @@ class Incident:
         own = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         own["places"] = [place.fields() for place in self.places]
         own["driver_faults"] = list(self.driver_faults) or None
+        own["held"] = [one._asdict() for one in self.held] or None
         return {**{name: value for name, value in own.items() if value is not None}, "what": self.sentence}
-
-
-def _cause(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "no exit code"
-    return f"signal {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"

@@ -30,7 +30,7 @@ from windlass.supervise.heartbeat import (
 WAIT_S: Final = 5.0
 """How long ranks may take to answer: on a busy host one that computes does so late, and no answer says who is behind."""
 PY_SPY_S: Final = 5.0
-"""For all ranks together, which are read side by side. With WAIT_S less than other hosts wait (launch/stalls)."""
+"""For all ranks together, which are read side by side. With WAIT_S less than other hosts wait (stalls)."""
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _STOPPED: Final = {"T": "stopped (SIGSTOP)", "t": "held by a debugger"}
 _STATES: Final = {**_STOPPED, "D": "waits for a disk or a network file system (state D)"}

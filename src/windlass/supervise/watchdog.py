@@ -22,6 +22,7 @@ from windlass.status import read_status
 from windlass.supervise.heartbeat import PHASES, LastBeat, Phase, read_beats
 from windlass.supervise.incident import Incident
 from windlass.supervise.places import Collective, Place, find_places
+from windlass.supervise.resident import HostMemory, held_by_process
 
 UNSEEN_S: Final = 3600.0
 """For a phase that has not been seen to end: a first step that compiles, a first validation."""
@@ -129,8 +130,8 @@ class OtherHosts(Protocol):
 
 class Watchdog:
     """Looks after the ranks of a run on this host from a thread, and calls `stop(incident, pids)` once, where one stalls or does
-    not leave; `pids`:
-    of this host's ranks. `others`: of a run on several hosts; all of them then come to the same incident."""
+    not leave; `pids`: of this host's ranks. `others`: of a run on several hosts; all of them then come to the same incident.
+    `held`: what ranks held of host memory when they were last seen."""
 
     def __init__(
         self,
@@ -144,6 +145,7 @@ class Watchdog:
         self._others = others
         self._done, self._looked_s, self._begun = threading.Event(), clock(), time.time()
         self._ended_s: float | None = None
+        self.held: list[HostMemory] = []
 
     def look(self) -> Incident | None:
         """Once: learns, and -> what stalls."""
@@ -153,6 +155,7 @@ class Watchdog:
             self._ended_s = None
         self._looked_s = now_s
         self._deadlines.learn(beats)
+        self._weigh(beats)
         if left := self._lingering(beats, now_s):
             return left
         is_asked = bool(beats) and self._others is not None and self._others.is_asked()
@@ -166,6 +169,10 @@ class Watchdog:
         ranks = to_blame(places)
         first = next(place for place in places if place.beat.rank == ranks[0])
         return Incident("stalled", ranks, first.beat.step, first.beat.phase, waited_s=first.age_s, places=places)
+
+    def _weigh(self, beats: Sequence[LastBeat]) -> None:
+        found = {held.rank: held for beat in beats if (held := held_by_process(beat.rank, beat.pid))}
+        self.held = list(({held.rank: held for held in self.held} | found).values())
 
     def _lingering(self, beats: Sequence[LastBeat], now_s: float) -> Incident | None:
         """Ranks that still are at their end, LEAVE_S after rank 0 has written what became of the run."""

@@ -16,13 +16,14 @@ from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective
 from windlass.optim.clip import gradient_norm
 from windlass.precision.same_bits import same_bits
+from windlass.ranks.stopping import Stop
 from windlass.report.sinks.sink import Sink
-from windlass.runtime import Stop, is_embedded, start_runtime
+from windlass.runtime import is_embedded, start_runtime
 from windlass.signals import catch_signals
 from windlass.training.assemble import Own, assemble
 from windlass.training.interruptible import interruptible, only_run
 from windlass.training.run import Run
-from windlass.training.run_directory import open_heartbeat
+from windlass.training.run_directory import open_heartbeat, watched
 from windlass.training.sizing.out_of_memory import explained, out_of_memory
 
 
@@ -72,17 +73,19 @@ def train(
     the run: where they raise, it goes on without them.
     """
     own = Own(objective, source, schedule, family, sinks, on_event)
+    is_ours = signals and not is_embedded()
     if not is_embedded():
         adopt()  # before what asks for this process's rank
-    with only_run(), catch_signals(signals and not is_embedded()) as caught, ExitStack() as opened:
+    with only_run(), catch_signals(is_ours) as caught, ExitStack() as opened:
         with interruptible(config.run.directory):
-            heartbeat = opened.enter_context(open_heartbeat(config.run.directory, signals))
+            heartbeat = opened.enter_context(open_heartbeat(config.run.directory, is_ours))
             opened.enter_context(same_bits(config.run.deterministic))
             runtime = opened.enter_context(start_runtime())
+            opened.enter_context(watched(config, runtime, is_ours))
             run = opened.enter_context(assemble(config, runtime, own=own))
             run.attach(heartbeat)
         with explained(partial(out_of_memory, run)):
-            result = loop(run, Stop(runtime, caught))
+            result = loop(run, Stop(runtime.tree, runtime.store, runtime.device, caught))
     if result.stopped and raise_on_stop:
         raise Stopped(
             f"the run in {result.directory} was stopped after step {result.step}, and saved",

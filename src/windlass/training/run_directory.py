@@ -1,4 +1,5 @@
-"""The run directory, made and locked: one run writes to it at a time, and every rank sees the same one."""
+"""The run directory, made and locked: one run writes to it at a time, and every rank sees the same one. Where ranks say what they
+do, and who looks after them."""
 
 import contextlib
 import errno
@@ -7,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,18 +24,32 @@ from windlass.errors import UserError
 from windlass.flight_recorder import last_collectives
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
-from windlass.runtime import Runtime, is_embedded
+from windlass.runtime import Runtime, is_restarted
 from windlass.safe_text import say
 from windlass.status import FILE, LOCK
+from windlass.supervise.beside import Hosts, Watch, watched_beside
 from windlass.supervise.heartbeat import Heartbeat, folder_of
 
 
-def open_heartbeat(run_directory: Path, signals: bool) -> Heartbeat:
-    """Where this rank says what it does, for `windlass stacks`. Where no `signals` are to be caught, and in a process group of
-    the caller's, it says so to nobody: a stack is asked for by a signal."""
-    if is_embedded() or not signals:
-        return Heartbeat()
-    return Heartbeat(folder_of(run_directory), rank(), last_collectives, has_agent())
+def open_heartbeat(run_directory: Path, is_seen: bool) -> Heartbeat:
+    """Where this rank says what it does, for `windlass stacks`. Unless `is_seen`, to nobody: where signals are not ours to catch,
+    as in a process group of the caller's, since a stack is asked for by a signal."""
+    return Heartbeat(folder_of(run_directory), rank(), last_collectives, has_agent()) if is_seen else Heartbeat()
+
+
+def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.AbstractContextManager[None]:
+    """Inside, a process looks after this host's ranks, where no launcher of ours does; its first rank starts it. Not after one
+    process that nobody would start again, or that somebody sits before, with a debugger maybe. Collective."""
+    is_alone = runtime.world == 1 and (not is_restarted() or (sys.stdin is not None and sys.stdin.isatty()))
+    if has_agent() or not is_seen or runtime.store is None or not config.launch.stall_s or is_alone:
+        return contextlib.nullcontext()
+    hosts, name = runtime.hosts(), runtime.shared(secrets.token_hex(8))
+    host, all_hosts = hosts[runtime.rank], list(dict.fromkeys(hosts))
+    if hosts.index(host) != runtime.rank:
+        return contextlib.nullcontext()
+    meet = None if len(all_hosts) == 1 else (*runtime.address, name, len(all_hosts), all_hosts.index(host))
+    directory, stall_s = str(config.run.directory.resolve()), config.launch.stall_s
+    return watched_beside(Watch(directory, stall_s, config.data.deadline_s + stall_s, meet and Hosts(*meet)))
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Final, Protocol
-
-from torch.distributed import Store
+from typing import TYPE_CHECKING, Final, Protocol
 
 from windlass.supervise.places import Place
+
+if TYPE_CHECKING:  # the watchdogs of one host do without torch
+    from torch.distributed import Store
 
 WAIT_S: Final = 15.0
 """How long answers may take: a host looks once a second, asks its ranks for five, and reads those that are silent for five
@@ -28,9 +29,12 @@ POLL_S: Final = 0.1
 class Round(Protocol):
     """One start of the ranks of all hosts: its number, how many hosts take part, and which of them this is."""
 
-    joined: int
-    hosts: int
-    number: int
+    @property
+    def joined(self) -> int: ...
+    @property
+    def hosts(self) -> int: ...
+    @property
+    def number(self) -> int: ...
 
 
 class SharedWatch:
@@ -39,14 +43,14 @@ class SharedWatch:
 
     def __init__(
         self,
-        connect: Callable[[], Store],
+        connect: Callable[[], "Store"],
         current: Callable[[], Round | None],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._connect, self._current, self._clock = connect, current, clock
 
     @cached_property
-    def _store(self) -> Store:
+    def _store(self) -> "Store":
         store = self._connect()
         store.set_timeout(timedelta(seconds=WAIT_S))
         return store

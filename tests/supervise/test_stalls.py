@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import TCPStore
 
-from windlass.launch import stalls
-from windlass.launch.stalls import SharedWatch
+from windlass.supervise import stalls
 from windlass.supervise.heartbeat import LastBeat
 from windlass.supervise.places import Collective, Place
+from windlass.supervise.stalls import SharedWatch
 
 
 @pytest.fixture
