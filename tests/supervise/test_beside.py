@@ -71,7 +71,7 @@ def test_a_rank_that_is_killed_is_named_once_with_what_its_host_says(ranks, tmp_
     while read_beats(tmp_path)[0].is_alive:
         time.sleep(0.01)
     incident = looks.died()
-    looks.tell(incident)
+    looks.report(incident)
     assert incident.sentence.startswith("rank 0 died in step 5, phase data; the kernel has killed a process for want")
     assert [one.rank for one in incident.held] == [0, 1] and list(incident.driver_faults) == ["Xid 79"]
     assert incidents(tmp_path)[0]["what"] == incident.sentence in capsys.readouterr().err
@@ -81,8 +81,8 @@ def test_a_rank_that_is_killed_is_named_once_with_what_its_host_says(ranks, tmp_
 def test_of_several_hosts_that_of_rank_0_writes_a_stall_down_and_each_its_dead(tmp_path, log, capsys):
     for number in range(2):
         looks = watching(tmp_path, hosts=Hosts("127.0.0.1", 1, "x", 2, number))
-        looks.tell(beside.Incident("stalled", [3], 5, "data", waited_s=7.0))
-        looks.tell(beside.Incident("died", [number], 5, "data"))
+        looks.report(beside.Incident("stalled", [3], 5, "data", waited_s=7.0))
+        looks.report(beside.Incident("died", [number], 5, "data"))
     assert [(line["cause"], line["ranks"]) for line in incidents(tmp_path)] == [
         ("stalled", [3]),
         ("died", [0]),
@@ -166,6 +166,8 @@ def test_a_rank_that_fails_because_another_has_died_lets_that_be_named(ranks, tm
     process = rank_0(tmp_path)
     has_looked(watchdog_of(process))
     os.kill(pid, signal.SIGKILL)
+    while process_state(pid) not in ("", "Z"):
+        time.sleep(0.01)
     _, said = process.communicate("fail\n", timeout=LIMIT_S)
     assert said.count("windlass: rank 1 died in step 5, phase data\n") == 1 and "ValueError" in said
 

@@ -99,13 +99,14 @@ class WatchBeside:
         is_last, self._seen = False, _alive(read_beats(self._run))
         while not is_last:
             if (stalled := self.watchdog.look()) is not None:
-                self.tell(stalled)
+                self.report(stalled)
                 self._kill()
                 return
             for _ in range(round(POLL_S / DEAD_S)):
-                is_last = leaves(DEAD_S) or os.getppid() != self._parent
+                if is_last := leaves(DEAD_S) or os.getppid() != self._parent:
+                    time.sleep(DEAD_S)  # a rank whose connections are gone may not have ended quite
                 if (dead := self.died()) is not None:
-                    self.tell(dead)
+                    self.report(dead)
                 if is_last:
                     break
 
@@ -128,7 +129,7 @@ class WatchBeside:
             driver_faults=self._faults.of_gpus(),
         )
 
-    def tell(self, incident: Incident) -> None:
+    def report(self, incident: Incident) -> None:
         """On stderr, and in the events of the run: of several hosts, whose watchdogs say the same of a stall, that of rank 0."""
         say("\n".join([f"windlass: {incident.sentence}", *incident.details()]), sys.stderr)
         is_first = incident.cause == "died" or self._hosts is None or self._hosts.number == 0
