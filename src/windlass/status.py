@@ -14,13 +14,15 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import BinaryIO, Final, Literal, get_args
 
 from windlass.errors import EXIT_STOPPED, EXIT_USER_ERROR
 
 FILE: Final = "status.json"
 NUM_BYTES: Final = 128
 LOCK: Final = ".lock"
+RESTARTS: Final = ".restarts"
+"""What a launcher holds that starts ranks again: in between, none of them holds LOCK."""
 State = Literal["running", "stopped", "finished", "failed"]
 
 
@@ -71,10 +73,33 @@ def read_status(run_directory: Path) -> Status | None:
     return found if is_ours and type(found.exit_code) in (int, type(None)) else None
 
 
-def is_locked(run_directory: Path) -> bool:
+def hold_restarts(run_directory: Path) -> BinaryIO | None:
+    """Lets a run whose ranks are started again count as running while none of them is there -> what the launcher keeps open until
+    it ends; None where it does already, or the launcher of another host. Ranks that failed may have written so: it is written
+    over."""
+    before = read_status(run_directory)
+    if before is not None and before.state == "failed":
+        write_status(run_directory, "running", before.step, None)
+    with contextlib.suppress(OSError):
+        file = os.fdopen(os.open(run_directory / RESTARTS, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644), "r+b", 0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        return file
+    return None
+
+
+def goes_on(run_directory: Path) -> bool:
+    """Whether a live process trains there, or starts ranks again."""
+    return is_locked(run_directory) or is_locked(run_directory, RESTARTS)
+
+
+def is_locked(run_directory: Path, name: str = LOCK) -> bool:
     """Whether a live process holds the lock of the run directory. The kernel lets go of it however that process ends."""
     try:
-        with open(run_directory / LOCK, "rb", opener=_without_waiting) as file:
+        with open(run_directory / name, "rb", opener=_without_waiting) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return False

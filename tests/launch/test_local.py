@@ -180,6 +180,19 @@ def test_a_process_knows_who_started_it(monkeypatch):
     assert local.is_worker() and not has_agent()
 
 
+@pytest.mark.parametrize(("world", "word"), [("1", "1 process "), ("2", "2 processes ")])
+def test_a_rank_of_another_launcher_starts_no_others(monkeypatch, world, word):
+    monkeypatch.delenv("RANK", raising=False)
+    local.check_nproc("2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", world)
+    local.check_nproc(None)
+    with pytest.raises(UserError, match=f"--nproc 2 in one of {word}that another launcher started"):
+        local.check_nproc("2")
+    monkeypatch.setenv("WINDLASS_AGENT_PID", "7")
+    local.check_nproc("2")  # ours passes its own arguments on
+
+
 def test_a_worker_whose_agent_is_gone_dies_at_once():
     code = "from windlass.launch.local import die_with_agent; die_with_agent(); print('alive')"
     for pid, code_and_output in ((str(os.getpid()), (0, "alive\n")), ("1", (-9, ""))):

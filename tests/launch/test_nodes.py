@@ -119,6 +119,7 @@ def test_failures_on_several_hosts_end_by_the_table_as_on_one(tmp_path, monkeypa
     (tmp_path / "events.jsonl").write_text("")
     restarts = Restarts(1 if len(codes) == 2 else 5, 180.0)
     answers = [room._start(Meeting(), [], nodes_of("2"), tmp_path, restarts, 0.0) for _ in codes]
+    restarts.close()
     assert answers == [None] * (len(codes) - 1) + ended and found == ended
     assert said in capsys.readouterr().err
     lines = [line["restart"] for line in read_lines(tmp_path / "events.jsonl")]

@@ -1,8 +1,14 @@
 """Which failures are tried again: the table of windlass.errors, a number of times, never one step for the fourth time."""
 
+import errno
+import fcntl
+import os
+
 import pytest
 
+from windlass.commands.status import status
 from windlass.launch.restarts import Failure, Restarts
+from windlass.status import read_status, write_status
 from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import UNSEEN_S
 
@@ -43,3 +49,32 @@ def test_a_step_that_fails_three_times_is_named_with_its_samples():
     assert [before.why_not(failure(1)) for _ in range(3)][2] == (
         "three failures before the first step: the ranks are not started again"
     )
+
+
+def test_while_ranks_start_again_the_run_goes_on_and_one_launcher_says_so(tmp_path, capsys):
+    """Ranks that died may have written that the run failed, and nobody holds its lock then."""
+    write_status(tmp_path, "failed", 6, 1)
+    restarts, other = Restarts(3, 0), Restarts(3, 0)
+    for one in (restarts, restarts, other):
+        one.why_not(failure())
+        one.again(tmp_path)
+        assert (status(tmp_path).state, status(tmp_path).step) == ("running", 6)
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        f"windlass: restart {number} of 3, from the last commit" for number in (1, 2)
+    ]
+    other.close()
+    assert status(tmp_path).state == "running"
+    restarts.close()
+    assert status(tmp_path).state == "dead", "as after a kill of the launcher"
+
+
+def test_a_file_system_without_locks_keeps_nobody_from_starting_again(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write_status(tmp_path, "failed", 6, 1)
+    monkeypatch.setattr(fcntl, "flock", refused)
+    restarts = Restarts(3, 0)
+    restarts.again(tmp_path)
+    restarts.close()
+    assert read_status(tmp_path).state == "running"

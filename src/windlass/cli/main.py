@@ -141,6 +141,7 @@ def train(
     """Train, or resume the run in its directory. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP save, then exit with code 75."""
     from windlass.config import load_recipe
 
+    local.check_nproc(nproc)
     config = load_recipe(recipe, *overrides or (), *rehashing(rehash))
     with interruptions():
         if smoke and (quiet or json_lines):

@@ -43,6 +43,7 @@ def evaluate(
 
         print_lines(run_tasks(path, tasks, step=step, base=base, limit=sequences))
         return
+    local.check_nproc(nproc)
     local.die_with_agent()
     num_ranks = 1 if local.is_worker() else local.choose_ranks(nproc)
     if num_ranks > 1:

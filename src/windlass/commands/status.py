@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from windlass.checkpoint.store import committed_steps
 from windlass.errors import EXIT_UNAVAILABLE, UserError
-from windlass.status import FILE, Status, is_locked, read_status
+from windlass.status import FILE, Status, goes_on, read_status
 from windlass.units import format_count, format_duration
 
 TAIL_BYTES: Final = 1 << 18  # of events.jsonl: some hundreds of lines
@@ -63,7 +63,7 @@ def status(run_directory: Path) -> Found:
 
 
 def _status(run_directory: Path) -> Found:
-    found, is_alive = read_status(run_directory), is_locked(run_directory)
+    found, is_alive = read_status(run_directory), goes_on(run_directory)
     steps = committed_steps(run_directory / "checkpoints") if run_directory.is_dir() else []
     checkpoint, file = steps[0] if steps else None, run_directory / FILE
     if is_alive:

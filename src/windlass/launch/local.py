@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from windlass.contract import AGENT
+from windlass.contract import AGENT, has_agent, num_ranks
 from windlass.errors import EXIT_SIGNAL, EXIT_STOPPED, UserError, WindlassError
 from windlass.launch.agent import ERRORS, patience_s, start_ranks
 from windlass.launch.restarts import Restarts
@@ -60,6 +60,18 @@ def count_gpus() -> int:
 def is_worker() -> bool:
     """Whether some launcher (ours, torchrun, ...) made this process a rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def check_nproc(nproc: str | None) -> None:
+    """Raises UserError where another launcher has started this rank, which `--nproc` would not: its ranks are all there are."""
+    if nproc is not None and is_worker() and not has_agent():
+        ranks = f"{num_ranks()} process{'es' * (num_ranks() > 1)}"
+        raise UserError(
+            f"--nproc {nproc} in one of {ranks} that another launcher started",
+            "each process of a launcher is one rank, and starts no others",
+            "leave --nproc out and let the launcher start a process per rank (srun --ntasks-per-node, torchrun "
+            "--nproc-per-node); or run the command without it",
+        )
 
 
 def show_error(error: WindlassError) -> None:
@@ -111,10 +123,12 @@ def launch(arguments: list[str], num_ranks: int, run_directory: Path, restarts: 
                 if reason:
                     say(f"windlass: {reason}", sys.stderr)
                 return code
-            say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
+            restarts.again(run_directory)
     except Signalled as signalled:
         return stopped(run_directory, start_s, signalled.number) if restarts else EXIT_SIGNAL + signalled.number
     finally:
+        if restarts:
+            restarts.close()
         forget_beats(run_directory)
         del os.environ[AGENT]
 

@@ -93,6 +93,7 @@ def launch_nodes(
         except SignalException as received:
             return stopped(run_directory, start_s, received.sigval)
         finally:
+            restarts.close()
             meeting.leave()
 
 
@@ -132,7 +133,7 @@ def _judge(meeting: MeetingPlace, failure: Failure, run_directory: Path, restart
         if reason:
             say(f"windlass: {reason}", sys.stderr)
         return meeting.end(code)
-    say(f"windlass: restart {restarts.count} of {restarts.most}, from the last commit", sys.stderr)
+    restarts.again(run_directory)
     return None
 
 

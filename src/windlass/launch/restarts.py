@@ -1,10 +1,14 @@
 """Whether ranks that failed are started again: by the table of windlass.errors, a number of times, and not for a step that has
 failed three times."""
 
+import sys
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
 
 from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, FINAL
+from windlass.safe_text import say
+from windlass.status import hold_restarts
 from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import Deadlines
 
@@ -32,6 +36,7 @@ class Restarts:
         self.most, self._stall_s, self._data_s, self._batch_at = most, stall_s, data_s, batch_at
         self.count = 0
         self._steps: list[int | None] = []
+        self._held: BinaryIO | None = None
 
     def deadlines(self) -> Deadlines | None:
         """Of the next start's ranks; None where nothing is to be watched."""
@@ -52,3 +57,12 @@ class Restarts:
             return f"the ranks are not started again after {self.most} restarts (launch.max_restarts={self.most})"
         self.count += 1
         return None
+
+    def again(self, run_directory: Path) -> None:
+        """Says that the ranks are started again; until `close` the run counts as running, also while none of them is there."""
+        say(f"windlass: restart {self.count} of {self.most}, from the last commit", sys.stderr)
+        self._held = hold_restarts(run_directory) or self._held
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()

@@ -12,7 +12,7 @@ from typing import Literal
 from windlass.errors import UserError, nearest
 from windlass.report.config import SinkName
 from windlass.report.sinks.follow import SINKS, Follower, alone, follow, open_sink, sent_run
-from windlass.status import is_locked
+from windlass.status import goes_on
 
 Until = Literal["now", "end", "eof"]
 """When it ends: at once, when nobody trains the run any more, when stdin closes."""
@@ -59,7 +59,7 @@ def sinks_of(given: Sequence[str]) -> list[SinkName]:
 
 def _ended(run_directory: Path, seconds: float) -> bool:
     time.sleep(seconds)
-    return not is_locked(run_directory)
+    return not goes_on(run_directory)
 
 
 def _closed(seconds: float) -> bool:
