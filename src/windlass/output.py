@@ -86,6 +86,20 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
         os.close(stderr)
 
 
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Inside, what this process writes there is lost: torch's frames of C++, at every store that does not answer."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _open_log(file: Path) -> int:
     """A descriptor that appends to `file`. Raises UserError."""
     try:

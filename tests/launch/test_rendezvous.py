@@ -2,6 +2,8 @@
 
 import os
 import socket
+import socketserver
+import threading
 
 import pytest
 
@@ -81,6 +83,7 @@ def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, cap
     def resolve(host, *_, **__):
         if host != "127.0.0.1":
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
 
     monkeypatch.setattr(rendezvous, "create_backend", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
@@ -100,3 +103,22 @@ def test_hosts_that_do_not_come_are_waited_for_and_counted(endpoint):
         handler.next_rendezvous()
     error = too_few(2, meeting.join_s)
     assert (error.code, error.given) == (74, "fewer than 2 hosts for 1 s") and "from its last commit" in error.change
+
+
+def test_a_port_that_another_program_has_is_named_and_nothing_of_torch_is_printed(capfd, monkeypatch):
+    monkeypatch.setattr("windlass.launch.rendezvous.time.sleep", lambda _: None)
+
+    class Closes(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Closes) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(UserError) as caught:
+            MeetingPlace(2, 2, endpoint, {})
+        server.shutdown()
+    assert caught.value.given == f"--endpoint {endpoint}: what answers there is no store of windlass"
+    assert f"ss -ltnp sport = :{server.server_address[1]}" in caught.value.change
+    said = capfd.readouterr()
+    assert said.err == "" and said.out.count("nobody answers") == 1

@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from windlass.errors import Unavailable, UserError
 from windlass.launch.spawn import end_children
+from windlass.output import without_stderr
 from windlass.safe_text import say
 from windlass.supervise.stalls import SharedWatch
 
@@ -40,6 +41,9 @@ LAST_CALL_S: Final = 20
 """How long a start waits for further hosts once there are as many as it needs."""
 JOIN_S: Final = 3600
 """How long it waits for as many, or for the endpoint."""
+TRIES: Final = 3
+"""A store that begins may listen and not answer yet; what does not for as often in succession is another program."""
+LOOK_S: Final = 5.0
 GRACE_S: Final = 20.0
 CLOSE_S: Final = 60.0
 """How long the store outlives the end, for the others to read it."""
@@ -57,14 +61,19 @@ class MeetingPlace:
         rendezvous_handler_registry.register(self._name, self._handler)
 
     def _connect(self) -> None:
-        """Raises Unavailable where nobody serves the endpoint, UserError where this host was started otherwise than another."""
+        """Raises Unavailable where nobody serves the endpoint, UserError where another program does, or where this host was
+        started otherwise than another."""
         params = RendezvousParameters("c10d", self._endpoint, "windlass", self._least, self._most, read_timeout=30)
-        end_s, is_said = time.monotonic() + self.join_s, False
+        end_s, is_said, others = time.monotonic() + self.join_s, False, 0
         while True:
             try:
-                self._backend, self.store = create_backend(params)
+                with without_stderr():
+                    self._backend, self.store = create_backend(params)
                 break
             except RendezvousConnectionError:
+                others = others + 1 if _is_taken(self._endpoint) else 0
+                if others == TRIES:
+                    raise _foreign(self._endpoint) from None
                 if time.monotonic() > end_s:
                     raise _unreachable(self._endpoint, self.join_s) from None
                 if not is_said:
@@ -207,6 +216,25 @@ def unnamed(endpoint: str) -> str:
     except OSError as error:
         return f": {host} has no address here ({error.strerror or error})"
     return ""
+
+
+def _is_taken(endpoint: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _foreign(endpoint: str) -> UserError:
+    return UserError(
+        f"--endpoint {endpoint}: what answers there is no store of windlass",
+        "the agent on the endpoint's host serves a store where all hosts meet, at a port that nothing else has",
+        f"choose another port, or end the program that has it (`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` on that host "
+        "names it)",
+    )
 
 
 def _unreachable(endpoint: str, waited_s: float) -> Unavailable:

@@ -7,7 +7,6 @@ prints a page of C++ frames for each try.
     requests   three per rank, and its looks while it waits, a tenth of what it has waited so far apart (2 s at most)
 """
 
-import contextlib
 import datetime
 import errno
 import json
@@ -15,14 +14,14 @@ import os
 import secrets
 import socket
 import struct
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch.distributed as dist
 
 from windlass.errors import Unavailable, UserError
+from windlass.output import without_stderr
 
 WAIT_S: Final = 600.0
 """How long a rank waits for the address, and then for the others: as long as for any collective."""
@@ -121,7 +120,7 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
                     # it goes at once: one that waits for the last packets would keep the port from rank 0
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            with _without_stderr():
+            with without_stderr():
                 answer = datetime.timedelta(seconds=ANSWER_S)
                 return dist.TCPStore(address, port, is_master=False, timeout=answer, wait_for_workers=False)
         except OSError as error:
@@ -141,22 +140,8 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
 
 
 def _has(store: dist.Store, keys: list[str]) -> bool:
-    with _without_stderr():
+    with without_stderr():
         return store.check(keys)
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Inside, what this process writes there is lost: torch's frames of C++."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _say_came(store: dist.Store, rank: int, world: int, is_served: bool) -> None:
