@@ -58,6 +58,7 @@ def test_the_first_row_says_what_is_learned(here, kind):
     assert config.objective.kind == kind and config.model.from_ == "Qwen/Qwen3-4B" and config.run.steps == 50
     assert config.adapter.kind == ("none" if kind == "pretrain" else "lora")
     assert config.data.sources[0].format == {"sft": "chat", "dpo": "preference", "pretrain": "text"}[kind]
+    assert config.data.isolate == (kind == "sft"), "chats that share a sequence do not see each other"
     init(here / "other.yaml", "rows.jsonl", "Qwen/Qwen3-4B", 50, "sft", None)
     assert load_recipe(here / "other.yaml").objective.kind == "sft"
 

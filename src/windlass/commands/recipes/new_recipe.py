@@ -161,6 +161,7 @@ def _recipe(
         ("  tokenizer: {train: 2048}" if is_small else f"  tokenizer: {{from: {json.dumps(model)}}}", ""),
         (f"  directory: runs/{name}-data", "prepared shards"),
         (f"  sequence_length: {length}", chosen.meaning.partition(";")[0]),
+        *([("  isolate: true", "a chat does not see those before it in its sequence")] if kind == "sft" else []),
         (f"  validation: {validation[0]}", validation[1]),
         (f"objective: {{kind: {kind}}}", ""),
         *(
