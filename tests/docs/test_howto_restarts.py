@@ -1,5 +1,8 @@
 """docs/howto/restarts.md: its settings are the defaults, and what it shows is what is printed."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -7,10 +10,12 @@ import yaml
 from tests.docs.pages import commands_in, recipe_in
 from windlass.launch.config import LaunchConfig
 from windlass.supervise.heartbeat import LastBeat
-from windlass.supervise.incident import Incident
+from windlass.supervise.incident import OUT_OF_MEMORY, Incident
 from windlass.supervise.places import Collective, Place
+from windlass.supervise.resident import HostMemory
 
-PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "restarts.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "howto" / "restarts.md").read_text("utf-8")
 
 
 def test_the_settings_are_the_defaults():
@@ -21,6 +26,11 @@ def test_the_settings_are_the_defaults():
 
 def test_what_it_shows_is_what_is_printed():
     died = Incident("died", [1], 66, "step", exit_code=-9)
+    alone, gib = Incident("died", [3], 66, "step"), 1 << 30
+    held = [HostMemory(1, int(10.9 * gib), 48 << 20, int(0.3 * gib), int(11.4 * gib))]
+    assert f"`windlass: {alone.sentence}`" in PAGE
+    in_one_line = " ".join(PAGE.split())
+    assert str(held[0]) in in_one_line and OUT_OF_MEMORY.strip("; ") in in_one_line
     frames = (
         "torch/distributed/distributed_c10d.py:4394 all_gather_single",
         "windlass/model/transformer.py:249 forward",
@@ -38,3 +48,12 @@ def test_what_it_shows_is_what_is_printed():
 
 def test_the_commands_are_those_that_look_at_a_run():
     assert [command.split()[0] for command in commands_in(PAGE)] == ["status", "stacks"]
+
+
+def test_every_command_that_shows_something_selects_tests():
+    commands = re.findall(r"^\| `(tests/[^`]+)` \|", PAGE, re.M)
+    assert len(commands) == 8
+    for command in commands:
+        collect = [sys.executable, "-m", "pytest", "--long", "--collect-only", "-q", *command.split()]
+        done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout[-500:])

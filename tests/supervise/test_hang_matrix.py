@@ -70,6 +70,26 @@ def test_fifty_hangs_are_named_and_a_run_that_goes_on_is_not(tmp_path):
     assert [line["step"] for line in tiny.lines(config.run.directory) if line["kind"] == "step"][-1] == 2 * HANGS + 8
 
 
+@pytest.mark.long
+def test_5000_steps_on_a_busy_host_are_no_hang(tmp_path):
+    """With the deadlines that users have. Two processes per core do nothing but compute beside the ranks."""
+    steps = 5000
+    recipe = {"evaluate": {"every_steps": 500}, "checkpoint": {"every_steps": 250}}
+    config = tiny.recipe(tmp_path, run={"steps": steps}, **recipe)
+    (tmp_path / "recipe.yaml").write_text(to_yaml(config))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        command = [sys.executable, "-m", "windlass", "train", str(tmp_path / "recipe.yaml"), "--nproc", "2"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=4 * LIMIT_S)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    lines = tiny.lines(config.run.directory)
+    assert done.returncode == 0 and [line for line in lines if line["kind"] == "incident"] == [], done.stderr[-3000:]
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, steps + 1))
+
+
 def start(folder):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
