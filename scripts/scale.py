@@ -53,7 +53,8 @@ from windlass.parallel.mesh import make_mesh
 from windlass.parallel.program import Program
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
-from windlass.runtime import Stop, start_runtime
+from windlass.ranks.stopping import Stop
+from windlass.runtime import start_runtime
 from windlass.signals import Signals
 from windlass.training.restore import nothing
 
@@ -279,7 +280,7 @@ def real_rank(rank: int, world: int, port: int) -> Row:
         exchange.reduce(lambda: rank, sum)
         exchange.reduce_scatter(lambda: rank, list)
         runtime.gathered(rank)
-        stop = Stop(runtime, Signals())
+        stop = Stop(runtime.tree, runtime.store, runtime.device, Signals())
         start_requests, (host_sockets, served) = store.requests, sockets(port)
         runtime.tree.barrier()  # all have counted
         for step in range(1, STEPS + 1):
