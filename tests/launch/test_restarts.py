@@ -62,10 +62,21 @@ def test_while_ranks_start_again_the_run_goes_on_and_one_launcher_says_so(tmp_pa
     assert capsys.readouterr().err.splitlines()[:2] == [
         f"windlass: restart {number} of 3, from the last commit" for number in (1, 2)
     ]
-    other.close()
-    assert status(tmp_path).state == "running"
-    restarts.close()
+    restarts._held.close()
     assert status(tmp_path).state == "dead", "as after a kill of the launcher"
+
+
+def test_where_no_rank_begins_again_the_run_has_failed_as_before(tmp_path):
+    """After a Ctrl-C, or a mistake that is found, while ranks start again."""
+    write_status(tmp_path, "failed", 6, 1)
+    restarts = Restarts(3, 0)
+    restarts.again(tmp_path)
+    restarts.close()
+    assert (status(tmp_path).state, status(tmp_path).exit_code) == ("failed", 1)
+    restarts.again(tmp_path)
+    write_status(tmp_path, "finished", 9, 0)
+    restarts.close()
+    assert status(tmp_path).state == "finished"
 
 
 def test_a_file_system_without_locks_keeps_nobody_from_starting_again(tmp_path, monkeypatch):

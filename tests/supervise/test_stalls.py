@@ -84,3 +84,22 @@ def test_without_a_store_or_a_start_it_sees_its_own_ranks(store):
     early = SharedWatch(store.clone, lambda: None)
     for one in (lost, early):
         assert not one.is_asked() and [found.beat.rank for found in one.exchange([place(0)])] == [0]
+
+
+def test_a_store_that_is_silent_holds_a_watchdog_up_once_and_is_asked_again_when_it_speaks(monkeypatch):
+    """As where its server was stopped: torch's own deadline does not end that."""
+    speaks, asked = threading.Event(), []
+
+    def check(keys):
+        asked.append(keys)
+        speaks.wait()
+        return True
+
+    silent = SimpleNamespace(check=check, set=lambda *_: speaks.wait(), set_timeout=lambda _: None)
+    watch = SharedWatch(lambda: silent, lambda: SimpleNamespace(joined=0, hosts=2, number=1))
+    monkeypatch.setattr(stalls, "WAIT_S", 0.05)
+    assert not watch.is_silent and not watch.is_asked() and watch.is_silent
+    assert [one.beat.rank for one in watch.exchange([place(1)])] == [1] and len(asked) == 1
+    speaks.set()
+    watch._asking.join()
+    assert not watch.is_silent and watch.is_asked()

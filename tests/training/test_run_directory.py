@@ -12,7 +12,7 @@ import pytest
 
 from tests import tiny
 from windlass.supervise.beside import Hosts, Watch
-from windlass.supervise.heartbeat import read_beats
+from windlass.supervise.heartbeat import LastBeat, read_beats
 from windlass.training import run_directory
 from windlass.training.preflight import make_ready
 from windlass.training.run_directory import _run_id, hold, open_heartbeat, watched
@@ -103,13 +103,15 @@ def started(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def run(rank=0, hosts=("a", "a"), store="store", is_seen=True, stall_s=5.0, **data):
+        """`hosts`: the memory in which each rank has its page."""
+        pages = [
+            LastBeat(os.getpid(), one, 0, 0, 0.0, "start") for one, host in enumerate(hosts) if host == hosts[rank]
+        ]
+        monkeypatch.setattr(run_directory, "read_beats", lambda _: pages)
+        firsts = [hosts.index(host) for host in hosts]
+        given = {"rank": rank, "world": len(hosts), "store": store, "address": ("a", 29500)}
         runtime = SimpleNamespace(
-            rank=rank,
-            world=len(hosts),
-            store=store,
-            address=("a", 29500),
-            hosts=lambda: list(hosts),
-            shared=lambda name: "name",
+            **given, gathered=lambda own: firsts if own == firsts[rank] else [], shared=lambda name: "name"
         )
         config = tiny.recipe(tmp_path, launch={"stall_s": stall_s}, data=data)
         found.clear()

@@ -1,6 +1,7 @@
 """Whether ranks that failed are started again: by the table of windlass.errors, a number of times, and not for a step that has
 failed three times."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from windlass.errors import EXIT_INTERRUPTED, EXIT_STOPPED, FINAL
 from windlass.safe_text import say
-from windlass.status import hold_restarts
+from windlass.status import Status, goes_on, hold_restarts, read_status, write_status
 from windlass.supervise.incident import Incident
 from windlass.supervise.watchdog import Deadlines
 
@@ -37,6 +38,7 @@ class Restarts:
         self.count = 0
         self._steps: list[int | None] = []
         self._held: BinaryIO | None = None
+        self._failed: tuple[Path, Status] | None = None
 
     def deadlines(self) -> Deadlines | None:
         """Of the next start's ranks; None where nothing is to be watched."""
@@ -61,8 +63,17 @@ class Restarts:
     def again(self, run_directory: Path) -> None:
         """Says that the ranks are started again; until `close` the run counts as running, also while none of them is there."""
         say(f"windlass: restart {self.count} of {self.most}, from the last commit", sys.stderr)
+        before = read_status(run_directory)
+        self._failed = (run_directory, before) if before is not None and before.state == "failed" else None
         self._held = hold_restarts(run_directory) or self._held
 
     def close(self) -> None:
+        """Where no rank has begun since, the run has failed as it had before."""
         if self._held is not None:
             self._held.close()
+        if self._failed is not None:
+            run_directory, before = self._failed
+            now = read_status(run_directory)
+            with contextlib.suppress(OSError):  # a file system without locks
+                if now is not None and now.state == "running" and not goes_on(run_directory):
+                    write_status(run_directory, "failed", now.step, before.exit_code)

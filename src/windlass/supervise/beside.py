@@ -34,6 +34,11 @@ if TYPE_CHECKING:  # a run on one host needs no store
 
 DEAD_S: Final = 0.25
 """Between two looks at whether a rank died: a launcher ends the others within a second, and the first is to be named."""
+KILLS: Final = "windlass: the ranks of this host are killed; their launcher sees a failure"
+SILENT: Final = (
+    "windlass: the other hosts are not known: the store where their watchdogs meet does not answer. Rank 0 serves it, or its "
+    "launcher; if rank 0 is on another host, that one may hang"
+)
 LAST_LOOK_S: Final = 5.0
 """How long a rank that fails waits for it: most fail because another one has died."""
 
@@ -69,7 +74,9 @@ class Watch(NamedTuple):
 @contextlib.contextmanager
 def watched_beside(watch: Watch) -> Iterator[None]:
     """Inside, a process looks after the ranks of this host."""
-    command = [sys.executable, "-m", "windlass.supervise.beside", json.dumps([os.getpid(), *watch])]
+    # the folder that it is started in may hold a random.py of the user's, which a script elsewhere does not import either
+    alone = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+    command = [sys.executable, *alone, "-m", "windlass.supervise.beside", json.dumps([os.getpid(), *watch])]
     environment = {**environment_of_child(), "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that is gone is a page of C++
     with held_back():
         process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -80,6 +87,8 @@ def watched_beside(watch: Watch) -> Iterator[None]:
             process.communicate(timeout=LAST_LOOK_S)  # the end of its input
         raise
     finally:
+        if process.poll() not in (None, 0):
+            say(f"windlass: the watchdog of this host ended early, with {process.returncode}: nobody watched its ranks")
         process.kill()
         process.communicate()
 
@@ -89,9 +98,9 @@ class WatchBeside:
 
     def __init__(self, watch: Watch, parent: int, faults: HostFaults, clock: Callable[[], float] = time.monotonic):
         self._run, self._parent, self._faults, self._hosts = Path(watch.run_directory), parent, faults, watch.hosts
-        others = None if watch.hosts is None else SharedWatch(watch.hosts.connect, lambda: watch.hosts)
+        self._others = None if watch.hosts is None else SharedWatch(watch.hosts.connect, lambda: watch.hosts)
         deadlines = Deadlines(watch.stall_s, watch.data_s)
-        self.watchdog = Watchdog(self._run, deadlines, lambda incident, pids: None, clock, others)
+        self.watchdog = Watchdog(self._run, deadlines, lambda incident, pids: None, clock, self._others)
         self._seen: dict[int, int] = {}
 
     def run(self, leaves: Callable[[float], bool]) -> None:
@@ -99,7 +108,7 @@ class WatchBeside:
         is_last, self._seen = False, _alive(read_beats(self._run))
         while not is_last:
             if (stalled := self.watchdog.look()) is not None:
-                self.report(stalled)
+                self.report(stalled, SILENT if self._others and self._others.is_silent else "", KILLS)
                 self._kill()
                 return
             for _ in range(round(POLL_S / DEAD_S)):
@@ -118,20 +127,20 @@ class WatchBeside:
         gone = [beat for beat in beats if before.get(beat.rank) == beat.pid and beat.rank not in self._seen]
         if not gone:
             return None
-        is_oom = self._faults.is_out_of_memory()
+        is_oom, has_begun = self._faults.is_out_of_memory(), gone[0].phase != "start"
         return Incident(
             "died",
             [beat.rank for beat in gone],
-            gone[0].step,
-            gone[0].phase,
+            gone[0].step if has_begun else None,
+            gone[0].phase if has_begun else None,
             is_out_of_memory=is_oom,
             held=self.watchdog.held if is_oom else (),
             driver_faults=self._faults.of_gpus(),
         )
 
-    def report(self, incident: Incident) -> None:
+    def report(self, incident: Incident, *more: str) -> None:
         """On stderr, and in the events of the run: of several hosts, whose watchdogs say the same of a stall, that of rank 0."""
-        say("\n".join([f"windlass: {incident.sentence}", *incident.details()]), sys.stderr)
+        say("\n".join([f"windlass: {incident.sentence}", *incident.details(), *filter(None, more)]), sys.stderr)
         is_first = incident.cause == "died" or self._hosts is None or self._hosts.number == 0
         if is_first and (file := self._run / "events.jsonl").is_file():
             EventLog(file).write("incident", incident.step or 0, {**incident.fields(), "restart": None})
@@ -154,6 +163,7 @@ def main(text: str) -> None:
     forget_beats(Path(watch.run_directory))  # of ranks that were killed before this start
     with HostFaults() as faults:
         WatchBeside(watch, parent, faults).run(lambda seconds: bool(select.select([sys.stdin], [], [], seconds)[0]))
+    forget_beats(Path(watch.run_directory))
 
 
 if __name__ == "__main__":

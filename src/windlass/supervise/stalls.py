@@ -8,12 +8,13 @@ answers: ranks that are ended early make those of other hosts fail, and these wo
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from windlass.supervise.places import Place
 
@@ -24,6 +25,8 @@ WAIT_S: Final = 15.0
 """How long answers may take: a host looks once a second, asks its ranks for five, and reads those that are silent for five
 more. One that does not answer is left out; if it is gone, the meeting place finds that out."""
 POLL_S: Final = 0.1
+
+Result = TypeVar("Result")
 
 
 class Round(Protocol):
@@ -48,6 +51,12 @@ class SharedWatch:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._connect, self._current, self._clock = connect, current, clock
+        self._asking: threading.Thread | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the store does not answer: whoever serves it hangs, maybe."""
+        return self._asking is not None and self._asking.is_alive()
 
     @cached_property
     def _store(self) -> "Store":
@@ -57,9 +66,8 @@ class SharedWatch:
 
     def is_asked(self) -> bool:
         """Whether the watchdog of some host has found a rank late. False where the store does not answer."""
-        with contextlib.suppress(RuntimeError):
-            return (of := self._current()) is not None and self._store.check([_key(of, "asked")])
-        return False
+        of = self._current()
+        return of is not None and bool(self._in_time(lambda: self._store.check([_key(of, "asked")]), WAIT_S))
 
     def exchange(self, own: Sequence[Place]) -> list[Place]:
         """The places of this host's ranks -> those of all hosts that answer, in the order of ranks; returns on all of them at
@@ -68,17 +76,39 @@ class SharedWatch:
         found = [replace(place, host=socket.gethostname()) for place in own]
         if of is None:
             return found
-        others = [number for number in range(of.hosts) if number != of.number]
-        with contextlib.suppress(RuntimeError):
-            self._store.set(_key(of, f"places/{of.number}"), json.dumps([place.to_json() for place in found]))
-            self._store.set(_key(of, "asked"), "")
-            self._until(lambda: self._store.check([_key(of, f"places/{number}") for number in others]))
-            for number in others:
-                if self._store.check([key := _key(of, f"places/{number}")]):
-                    found += [Place.from_json(one) for one in json.loads(self._store.get(key))]
-            self._store.add(_key(of, "read"), 1)
-            self._until(lambda: self._store.add(_key(of, "read"), 0) >= of.hosts)
+        joined = of
+
+        def ask() -> list[Place]:
+            others = [number for number in range(joined.hosts) if number != joined.number]
+            heard: list[Place] = []
+            with contextlib.suppress(RuntimeError):
+                own_text = json.dumps([place.to_json() for place in found])
+                self._store.set(_key(joined, f"places/{joined.number}"), own_text)
+                self._store.set(_key(joined, "asked"), "")
+                self._until(lambda: self._store.check([_key(joined, f"places/{number}") for number in others]))
+                for number in others:
+                    if self._store.check([key := _key(joined, f"places/{number}")]):
+                        heard += [Place.from_json(one) for one in json.loads(self._store.get(key))]
+                self._store.add(_key(joined, "read"), 1)
+                self._until(lambda: self._store.add(_key(joined, "read"), 0) >= joined.hosts)
+            return heard
+
+        found += self._in_time(ask, 3 * WAIT_S) or []
         return sorted(found, key=lambda place: place.beat.rank)
+
+    def _in_time(self, work: Callable[[], Result], seconds: float) -> Result | None:
+        """`work()`, in a thread: a store whose server was stopped keeps its caller in C for ever. None where it is silent."""
+        answers: list[Result] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(work())
+
+        if not self.is_silent:
+            self._asking = threading.Thread(target=ask, name="asks-hosts", daemon=True)
+            self._asking.start()
+            self._asking.join(seconds)
+        return answers[0] if answers else None
 
     def _until(self, is_so: Callable[[], bool]) -> None:
         end_s = self._clock() + WAIT_S

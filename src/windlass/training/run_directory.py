@@ -28,7 +28,7 @@ from windlass.runtime import Runtime, is_restarted
 from windlass.safe_text import say
 from windlass.status import FILE, LOCK
 from windlass.supervise.beside import Hosts, Watch, watched_beside
-from windlass.supervise.heartbeat import Heartbeat, folder_of
+from windlass.supervise.heartbeat import Heartbeat, folder_of, read_beats
 
 
 def open_heartbeat(run_directory: Path, is_seen: bool) -> Heartbeat:
@@ -43,11 +43,13 @@ def watched(config: RunConfig, runtime: Runtime, is_seen: bool) -> contextlib.Ab
     is_alone = runtime.world == 1 and (not is_restarted() or (sys.stdin is not None and sys.stdin.isatty()))
     if has_agent() or not is_seen or runtime.store is None or not config.launch.stall_s or is_alone:
         return contextlib.nullcontext()
-    hosts, name = runtime.hosts(), runtime.shared(secrets.token_hex(8))
-    host, all_hosts = hosts[runtime.rank], list(dict.fromkeys(hosts))
-    if hosts.index(host) != runtime.rank:
+    # ranks of one host are those that see each other's pages: containers may share its name, or not its memory
+    seen = [beat.rank for beat in read_beats(config.run.directory) if beat.is_alive]
+    firsts, name = runtime.gathered(min(seen, default=runtime.rank)), runtime.shared(secrets.token_hex(8))
+    if firsts[runtime.rank] != runtime.rank:
         return contextlib.nullcontext()
-    meet = None if len(all_hosts) == 1 else (*runtime.address, name, len(all_hosts), all_hosts.index(host))
+    hosts = sorted(set(firsts))
+    meet = None if len(hosts) == 1 else (*runtime.address, name, len(hosts), hosts.index(runtime.rank))
     directory, stall_s = str(config.run.directory.resolve()), config.launch.stall_s
     return watched_beside(Watch(directory, stall_s, config.data.deadline_s + stall_s, meet and Hosts(*meet)))
 
