@@ -74,9 +74,9 @@ def read_status(run_directory: Path) -> Status | None:
 
 
 def hold_restarts(run_directory: Path) -> BinaryIO | None:
-    """Lets a run whose ranks are started again count as running while none of them is there -> what the launcher keeps open until
-    it ends; None where it does already, or the launcher of another host. Ranks that failed may have written so: it is written
-    over."""
+    """Makes a run whose ranks are started again count as running while no rank is alive -> a file that the launcher keeps open
+    until it ends; None where it already has one, or the launcher of another host does. A "failed" that the ranks have written is
+    replaced by "running"."""
     before = read_status(run_directory)
     if before is not None and before.state == "failed":
         write_status(run_directory, "running", before.step, None)

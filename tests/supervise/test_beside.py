@@ -24,7 +24,7 @@ from windlass.supervise.beside import Hosts, Watch, WatchBeside, watched_beside
 from windlass.supervise.heartbeat import process_state, read_beats
 from windlass.training.preflight import prepare_only
 
-LIMIT_S = 60
+LIMIT_S = 600  # more than a process that lives takes on any machine
 QUIET = SimpleNamespace(is_out_of_memory=lambda: False, of_gpus=list)
 
 
@@ -230,12 +230,12 @@ def test_on_two_hosts_the_rank_that_hangs_on_one_is_named(tmp_path, hangs):
             host.start(command, file, RANK=str(rank), LOCAL_RANK="0", **world)
             for rank, (host, file) in enumerate(zip(found, out))
         ]
-        end_s = time.monotonic() + 30 * LIMIT_S
+        end_s = time.monotonic() + 3 * LIMIT_S
         while not committed_steps(config.run.directory / "checkpoints"):
             assert time.monotonic() < end_s and started[0].poll() is None, out[0].read_text()
             time.sleep(0.1)
         agent_of(started[hangs]).suspend()
-        codes = [process.wait(30 * LIMIT_S) for process in started]
+        codes = [process.wait(3 * LIMIT_S) for process in started]
     texts = [file.read_text() for file in out]
     said = [re.findall("^windlass: (rank.*)$", text, re.M) for text in texts]
     named = f"rank {hangs} on host{hangs} stalls in step "

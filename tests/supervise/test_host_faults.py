@@ -1,9 +1,9 @@
 """What a host says went wrong since ranks were started: counted by fakes of the kernel and of NVML."""
 
-import time
+from types import SimpleNamespace
 
 from windlass.supervise import host_faults
-from windlass.supervise.host_faults import HostFaults
+from windlass.supervise.host_faults import FAULTS_S, HostFaults
 from windlass.supervise.kernel_log import DriverFault
 
 
@@ -24,10 +24,11 @@ def test_faults_are_those_of_the_last_minute_and_what_is_new_of_the_gpus(monkeyp
     (cancelled,) = Events().read()
 
     def read(since_s):
-        asked.append(time.monotonic() - since_s)
+        asked.append(since_s)
         return found
 
     monkeypatch.setattr(host_faults, "read_faults", read)
+    monkeypatch.setattr(host_faults, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     monkeypatch.setattr(host_faults, "XidEvents", Events)
     health = iter(["before", "now", "now", "now"])
     monkeypatch.setattr(host_faults, "read_all", lambda: next(health))
@@ -39,7 +40,7 @@ def test_faults_are_those_of_the_last_minute_and_what_is_new_of_the_gpus(monkeyp
         assert faults.of_gpus() == ["before now: slower"]
         found = None  # a log that this process may not read
         assert faults.of_gpus() == [cancelled.sentence, "before now: slower"]
-        assert all(59 < seconds < 70 for seconds in asked) and not Events.is_closed
+        assert asked == [1000.0 - FAULTS_S] * 3 and not Events.is_closed
     assert Events.is_closed
 
 

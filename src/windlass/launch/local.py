@@ -63,7 +63,7 @@ def is_worker() -> bool:
 
 
 def check_nproc(nproc: str | None) -> None:
-    """Raises UserError where another launcher has started this rank, which `--nproc` would not: its ranks are all there are."""
+    """Raises UserError for `--nproc` in a rank that another launcher has started: a rank starts no ranks."""
     if nproc is not None and is_worker() and not has_agent():
         ranks = f"{num_ranks()} process{'es' * (num_ranks() > 1)}"
         raise UserError(

@@ -15,7 +15,7 @@ from windlass.supervise.watchdog import Deadlines
 
 TIMES_AT_A_STEP: Final = 3
 NEVER: Final = (*FINAL, EXIT_STOPPED, EXIT_INTERRUPTED)
-"""Exit codes after which the same command would end the same way, or was asked to end by somebody who sits before it."""
+"""Exit codes after which the same command would end the same way, or was asked to end by the user."""
 
 
 class Failure(NamedTuple):
@@ -61,14 +61,15 @@ class Restarts:
         return None
 
     def again(self, run_directory: Path) -> None:
-        """Says that the ranks are started again; until `close` the run counts as running, also while none of them is there."""
+        """Prints that the ranks are started again. From here to `close` the run counts as running, even while no rank is
+        alive."""
         say(f"windlass: restart {self.count} of {self.most}, from the last commit", sys.stderr)
         before = read_status(run_directory)
         self._failed = (run_directory, before) if before is not None and before.state == "failed" else None
         self._held = hold_restarts(run_directory) or self._held
 
     def close(self) -> None:
-        """Where no rank has begun since, the run has failed as it had before."""
+        """Where no rank has begun since the last restart, the run counts as failed again, with the exit code that it had."""
         if self._held is not None:
             self._held.close()
         if self._failed is not None:

@@ -1,9 +1,10 @@
 """The watchdog of ranks that another launcher started (srun, mpirun, torchrun, Flyte): a process beside them, one per host, which
 the first rank of the host starts. A thread of a rank would not do: a rank may hang with the interpreter's lock held.
 
-It names a rank that stalls and kills those of its host, so that their launcher sees a failure within minutes, and does what it
-does after one; that of SLURM's script is another segment. It also names a rank that was killed, which nobody else would: that is
-no child of its, so the exit code is unknown. It ends with the rank that started it, and signals that the ranks get pass it by.
+It names a rank that stalls and kills the ranks of its host. Their launcher then sees a failure and does what it does after one:
+torchrun starts them again, SLURM's script requeues the job. It also names a rank that was killed, which those launchers do not;
+it is not that rank's parent, so it knows no exit code. It ends with the rank that started it, and ignores the signals that ask
+the ranks to stop.
 """
 
 import contextlib
@@ -34,13 +35,13 @@ if TYPE_CHECKING:  # a run on one host needs no store
 
 DEAD_S: Final = 0.25
 """Between two looks at whether a rank died: a launcher ends the others within a second, and the first is to be named."""
+LAST_LOOK_S: Final = 5.0
+"""How long a rank that fails waits for the watchdog's last look: most fail because another rank has died."""
 KILLS: Final = "windlass: the ranks of this host are killed; their launcher sees a failure"
 SILENT: Final = (
-    "windlass: the other hosts are not known: the store where their watchdogs meet does not answer. Rank 0 serves it, or its "
-    "launcher; if rank 0 is on another host, that one may hang"
+    "windlass: what the ranks of other hosts do is unknown: the store of rank 0 does not answer, so rank 0 may be the one that "
+    "hangs"
 )
-LAST_LOOK_S: Final = 5.0
-"""How long a rank that fails waits for it: most fail because another one has died."""
 
 
 class Hosts(NamedTuple):
@@ -74,7 +75,7 @@ class Watch(NamedTuple):
 @contextlib.contextmanager
 def watched_beside(watch: Watch) -> Iterator[None]:
     """Inside, a process looks after the ranks of this host."""
-    # the folder that it is started in may hold a random.py of the user's, which a script elsewhere does not import either
+    # -m would import a random.py of the folder that the run is started in, which a script elsewhere does not
     alone = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
     command = [sys.executable, *alone, "-m", "windlass.supervise.beside", json.dumps([os.getpid(), *watch])]
     environment = {**environment_of_child(), "TORCH_CPP_LOG_LEVEL": "FATAL"}  # a store that is gone is a page of C++
@@ -120,8 +121,7 @@ class WatchBeside:
                     break
 
     def died(self) -> Incident | None:
-        """Ranks that died since the last look, of those seen alive: one that leaves in good order takes its page along, or leaves
-        none of its process."""
+        """Ranks that were alive at the last look and died since. A rank that leaves in good order removes its page."""
         beats, before = read_beats(self._run), self._seen
         self._seen = _alive(beats)
         gone = [beat for beat in beats if before.get(beat.rank) == beat.pid and beat.rank not in self._seen]
@@ -139,7 +139,7 @@ class WatchBeside:
         )
 
     def report(self, incident: Incident, *more: str) -> None:
-        """On stderr, and in the events of the run: of several hosts, whose watchdogs say the same of a stall, that of rank 0."""
+        """On stderr, and in the events of the run: of a stall, which the watchdogs of all hosts report, that of rank 0's host."""
         say("\n".join([f"windlass: {incident.sentence}", *incident.details(), *filter(None, more)]), sys.stderr)
         is_first = incident.cause == "died" or self._hosts is None or self._hosts.number == 0
         if is_first and (file := self._run / "events.jsonl").is_file():

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from windlass.supervise.places import Place
@@ -55,7 +55,7 @@ class SharedWatch:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the store does not answer: whoever serves it hangs, maybe."""
+        """Whether the store has not answered the last question yet: the process that serves it may hang."""
         return self._asking is not None and self._asking.is_alive()
 
     @cached_property
@@ -74,34 +74,32 @@ class SharedWatch:
         once."""
         of = self._current()
         found = [replace(place, host=socket.gethostname()) for place in own]
-        if of is None:
-            return found
-        joined = of
-
-        def ask() -> list[Place]:
-            others = [number for number in range(joined.hosts) if number != joined.number]
-            heard: list[Place] = []
-            with contextlib.suppress(RuntimeError):
-                own_text = json.dumps([place.to_json() for place in found])
-                self._store.set(_key(joined, f"places/{joined.number}"), own_text)
-                self._store.set(_key(joined, "asked"), "")
-                self._until(lambda: self._store.check([_key(joined, f"places/{number}") for number in others]))
-                for number in others:
-                    if self._store.check([key := _key(joined, f"places/{number}")]):
-                        heard += [Place.from_json(one) for one in json.loads(self._store.get(key))]
-                self._store.add(_key(joined, "read"), 1)
-                self._until(lambda: self._store.add(_key(joined, "read"), 0) >= joined.hosts)
-            return heard
-
-        found += self._in_time(ask, 3 * WAIT_S) or []
+        if of is not None:
+            found += self._in_time(partial(self._exchange, of, found), 3 * WAIT_S) or []
         return sorted(found, key=lambda place: place.beat.rank)
 
+    def _exchange(self, of: Round, own: Sequence[Place]) -> list[Place]:
+        """-> the places of the other hosts, as far as they answer before the store is gone."""
+        others = [number for number in range(of.hosts) if number != of.number]
+        heard: list[Place] = []
+        with contextlib.suppress(RuntimeError):
+            self._store.set(_key(of, f"places/{of.number}"), json.dumps([place.to_json() for place in own]))
+            self._store.set(_key(of, "asked"), "")
+            self._until(lambda: self._store.check([_key(of, f"places/{number}") for number in others]))
+            for number in others:
+                if self._store.check([key := _key(of, f"places/{number}")]):
+                    heard += [Place.from_json(one) for one in json.loads(self._store.get(key))]
+            self._store.add(_key(of, "read"), 1)
+            self._until(lambda: self._store.add(_key(of, "read"), 0) >= of.hosts)
+        return heard
+
     def _in_time(self, work: Callable[[], Result], seconds: float) -> Result | None:
-        """`work()`, in a thread: a store whose server was stopped keeps its caller in C for ever. None where it is silent."""
+        """`work()`, in a thread: torch waits for ever for a store whose server was stopped (seen with 2.13). None where the store
+        is silent, or gone."""
         answers: list[Result] = []
 
         def ask() -> None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # the store is gone
                 answers.append(work())
 
         if not self.is_silent:
