@@ -70,6 +70,7 @@ def make_cells(tiny: bool) -> list[Cell]:
     small, large = ROWS[0], ROWS[1]
     long = replace(large, sequence_length=8192, tries=tries(1, 1), bar=None, goal=FP8_GOAL)
     others: tuple[tuple[Row, str, dict[str, Any]], ...] = (
+        (large, "one sequence", {"recompute": "none", "micro_batch": 1}),
         (small, "gathered weights kept", {"zero": 2}),
         (small, "autocast", {"zero": 0}),
         (large, "gradients added in bf16", {"gradients": "bf16"}),
@@ -83,7 +84,9 @@ def make_cells(tiny: bool) -> list[Cell]:
     )
     for row, words, change in others:
         setups = [s for s in setups_of(row, tiny) if s.policy == "bf16" or "gradients" not in change]
-        cells.append(_cell(f"{row.preset}, {words}", [replace(setup, **change) for setup in setups], seconds))
+        cells.append(
+            _cell(f"{row.preset}, {words}", list(dict.fromkeys(replace(setup, **change) for setup in setups)), seconds)
+        )
     return cells
 
 
