@@ -10,7 +10,7 @@ from windlass.advice.mfu import levels
 from windlass.hardware import find_device
 from windlass.model.architecture import Architecture
 from windlass.model.flops import count_multiplied, count_parameters, flops_per_token, recomputed_flops
-from windlass.units import MIB
+from windlass.units import GIB, MIB
 
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
 RESULTS = MEASURED / "layouts.json"
@@ -176,6 +176,17 @@ def gpu_kernels() -> str:
     return table(("us per token", *kinds, "no kernel runs"), rows)
 
 
+def gpu_train() -> str:
+    """`windlass train` itself, without a layout in its recipe."""
+    rows = []
+    for cell in gpu_cells("train"):
+        one = cell["result"]
+        memory, save = one["memory_bytes"] / GIB, f"{one['save_bytes'] / 1e9:.1f} GB, {one['save_stall_s']:.1f} s"
+        batch = one["derived"]["global batch"]
+        rows.append((cell["name"], batch, f"{one['tokens_per_s']:,.0f}", f"{one['mfu']:.1%}", f"{memory:.1f}", save))
+    return table(("model", "`auto` chose", "tok/s", "MFU, causal", "GiB", "a save: size, wait"), rows)
+
+
 def gpu_peer() -> str:
     """transformers' Trainer on the job of the row smollm3-3b."""
     rows = []
@@ -213,6 +224,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu_rows,
     "gpu kernels": gpu_kernels,
     "gpu peer": gpu_peer,
+    "gpu train": gpu_train,
 }
 
 

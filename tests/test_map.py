@@ -389,7 +389,6 @@ NO_TEST_OF_ITS_OWN = {
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
     "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",
-    "checkpoint/staging.py": "checkpoint/test_checkpoints.py: what training changes after save() is not in the checkpoint",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
     "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",

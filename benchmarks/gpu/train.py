@@ -93,7 +93,7 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
     last = plain[-1][1]
     return {
         "tokens_per_s": round(statistics.median(event["tokens_per_s"] for _, event in plain), 1),
-        "mfu": last["mfu"],
+        "mfu": statistics.median(event["mfu"] for _, event in plain) if last["mfu"] else None,
         "step_ms": round(step_s * 1e3, 2),
         "slowest_ms": round(max(seconds for seconds, _ in plain) * 1e3, 2),
         "save_wait_s": round((around_s - step_s) * LOGGED, 3),

@@ -133,6 +133,11 @@ class Checkpoints:
         self._last_time_s = time.monotonic()
         self._swept = False
 
+    def make_ready(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Makes the host memory of asynchronous saves of `tensors` in the background, so that the first does not wait for it."""
+        if self._config.async_:
+            self._staging.make_ready(tensors, self._thread)
+
     def due(self, step: int, clock_due: bool = False) -> bool:
         """Whether to save after `step` updates. `clock_due`: what all ranks agreed on, see `clock_due`."""
         config = self._config
@@ -169,7 +174,9 @@ class Checkpoints:
             local = self._staging.copy(tensors)
             self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
         else:
-            local = {name: local_shard(tensor) for name, tensor in tensors.items()}
+            is_far = any(tensor.device.type != "cpu" for tensor in tensors.values())  # staged, since alone each is slow
+            staged = self._config.async_ and is_far
+            local = self._staging.copy(tensors) if staged else {n: local_shard(tensor) for n, tensor in tensors.items()}
             self._saved.append(self._write(job, local, None))
         self._last_step, self._last_time_s = step, time.monotonic()
         return True

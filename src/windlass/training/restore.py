@@ -75,10 +75,11 @@ def restore(
     stream: str,
     log: Callable[[str], None],
 ) -> Start:
-    """Fills weights and optimizer state in place. `stream`: Prepared.stream. Collective. Raises UserError for drift and for a
-    wrong start_from."""
+    """Fills weights and optimizer state in place, and has the host memory of their saves made. `stream`: Prepared.stream.
+    Collective. Raises UserError for drift and for a wrong start_from."""
     start = _restore(config, checkpoints, program, optimizer, stream, log)
     write_copies(program.records())
+    checkpoints.make_ready(state_tensors(program, optimizer))
     return start
 
 
