@@ -57,15 +57,12 @@ def test_rank_0_keeps_the_terminal_and_logs_whole_lines(tmp_path, monkeypatch):
 def write_from_every_kind(path):
     import pathlib
 
-    kept = [os.dup(1), os.dup(2)]
     with redirected_output(pathlib.Path(path), dist.get_rank() + 1):
         print("from python")
         print("to stderr", file=sys.stderr)
         subprocess.run(["echo", "from a child"], check=True)
         sys.stdout.flush()
         sys.stderr.flush()
-    os.dup2(kept[0], 1)
-    os.dup2(kept[1], 2)
 
 
 def test_other_ranks_write_to_their_log_alone(ranks, tmp_path):
@@ -73,6 +70,27 @@ def test_other_ranks_write_to_their_log_alone(ranks, tmp_path):
     for rank in (1, 2):
         log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
         assert set(log.splitlines()) == {"from python", "to stderr", "from a child"}
+
+
+def test_a_rank_that_is_through_writes_where_it_did_before(tmp_path):
+    code = "\n".join(
+        [
+            "import subprocess, sys",
+            "from pathlib import Path",
+            "from windlass.output import redirected_output",
+            "print('before')",
+            "with redirected_output(Path(sys.argv[1]), 1):",
+            "    print('inside')",
+            "    print('inside', file=sys.stderr)",
+            "print('behind')",
+            "sys.stdout.flush()",
+            "subprocess.run(['echo', 'child'], check=True)",
+            "print('behind', file=sys.stderr)",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("before\nbehind\nchild\n", "behind\n")
+    assert (tmp_path / "logs" / "rank-1.log").read_text().split() == ["inside", "inside"]
 
 
 FAILING = """

@@ -49,8 +49,8 @@ class _Tee(io.TextIOBase):
 @contextlib.contextmanager
 def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
     """Every rank has logs/rank-N.log in the run directory. Rank 0 keeps the terminal too, until the end of the context; the
-    others write to their log alone, for the rest of their process. Where one of those fails, the end of its log goes to its
-    stderr too: nobody but our own launcher would show it. Under that, rank 0's traceback goes to its log."""
+    others write to their log alone. Where one of those fails, it does so for the rest of its process, and the end of its log goes
+    to its stderr too: nobody but our own launcher would show it. Under that, rank 0's traceback goes to its log."""
     file = run_directory / "logs" / f"rank-{rank}.log"
     descriptor = _open_log(file)
     if rank == 0:
@@ -69,21 +69,28 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
             with contextlib.suppress(OSError):  # what a full disk did not take is lost
                 log.close()
         return
-    stderr = os.dup(2)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    stdout, stderr = os.dup(1), os.dup(2)
+    _point_to(descriptor, descriptor)
     os.close(descriptor)
     try:
         yield
+        _point_to(stdout, stderr)
     except Exception as error:
         sys.stdout.flush()
         if not has_agent():
             os.write(stderr, _last_words(rank, file, error).encode())
         raise
     finally:
+        os.close(stdout)
         os.close(stderr)
+
+
+def _point_to(stdout: int, stderr: int) -> None:
+    """What was written so far goes to where both led before."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
 
 
 @contextlib.contextmanager

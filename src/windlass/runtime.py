@@ -5,6 +5,7 @@ store in memory instead of a port.
 """
 
 import datetime
+import itertools
 import logging
 import os
 import secrets
@@ -34,6 +35,8 @@ ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 SEGMENTS: Final = "expandable_segments:True"
 """A segment grows in place, so that tensors of other sizes leave fewer holes (torch's notes on CUDA)."""
 
+_RUNS: Final = itertools.count()
+"""Of this process, in worlds of several ranks: one after the other, so that each rank counts alike."""
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
 
@@ -197,7 +200,8 @@ def start_runtime() -> Runtime:
         allow_many_files()
         # gloo connects all pairs of every group otherwise: 5 N + 5 sockets per rank
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
-        store = meet(own, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), shares_store(), attempt())
+        prefix = f"{attempt()}/run-{next(_RUNS)}"
+        store = meet(own, world, os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), shares_store(), prefix)
     else:
         store = dist.HashStore()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

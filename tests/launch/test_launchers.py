@@ -121,6 +121,49 @@ def test_a_script_that_exports_the_names_as_accelerate_does(base):
     assert losses(base / "exported") == losses(base / "ours")
 
 
+TRAINS_AGAIN = """
+import os, signal, sys
+from windlass import Stopped, load_recipe, train
+
+recipe = load_recipe(sys.argv[1], f"run.directory={sys.argv[2]}")
+def stop(line):
+    if line["kind"] == "step" and line["step"] == 2:
+        os.kill(os.getpid(), signal.SIGUSR1)
+try:
+    train(recipe, on_event=stop, raise_on_stop=True)
+except Stopped as stopped:
+    print(f"rank {os.environ['RANK']}: {stopped}", flush=True)
+    assert train(recipe).step > 3
+train(load_recipe(sys.argv[1], f"run.directory={sys.argv[2]}-again"))
+"""
+
+
+def assert_trained_again(base, name, out):
+    assert out.count("was stopped after step 3") == 2, out
+    for directory in (base / name, base / f"{name}-again"):
+        assert losses(directory) == losses(base / "ours")
+
+
+@pytest.mark.parametrize("more", [[], ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]])
+def test_a_script_trains_again_in_the_same_processes_of_torchrun(base, more):
+    (base / "again.py").write_text(TRAINS_AGAIN)
+    name = f"again-{len(more)}"
+    arguments = [*TORCHRUN, *more, str(base / "again.py"), str(base / "tiny.yaml"), str(base / name)]
+    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert_trained_again(base, name, done.stdout)
+
+
+def test_a_script_trains_again_where_rank_0_serves_the_store(base):
+    (base / "again.py").write_text(TRAINS_AGAIN)
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23573"}
+    command = [sys.executable, str(base / "again.py"), str(base / "tiny.yaml"), str(base / "again")]
+    ranks = [start(command, RANK=rank, LOCAL_RANK=rank, **names) for rank in "01"]
+    out = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], out
+    assert_trained_again(base, "again", out[0][0] + out[1][0])
+
+
 def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base):
     """torchrun keeps one store over its restarts: the addresses of the ranks before must not be found."""
     directory = base / "restarted"

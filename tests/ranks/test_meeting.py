@@ -80,6 +80,19 @@ def test_ranks_that_all_come_have_one_store(prefix, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_the_next_run_of_the_same_ranks_meets_at_the_same_port_and_finds_nothing_of_the_first():
+    port = free_port()
+    for run in range(3):
+        prefix = f"run-{run}"
+        calls = [lambda rank=rank, prefix=prefix: meet(rank, 2, "localhost", port, False, prefix) for rank in range(2)]
+        stores = meet_all(calls)
+        assert not any(store.check(["of a run"]) for store in stores)
+        stores[run % 2].set("of a run", str(run))
+        assert [store.get("of a run") for store in stores] == [str(run).encode()] * 2
+        del stores  # rank 0 is through; others may still read, or come to the next run first
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
 def test_ranks_that_do_not_come_are_named_to_all_that_did_within_bounded_time(store):
     clock = Clock()
     other = threading.Thread(target=lambda: said.extend(meet_all([lambda: meet(2, 5, "a", 7, False, **forever())])))

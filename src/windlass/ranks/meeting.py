@@ -33,6 +33,9 @@ LINGER_S: Final = 6.0
 """How long rank 0 stays after it has said who is missing: three looks of the others."""
 HOSTS_SHOWN: Final = 8
 _WORLD, _MET = "meeting/world", "meeting/met"
+_SERVED: Final = dict[int, dist.Store]()
+"""What this process serves, by port, until it ends: other ranks may still read when rank 0 is through with a run, and the next
+run of the same ranks meets there again."""
 
 
 class _Wait:
@@ -59,8 +62,8 @@ def meet(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dist.Store:
-    """The store of all ranks, once all have come. `is_served`: by an agent, at `host` and `port`, and not by rank 0; its keys may
-    be of an earlier start, unless `prefix` differs. Raises Unavailable where they do not come, UserError where two of them
+    """The store of all ranks, once all have come. `is_served`: by an agent, at `host` and `port`, and not by rank 0. The keys may
+    be of an earlier start there, and of an earlier run of the same ranks, unless `prefix` differs. Raises Unavailable where they do not come, UserError where two of them
     cannot belong together."""
     if rank == 0 and not is_served:
         store: dist.Store = _serve(port)
@@ -101,7 +104,9 @@ def address_of(store: dist.Store) -> tuple[str, int]:
 def _serve(port: int) -> dist.Store:
     """On all addresses of this host."""
     try:
-        return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
+        if port not in _SERVED:
+            _SERVED[port] = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True)
+        return _SERVED[port]
     except dist.DistNetworkError as error:
         said = str(error).partition("message: ")[2].split("\n")[0] or str(error).split("\n")[0]
         raise Unavailable(
