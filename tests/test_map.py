@@ -353,6 +353,7 @@ INIT_WITH_CODE = {"__init__.py": "fetches its functions when they are first name
 BROAD_EXCEPT = {
     "__main__.py": "whatever a rank failed with, it ends at once, with its words and its code",
     "data/sources/urls.py": "each file system of fsspec raises its own library's errors: named with the URL; others are raised",
+    "signals.py": "whatever work in a thread raises is raised by the caller",
     "object_store.py": "each file system of fsspec raises its own library's errors: retried, then named with the URL",
     "report/events.py": "a listener of a script may raise anything: logged, and it is not called again",
     "report/sinks/start.py": "a sink of a script may raise anything: logged, and the run goes on without it",

@@ -10,7 +10,16 @@ import time
 
 import pytest
 
-from windlass.signals import SIGNALS, Signals, catch_signals, held_back, install_signals, signals_of_process
+from windlass.signals import (
+    SIGNALS,
+    Signals,
+    TooLate,
+    catch_signals,
+    held_back,
+    in_time,
+    install_signals,
+    signals_of_process,
+)
 
 
 def send(number):
@@ -239,3 +248,23 @@ main()
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_after_all_is_done_changes_no_exit_code(number):
     assert subprocess.run([sys.executable, "-c", LATE, str(int(number))], capture_output=True).returncode == 0
+
+
+def test_work_in_time_gives_its_result_or_its_error():
+    def fail(error):
+        raise error
+
+    assert in_time(lambda: 7, 60) == 7
+    with pytest.raises(ZeroDivisionError):
+        in_time(lambda: 1 // 0, 60)
+    with pytest.raises(TimeoutError, match="of the work"):
+        in_time(lambda: fail(TimeoutError("of the work")), 60)
+
+
+def test_work_that_does_not_end_is_given_up_after_its_time_and_by_a_signal():
+    ended, here = threading.Event(), threading.get_ident()
+    with pytest.raises(TooLate):
+        in_time(ended.wait, 0.01)
+    with catch_signals() as signals, pytest.raises(KeyboardInterrupt), signals.leaving():
+        in_time(lambda: (signal.pthread_kill(here, signal.SIGTERM), ended.wait()), 60)
+    ended.set()

@@ -13,15 +13,14 @@ password, query.
 
 import contextlib
 import errno
-import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from windlass.errors import Unavailable, UserError
 from windlass.safe_text import redacted
+from windlass.signals import TooLate, in_time
 
 EXTRAS: Final = {"s3": "s3", "s3a": "s3"}  # protocol -> extra of windlass that reads it; fsspec names any other package
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
@@ -137,10 +136,10 @@ class Store:
         end_s, pause_s, last = time.monotonic() + deadline_s, FIRST_PAUSE_S, "no answer"
         while True:
             try:
-                return _in_time(operation, end_s - time.monotonic())
+                return in_time(operation, end_s - time.monotonic())
             except FileNotFoundError:
                 raise
-            except _TooLate:
+            except TooLate:
                 break
             except Exception as error:  # each library has its own; what passes is known by trying again
                 self._raise_if_final(where, error)
@@ -168,28 +167,3 @@ class Store:
             raise UserError(f"{where} cannot be written by this protocol", rule, "give another place") from None
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise UserError(given, "this needs a place to write", "free space, or give another place") from None
-
-
-class _TooLate(Exception):
-    """The deadline passed while an operation was under way."""
-
-
-def _in_time(operation: Callable[[], Result], seconds: float) -> Result:
-    """operation() in a thread that is given up after `seconds`. Raises _TooLate, or what the operation raised."""
-    future: Future[Result] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(operation())
-        except BaseException as error:
-            future.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-
-    threading.Thread(target=work, daemon=True, name="windlass-store").start()
-    try:
-        return future.result(max(0.0, seconds))
-    except TimeoutError:
-        if future.done():
-            raise  # the operation's own
-        raise _TooLate from None

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_S: Final = 5.0
@@ -27,6 +27,8 @@ GRACE_S: Final = 5.0
 AGAIN_S: Final = 0.1
 """Behind a destructor and the report of what it raised."""
 _LEFT: Final = b"\0"  # no signal's number
+
+Result = TypeVar("Result")
 
 
 class _Signalled(KeyboardInterrupt):
@@ -232,3 +234,31 @@ def held_back() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         done.set()
+
+
+class TooLate(Exception):
+    """Work was still under way after its time."""
+
+
+def in_time(work: Callable[[], Result], seconds: float) -> Result:
+    """`work()`, which may wait in C, where no signal reaches the main thread: in a thread, which is given up after `seconds`.
+    Raises TooLate, or what the work raised."""
+    from concurrent.futures import Future
+
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+
+    threading.Thread(target=run, daemon=True, name="in-time").start()
+    try:
+        return future.result(max(0.0, seconds))
+    except TimeoutError:
+        if future.done():
+            raise  # the work's own
+        raise TooLate from None

@@ -101,8 +101,8 @@ def wait_for(condition, process=None):
 def last_step(directory):
     """The last step in the event log, 0 where there is none yet."""
     events = directory / "events.jsonl"
-    lines = events.read_text().splitlines() if events.is_file() else []
-    return max((json.loads(line)["step"] for line in lines if '"kind": "step"' in line), default=0)
+    whole = events.read_text().rpartition("\n")[0] if events.is_file() else ""  # the last line may be half written
+    return max((json.loads(line)["step"] for line in whole.splitlines() if '"kind": "step"' in line), default=0)
 
 
 def assert_finished(directory, steps=tiny.STEPS):

@@ -107,6 +107,7 @@ def test_hosts_that_do_not_come_are_waited_for_and_counted(endpoint):
 
 def test_a_port_that_another_program_has_is_named_and_nothing_of_torch_is_printed(capfd, monkeypatch):
     monkeypatch.setattr("windlass.launch.rendezvous.time.sleep", lambda _: None)
+    monkeypatch.setattr("windlass.launch.rendezvous.ANSWER_S", 1)
 
     class Closes(socketserver.BaseRequestHandler):
         def handle(self):
@@ -122,3 +123,25 @@ def test_a_port_that_another_program_has_is_named_and_nothing_of_torch_is_printe
     assert f"ss -ltnp sport = :{server.server_address[1]}" in caught.value.change
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("nobody answers") == 1
+
+
+def silent_port():
+    """Of a server that accepts and says nothing, until the process ends: torch, still there, would speak up if it closed."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    server.detach()
+    return port
+
+
+def test_a_program_that_listens_and_says_nothing_is_not_waited_for(capfd, monkeypatch):
+    from windlass.launch import rendezvous
+
+    monkeypatch.setattr(rendezvous, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda _: None)
+    port = silent_port()
+    with pytest.raises(Unavailable) as caught:
+        MeetingPlace(2, 2, f"127.0.0.1:{port}", {})
+    assert caught.value.code == 74
+    assert caught.value.given == f"--endpoint 127.0.0.1:{port}: what listens there answered nothing for 2 s"
+    assert f"`ss -ltnp sport = :{port}` on that host" in caught.value.change
+    assert capfd.readouterr().out.count("nobody answers") == 1

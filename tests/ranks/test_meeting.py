@@ -211,6 +211,24 @@ def test_a_port_that_another_process_has(monkeypatch, capfd):
     assert capfd.readouterr().err == "", "no frames of C++"
 
 
+def silent_port():
+    """Of a server that accepts and says nothing, until the process ends: torch, still there, would speak up if it closed."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    server.detach()
+    return port
+
+
+def test_a_program_that_listens_and_says_nothing(monkeypatch):
+    monkeypatch.setattr(meeting, "ANSWER_S", 0.1)
+    monkeypatch.setattr(meeting, "LOOK_S", 0.2)
+    monkeypatch.setattr(meeting, "WAIT_S", 1.0)
+    clock = Clock()
+    port = silent_port()
+    with pytest.raises(Unavailable, match=f": what listens at 127.0.0.1:{port} answers nothing, tried for 1 s"):
+        meet(1, 2, "127.0.0.1", port, False, clock=clock, sleep=clock.sleep)
+
+
 def answer(server):
     """Like a web server that is asked something else."""
     while True:

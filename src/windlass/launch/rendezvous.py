@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from torch.distributed.elastic.rendezvous.api import (
@@ -33,6 +34,7 @@ from windlass.errors import Unavailable, UserError
 from windlass.launch.spawn import end_children
 from windlass.output import without_stderr
 from windlass.safe_text import say
+from windlass.signals import TooLate, in_time
 from windlass.supervise.stalls import SharedWatch
 
 KEEP_ALIVE_S, KEEP_ALIVES = 5, 6
@@ -43,6 +45,12 @@ JOIN_S: Final = 3600
 """How long it waits for as many, or for the endpoint."""
 TRIES: Final = 3
 """A store that begins may listen and not answer yet; what does not for as often in succession is another program."""
+ANSWER_S: Final = 10
+PATIENCE_S: Final = 20.0
+"""How long torch looks for a store in one try, and how long that may take: what listens and says nothing keeps torch for ever."""
+SILENT_TRIES: Final = 3
+READ_S: Final = 30.0
+"""How long the store may take to answer, once it is found."""
 LOOK_S: Final = 5.0
 GRACE_S: Final = 20.0
 CLOSE_S: Final = 60.0
@@ -63,25 +71,8 @@ class MeetingPlace:
     def _connect(self) -> None:
         """Raises Unavailable where nobody serves the endpoint, UserError where another program does, or where this host was
         started otherwise than another."""
-        params = RendezvousParameters("c10d", self._endpoint, "windlass", self._least, self._most, read_timeout=30)
-        end_s, is_said, others = time.monotonic() + self.join_s, False, 0
-        while True:
-            try:
-                with without_stderr():
-                    self._backend, self.store = create_backend(params)
-                break
-            except RendezvousConnectionError:
-                others = others + 1 if _is_taken(self._endpoint) else 0
-                if others == TRIES:
-                    raise _foreign(self._endpoint) from None
-                if time.monotonic() > end_s:
-                    raise _unreachable(self._endpoint, self.join_s) from None
-                if not is_said:
-                    say(
-                        f"windlass: nobody answers at {self._endpoint} yet{unnamed(self._endpoint)}; waiting for its host"
-                    )
-                is_said = True
-                time.sleep(1)
+        self._backend, self.store = self._reach()
+        self.store.set_timeout(timedelta(seconds=READ_S))
         own = json.dumps([socket.gethostname(), self._facts])
         host, first = json.loads(self.store.compare_set("windlass/facts", "", own))
         other = [key for key in self._facts if self._facts[key] != first.get(key)]
@@ -93,6 +84,31 @@ class MeetingPlace:
                 "the hosts of a run start it alike",
                 "give every host the same command and the same environment",
             )
+
+    def _reach(self) -> tuple[Any, Any]:
+        """-> torchelastic's backend, and its store."""
+        params = RendezvousParameters(
+            "c10d", self._endpoint, "windlass", self._least, self._most, read_timeout=ANSWER_S
+        )
+        end_s, is_said, others, silent = time.monotonic() + self.join_s, False, 0, 0
+        while True:
+            try:
+                with without_stderr():
+                    return in_time(partial(create_backend, params), PATIENCE_S)
+            except RendezvousConnectionError:
+                others, silent = others + 1 if _is_taken(self._endpoint) else 0, 0
+            except TooLate:
+                silent += 1
+            if others == TRIES:
+                raise _foreign(self._endpoint)
+            if silent == SILENT_TRIES:
+                raise _silent(self._endpoint)
+            if time.monotonic() > end_s:
+                raise _unreachable(self._endpoint, self.join_s)
+            if not is_said:
+                say(f"windlass: nobody answers at {self._endpoint} yet{unnamed(self._endpoint)}; waiting for its host")
+            is_said = True
+            time.sleep(1)
 
     def start(self) -> dict[str, Any]:
         """LaunchConfig's fields for the next start of ranks, which waits for hosts."""
@@ -108,7 +124,7 @@ class MeetingPlace:
 
     def watch(self) -> SharedWatch:
         """What the watchdogs of all hosts see."""
-        return SharedWatch(self.store.clone, lambda: self.handler if self.handler and self.handler.hosts else None)  # type: ignore[attr-defined]
+        return SharedWatch(self.store.clone, lambda: self.handler if self.handler and self.handler.hosts else None)
 
     def _handler(self, params: RendezvousParameters) -> "_Handler":
         self.handler = _Handler.from_backend(
@@ -234,6 +250,15 @@ def _foreign(endpoint: str) -> UserError:
         "the agent on the endpoint's host serves a store where all hosts meet, at a port that nothing else has",
         f"choose another port, or end the program that has it (`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` on that host "
         "names it)",
+    )
+
+
+def _silent(endpoint: str) -> Unavailable:
+    return Unavailable(
+        f"--endpoint {endpoint}: what listens there answered nothing for {SILENT_TRIES * PATIENCE_S:.0f} s",
+        "the agent on the endpoint's host serves a store where all hosts meet, at a port that nothing else has",
+        f"see what has the port (`ss -ltnp sport = :{endpoint.rpartition(':')[2]}` on that host): beside another program choose "
+        "another port; an agent that hangs is to be ended, and the same command started there and here again",
     )
 
 

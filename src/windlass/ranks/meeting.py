@@ -16,12 +16,14 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch.distributed as dist
 
 from windlass.errors import Unavailable, UserError
 from windlass.output import without_stderr
+from windlass.signals import TooLate, in_time
 
 WAIT_S: Final = 600.0
 """How long a rank waits for the address, and then for the others: as long as for any collective."""
@@ -62,9 +64,9 @@ def meet(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dist.Store:
-    """The store of all ranks, once all have come. `is_served`: by an agent, at `host` and `port`, and not by rank 0. The keys may
-    be of an earlier start there, and of an earlier run of the same ranks, unless `prefix` differs. Raises Unavailable where they do not come, UserError where two of them
-    cannot belong together."""
+    """The store of all ranks, once all have come. `is_served`: by an agent, at `host` and `port`, and not by rank 0. Its keys may
+    be of an earlier start, or of an earlier run of the same ranks, unless `prefix` differs. Raises Unavailable where they do not
+    come, UserError where two of them cannot belong together."""
     if rank == 0 and not is_served:
         store: dist.Store = _serve(port)
     else:
@@ -126,14 +128,15 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             with without_stderr():
-                answer = datetime.timedelta(seconds=ANSWER_S)
-                return dist.TCPStore(address, port, is_master=False, timeout=answer, wait_for_workers=False)
+                return in_time(partial(_connect, address, port), ANSWER_S + LOOK_S)  # torch does not keep the first
         except OSError as error:
             reason = f"nobody answers at {host}:{port} ({error.strerror or error})"
             if isinstance(error, socket.gaierror):
                 reason = f"the name {host} does not resolve ({error.strerror})"
         except dist.DistError:
             reason = f"what answers at {host}:{port} is no store of ranks"
+        except TooLate:
+            reason = f"what listens at {host}:{port} answers nothing"
         if wait.is_over:
             raise Unavailable(
                 f"rank {rank} on {socket.gethostname()}: {reason}, tried for {WAIT_S:.0f} s",
@@ -142,6 +145,11 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
                 f"is open (`windlass doctor --endpoint {host}:{port}`); then start all again",
             ) from None
         wait.pause()
+
+
+def _connect(address: str, port: int) -> dist.Store:
+    answer = datetime.timedelta(seconds=ANSWER_S)
+    return dist.TCPStore(address, port, is_master=False, timeout=answer, wait_for_workers=False)
 
 
 def _has(store: dist.Store, keys: list[str]) -> bool:
