@@ -13,7 +13,8 @@
     flops                            of matrix products (aten.mm, addmm, bmm), recomputed ones included; attention's are not in it
 
 One step is counted, the second: in the first, buffers are made and DDP learns its buckets. The step goes from the objective's
-count to the end of the optimizer's update. What is counted depends on shapes alone, so a slow or loaded machine counts the same.
+count to the end of the optimizer's update. What is counted depends on shapes alone, but for one thing: where the machine is
+busy a thread of gloo may hold a buffer for a moment longer, and `kept` counts it.
 """
 
 import contextlib

@@ -10,7 +10,15 @@ import time
 import pytest
 
 from windlass.supervise import heartbeat
-from windlass.supervise.heartbeat import Heartbeat, LastBeat, folder_of, forget_beats, process_state, read_beats
+from windlass.supervise.heartbeat import (
+    Heartbeat,
+    LastBeat,
+    folder_of,
+    forget_beats,
+    leave_page,
+    process_state,
+    read_beats,
+)
 from windlass.supervise.places import find_places
 
 
@@ -61,6 +69,22 @@ def test_what_a_rank_that_failed_was_doing_stays_for_the_launcher(run):
     )
     forget_beats(run)
     assert not read_beats(run)
+
+
+def test_of_a_process_that_ends_at_once_the_page_says_that_it_has_left(run):
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        with Heartbeat(folder_of(run), 0), Heartbeat(folder_of(run), 1) as beat:
+            pages = [folder_of(run) / f"rank-{rank:06d}.page" for rank in (0, 1)]
+            pages[0].write_bytes(other.pid.to_bytes(8, "little") + pages[0].read_bytes()[8:])
+            beat.beat("step", 4)
+            leave_page(run)
+            theirs, own = read_beats(run)
+            assert (theirs.pid, theirs.is_alive) == (other.pid, True), "another rank is not spoken for"
+            assert (own.pid, own.is_alive, own.step, own.phase) == (0, False, 4, "step")
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_rank_that_is_watched_can_be_asked_where_it_is_until_its_process_has_left(run):

@@ -11,6 +11,7 @@ from windlass.checkpoint.store import committed_steps
 from windlass.contract import num_ranks
 from windlass.errors import Interrupted, UserError
 from windlass.signals import signals_of_process
+from windlass.supervise.heartbeat import leave_page
 
 _UNDER_WAY: Final = threading.Lock()
 
@@ -38,13 +39,15 @@ def interruptible(run_directory: Path) -> Iterator[None]:
     def interrupted() -> Interrupted:
         return Interrupted(bool(committed_steps(run_directory / "checkpoints")))
 
+    def exit_code() -> int:
+        leave_page(run_directory)
+        return interrupted().code
+
     signals = signals_of_process()
     is_main = threading.current_thread() is threading.main_thread()
     may_wait = is_main and num_ranks() > 1  # in C, for ranks that do not come
     try:
-        with (
-            signals.leaving((lambda: interrupted().code) if may_wait else None) if signals else contextlib.nullcontext()
-        ):
+        with signals.leaving(exit_code if may_wait else None) if signals else contextlib.nullcontext():
             yield
     except KeyboardInterrupt:
         raise interrupted() from None
