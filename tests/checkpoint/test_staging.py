@@ -1,10 +1,12 @@
 """Host copies of a rank's shards: made ahead, and through pinned buffers where the tensors are on a device."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.checkpoint import cases
 from windlass.checkpoint import staging
 from windlass.checkpoint.staging import Bounce, Staging
 
@@ -69,3 +71,20 @@ def test_bytes_pass_through_two_buffers_one_after_the_other(piece_bytes):
         expected += [("begun", number), ("ended", number - 1)]
     assert said == [*expected, ("ended", pieces - 1)]
     assert pieces >= sum(-(-tensor.numel() * tensor.element_size() // piece_bytes) for tensor in given.values())
+
+
+def made_ahead(path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(6.0)
+    given = {"cut": distribute_tensor(whole, mesh, [Shard(0)]), "alike": distribute_tensor(whole, mesh, [Replicate()])}
+    checkpoints = cases.make_checkpoints(Path(path), asynchronous=True)
+    checkpoints.make_ready(given | {"plain": whole})
+    checkpoints._staging._made.result()
+    return {name: tuple(buffer.shape) for name, buffer in checkpoints._staging._buffers.items()}
+
+
+def test_what_ranks_hold_alike_takes_no_memory_before_it_is_saved(ranks, tmp_path):
+    assert ranks.run(2, made_ahead, str(tmp_path)) == [{"cut": (3,)}] * 2

@@ -46,7 +46,7 @@ from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE,
 from windlass.checkpoint.restore import load_newest, load_path
 from windlass.checkpoint.save import Plan, write_checkpoint
 from windlass.checkpoint.sealed_json import seal
-from windlass.checkpoint.staging import Staging, local_shard
+from windlass.checkpoint.staging import Staging, is_cut, local_shard
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
@@ -134,9 +134,11 @@ class Checkpoints:
         self._swept = False
 
     def make_ready(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Makes the host memory of asynchronous saves of `tensors` in the background, so that the first does not wait for it."""
+        """Makes the host memory of asynchronous saves of `tensors` in the background, so that the first does not wait for it. Not
+        of what several ranks hold alike, and one will write."""
         if self._config.async_:
-            self._staging.make_ready(tensors, self._thread)
+            own = {name: tensor for name, tensor in tensors.items() if self._exchange.world == 1 or is_cut(tensor)}
+            self._staging.make_ready(own, self._thread)
 
     def due(self, step: int, clock_due: bool = False) -> bool:
         """Whether to save after `step` updates. `clock_due`: what all ranks agreed on, see `clock_due`."""

@@ -26,6 +26,11 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def is_cut(tensor: torch.Tensor) -> bool:
+    """Whether ranks have parts of it."""
+    return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
+
+
 class LocalPlanner(DefaultSavePlanner):
     """DCP's planner over live tensors, whose bytes come from `local`: name -> this rank's shard or a copy of it."""
 
