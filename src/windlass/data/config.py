@@ -115,7 +115,6 @@ class DataConfig(Settings):
             self._growing(),
             self._weights(),
             self._stages(),
-            self._lanes(),
             self._cached(),
         )
 
@@ -194,13 +193,6 @@ class DataConfig(Settings):
         if self.stages:
             length = self.sequence_length * self.sequences_per_sample
             yield from stage_errors(self.stages, [one.weight for one in self.sources], self.labels, length)
-
-    def _lanes(self) -> Iterator[ValueError]:
-        if self.order.lanes > 1 and self.mixture:
-            yield ValueError(
-                f"`order.lanes: {self.order.lanes}` with sources that are mixed: a lane has shards of one order, and each "
-                "source of a mixture has its own; leave the lanes out, or the shares"
-            )
 
     @property
     def labels(self) -> list[str]:

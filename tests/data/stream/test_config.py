@@ -137,12 +137,11 @@ def test_a_run_ends_with_its_last_stage():
     assert "leave `tokens` of the last stage out" in error.change
 
 
-def test_lanes_are_of_shuffled_shards_of_sources_that_are_not_mixed(tmp_path):
+def test_lanes_are_of_shuffled_shards(tmp_path):
     with pytest.raises(
         ValidationError, match="`lanes: 4` with `first_epoch: written`: lanes are dealt from shuffled shards"
     ):
         OrderConfig.model_validate({"lanes": 4, "first_epoch": "written"})
-    mixed = [{**source, "weight": 2} for source in SOURCES]
-    said = refused(tmp_path, sources=mixed, order={"lanes": 4})
-    assert "`order.lanes: 4` with sources that are mixed: a lane has shards of one order" in said
+    mixed = data_config(tmp_path, sources=[{**source, "weight": 2} for source in SOURCES], order={"lanes": 4})
+    assert mixed.mixture and mixed.order.lanes == 4
     assert settings_of(data_config(tmp_path, order={"lanes": 4}), {}) == settings_of(data_config(tmp_path), {})

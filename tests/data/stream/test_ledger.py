@@ -167,3 +167,13 @@ def test_lanes_expand_to_what_the_loader_gave(folder):
     reader = Reader(folder)
     rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
     assert rows == read(folder, 0, 20, 6, lanes=3)
+
+
+def test_lanes_of_a_mixture_expand_to_what_the_loader_gave(folder):
+    shares = Mixed([4, 4], [2.0, 1.0], [(9, [0.0, 1.0]), (30, [1.0, 1.0])])
+    source = open_bare(folder, 8, 2, 7, micro_batch=6, lanes=3, shares=shares)
+    source.close()
+    events = json.loads(json.dumps([{"kind": "start", "step": 0, "data": source.entry()}, {"kind": "end", "step": 20}]))
+    reader = Reader(folder)
+    rows = [reader.read(shard, row)[0][:-1].tolist() for shard, row in samples(spans(events), folder.shards)]
+    assert rows == read(folder, 0, 20, 6, lanes=3, shares=shares)

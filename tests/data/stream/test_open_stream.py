@@ -11,6 +11,7 @@ from windlass.data.shards.mds import Folder
 from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.loader import Loader
+from windlass.data.stream.mixed_lanes import MixedLanes
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.skipping_stream import SkippingReader, SkippingStream
@@ -40,6 +41,8 @@ def folder(tmp_path_factory):
             [Mixture],
         ),  # sources are written one after another: all must be there
         ({"lanes": 2}, [Loader], [LaneOrder]),
+        ({"lanes": 2, "shares": HALVES}, [Loader], [MixedLanes]),
+        ({"lanes": 2, "shares": HALVES, "limit": 1}, [SkippingStream, Loader], [SkippingReader, MixedLanes]),
         ({"limit": 1}, [SkippingStream, Loader], [SkippingReader, Order]),
         ({"limit": 1, **WRITTEN}, [SkippingStream, GrowingStream, Loader], [SkippingReader, WrittenOrder]),
         ({"limit": 1, "skipped": [[2, 6]]}, [SkippingStream, Loader], [SkippingReader, Order]),
@@ -177,6 +180,54 @@ def test_lanes_give_each_rank_its_part_and_a_resume_keeps_the_block(folder):
     assert rows_of(smaller, 20) == whole[16:]
     skipping = open_bare(folder, 8, 2, 7, micro_batch=8, lanes=2, limit=1)
     assert rows_of(skipping, 12) == whole
+
+
+def test_lanes_of_a_mixture_give_each_rank_its_part_and_go_on_with_other_batches_and_shares(folder):
+    """Two lanes of batches of eight, two of three samples from the first half; from place 24 on batches of four, then halves."""
+    shares = Mixed([4, 4], [2.0, 1.0])
+    whole = rows_of(open_bare(folder, 8, 2, 7, micro_batch=8, lanes=2, shares=shares), 12)
+    ranks = [open_bare(folder, 8, 2, 7, 2, 2, rank, 2, lanes=2, shares=shares) for rank in range(2)]
+    assert ranks[0].entry() == ranks[1].entry() and ranks[0].entry()["lanes"] == [2, 4]
+    parts = [[row for batch in rank.next() for row in batch["input_ids"].tolist()] for _ in range(3) for rank in ranks]
+    state = json.loads(json.dumps(ranks[1].state()))
+    for rank in ranks:
+        rank.close()
+    assert sum(parts, []) == whole[:24] and state["samples_consumed"] == 24
+    kept = {"consumed": 24, "kept": state["shares"], "kept_lanes": state["lanes"], "lanes": 2}
+    assert rows_of(open_bare(folder, 8, 2, 7, micro_batch=4, shares=shares, **kept), 18) == whole[24:]
+    skipping = open_bare(folder, 8, 2, 7, micro_batch=8, shares=shares, limit=1, **kept)
+    assert rows_of(skipping, 9) == whole[24:]
+
+    halves = open_bare(folder, 8, 2, 7, micro_batch=8, shares=HALVES, **kept, log=lambda _: None)
+    state = json.loads(json.dumps(halves.state()))
+    assert state["shares"]["stages"] == [[24, [1.0, 1.0]]] and state["shares"]["taken"] == [16, 8]
+    changed = rows_of(halves, 9)
+    again = {**kept, "kept": state["shares"]}
+    assert rows_of(open_bare(folder, 8, 2, 7, micro_batch=8, shares=HALVES, **again), 9) == changed
+
+    uneven = {**state["shares"], "of_lanes": [[9, 3], [7, 5]]}
+    source = open_bare(folder, 8, 2, 7, micro_batch=8, shares=HALVES, **{**kept, "kept": uneven})
+    source.close()
+    assert source.state()["shares"]["of_lanes"] == [[9, 3], [7, 5]], "of each lane, and not the half of the sum"
+    source = open_bare(folder, 8, 2, 7, micro_batch=8, shares=HALVES, **{**kept, "kept": uneven, "lanes": 4})
+    source.close()
+    assert source.state()["shares"]["of_lanes"] == [[4, 2]] * 4 and source.state()["lanes"] == [4, 2]
+
+    def of_lane(rows, lane, source):
+        return [row for at, row in enumerate(rows) if at // 4 % 2 == lane and (row in first_half) == (source == 0)]
+
+    first_half = rows_of(open_bare(folder, 8, 2, 7, shares=Mixed([4, 4], [1, 0])), 28)
+    for lane, source in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        given, longer = of_lane(whole[:24] + changed, lane, source), of_lane(whole, lane, source)
+        common = min(len(given), len(longer))
+        assert common > 12 and given[:common] == longer[:common], "each lane goes on in each source"
+
+
+def test_a_source_of_fewer_samples_than_lanes_is_refused(folder):
+    with pytest.raises(UserError) as caught:
+        open_bare(folder, 8, 2, 7, micro_batch=16, lanes=16, shares=Mixed([7, 1], [1.0, 1.0]))
+    assert caught.value.given == "data.order.lanes=16, and source b has 2 samples"
+    assert caught.value.change == "set data.order.lanes=2 or fewer, or leave the source out"
 
 
 def test_more_lanes_than_shards_are_refused(folder):

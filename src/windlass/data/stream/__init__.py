@@ -11,7 +11,8 @@ evaluation_set   the same first samples of a set in every layout, with their exa
 Inside:
 
 mixture          an order of several sources
-lane_order       the same in lanes: each host reads shards of its own
+lane_order       an order in lanes: each host reads shards of its own
+mixed_lanes      several sources in lanes
 order            which sample has which position of the endless stream
 collate          samples -> tensors; isolated documents; keys for dropout
 growing_stream   an order whose shards may still be written, and the source that logs and checkpoints it

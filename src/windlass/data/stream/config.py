@@ -27,7 +27,8 @@ class OrderConfig(Settings):
     lanes: int = Field(default=1, ge=1)
     """With `shuffled`: the number of lanes that the shards of each epoch are dealt into; a global batch takes an equal share from
     each. With one lane per host, or a multiple of that, each host reads only the shards of its own lanes; with one lane in all,
-    every host reads every shard. Samples are permuted inside windows of each lane, and come once per epoch."""
+    every host reads every shard. Samples are permuted inside windows of each lane, and come once per epoch; of sources that are
+    mixed each lane has an equal part, and epochs of its own."""
     held_out_of: int | None = Field(default=None, ge=1)
     """With `written` and a share for `validation`: the share is of the first `held_out_of` documents of each source. Later ones
     are trained on, but for copies of what is held out. Needed where a source is streamed or still growing."""

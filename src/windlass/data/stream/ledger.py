@@ -23,6 +23,7 @@ import xxhash
 
 from windlass.data.shards.index import Shard
 from windlass.data.stream.lane_order import LaneOrder
+from windlass.data.stream.mixed_lanes import LaneShares, MixedLanes
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.shares import Shares
@@ -190,7 +191,10 @@ def _places(found: Iterable[Span], shards: Sequence[Shard]) -> Iterator[tuple[tu
             yield from zip(map(tuple, places_N2.tolist()), is_lost_N.tolist())
 
 
-def _order(span: Span, counts: list[int]) -> Order | LaneOrder | Mixture:
+def _order(span: Span, counts: list[int]) -> Order | LaneOrder | Mixture | MixedLanes:
+    if span.lanes is not None and span.shares is not None:
+        of_lanes = LaneShares(Shares.of(span.shares).stages, *span.lanes, span.shares["of_lanes"])
+        return MixedLanes(counts, span.source_shards, of_lanes, span.seed, span.shuffle_window)
     if span.lanes is not None:
         return LaneOrder(counts, span.seed, span.shuffle_window, *span.lanes)
     if span.shares is not None:

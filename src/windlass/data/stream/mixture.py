@@ -43,7 +43,7 @@ class Mixture:
         }
         self._first_shards = np.cumsum([0, *source_shards]).tolist()
         self._orders = [
-            Order(shard_samples[first:end], _seed(seed, k), shuffle_window, written=written)
+            Order(shard_samples[first:end], seed_of(seed, k), shuffle_window, written=written)
             for k, (first, end) in enumerate(zip(self._first_shards, self._first_shards[1:]))
         ]
 
@@ -66,6 +66,6 @@ class Mixture:
         return places_N2
 
 
-def _seed(seed: int, source: int) -> int:
+def seed_of(seed: int, source: int) -> int:
     """Sources of equal size must not be permuted alike."""
     return xxhash.xxh64_intdigest(f"{seed} {source}".encode())

@@ -1,7 +1,7 @@
 """The door: prepared data and a recipe -> the stream of global batches that a run trains on, with what the recipe asks for.
 
-    order     Order; LaneOrder where hosts read shards of their own; Mixture where sources are mixed; WrittenOrder where training
-              begins while data is prepared
+    order     Order; LaneOrder where hosts read shards of their own; Mixture where sources are mixed; MixedLanes where both;
+              WrittenOrder where training begins while data is prepared
     reader    Reader; SkippingReader where shards may be missing (it wraps the order, too)
     batch     collate, which isolates documents if asked to; add_keys, where dropout needs a key per sample; add_sources,
               where sources are mixed
@@ -29,6 +29,7 @@ from windlass.data.stream.growing_stream import GrowingStream, WrittenOrder, wai
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.ledger import fingerprint
 from windlass.data.stream.loader import BatchCut, Loader, StreamOrder
+from windlass.data.stream.mixed_lanes import LaneShares, MixedLanes, spread
 from windlass.data.stream.mixture import Mixture
 from windlass.data.stream.order import Order
 from windlass.data.stream.shares import Shares, Stage
@@ -109,7 +110,7 @@ def _named(prepared: Prepared, config: DataConfig, reader: Reader) -> Callable[[
 def _open_reader(prepared: Prepared, config: DataConfig, cut: BatchCut) -> Reader:
     windows = len(config.sources) if config.mixture else 1  # each source has a window open
     if config.order.lanes > 1:  # and each lane that this rank's part of a batch touches
-        windows = -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
+        windows *= -(-len(cut.own) * config.order.lanes // cut.global_batch) + 1
     source = wait_for_first_shard(prepared.shards("train"))
     reader = Reader(source, max_mapped=2 * windows * config.shuffle_window + 2)
     check_length(reader, config.sequence_length, config.max_bad_shards, config.sequences_per_sample)
@@ -132,6 +133,11 @@ def _order(
         source_shards = prepared.sets["train"].source_shards
         ends = np.cumsum(source_shards).tolist()
         digests = [fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
+        if config.order.lanes > 1:
+            _check_lanes(config, reader, source_shards)
+            own = None if _may_skip(config, state) else cut.own
+            of_lanes = _lane_shares(config, digests, cut, state, log)
+            return MixedLanes(samples, source_shards, of_lanes, seed, window, own=own, digests=digests), None
         shares = _shares(config, digests, state, log)
         return Mixture(samples, source_shards, shares, seed, window, written=is_written, digests=digests), None
     if is_written:
@@ -163,21 +169,62 @@ def _lane_order(
     return LaneOrder(reader.shard_samples, seed, config.shuffle_window, lanes, block, own)
 
 
+def _check_lanes(config: DataConfig, reader: Reader, source_shards: Sequence[int]) -> None:
+    """Raises UserError."""
+    starts = np.cumsum([0, *source_shards[:-1]])
+    sizes = np.add.reduceat(np.asarray(reader.shard_samples), starts).tolist()
+    for label, size in zip(config.labels, sizes, strict=True):
+        if size < config.order.lanes:
+            raise UserError(
+                f"data.order.lanes={config.order.lanes}, and source {label} has {size} samples",
+                "each lane has samples of each source of its own",
+                f"set data.order.lanes={size} or fewer, or leave the source out",
+            )
+
+
 def _shares(config: DataConfig, digests: Sequence[str], state: Mapping[str, Any], log: Callable[[str], None]) -> Shares:
     """The recipe's; of a run that goes on, each source from where it is."""
     planned = Shares([Stage(*stage) for stage in config.mixture])
     if "shares" not in state:
         return planned
-    kept, position = state["shares"], state["samples_consumed"]
-    is_same = [now == then for now, then in zip(digests, kept["sources"])]
-    found = planned.continued(Shares.of(kept), position, is_same)
-    if found.facts() != {key: kept[key] for key in found.facts()}:
-        goes_on = zip(config.labels, found.taken(position).tolist())
-        log(
-            f"the shares change at sample {position}: "
-            + ", ".join(f"{label} continues at its sample {n}" for label, n in goes_on)
-        )
+    kept, position = Shares.of(state["shares"]), state["samples_consumed"]
+    found = planned.continued(kept, position, _is_same(digests, state))
+    if found is not kept:
+        _say_change(config, position, found.taken(position).tolist(), log)
     return found
+
+
+def _lane_shares(
+    config: DataConfig, digests: Sequence[str], cut: BatchCut, state: Mapping[str, Any], log: Callable[[str], None]
+) -> LaneShares:
+    """The same for each lane. A run that goes on with another number of lanes begins them evenly."""
+    planned, lanes = Shares([Stage(*stage) for stage in config.mixture]), config.order.lanes
+    block = cut.global_batch // lanes
+    if "shares" not in state:
+        return LaneShares(planned.stages, lanes, block)
+    kept, position, is_same = Shares.of(state["shares"]), state["samples_consumed"], _is_same(digests, state)
+    kept_lanes, kept_block = state.get("lanes", (1, cut.global_batch))
+    before = LaneShares(kept.stages, kept_lanes, kept_block, state["shares"].get("of_lanes", [kept.facts()["taken"]]))
+    found = planned.continued(kept, position, is_same)
+    if found is kept and kept_lanes == lanes:
+        return before
+    given_JK = np.zeros((kept_lanes, planned.num_sources), np.int64)
+    for k in (k for k, same in enumerate(is_same) if same):  # sources of both
+        given_JK[:, k] = before.taken(position)[:, k]
+    if found is not kept:
+        _say_change(config, position, given_JK.sum(0).tolist(), log)
+    if kept_lanes != lanes:
+        return LaneShares(found.from_(position), lanes, block, spread(given_JK.sum(0), lanes))
+    return LaneShares(found.from_(position), lanes, kept_block, given_JK.tolist())
+
+
+def _is_same(digests: Sequence[str], state: Mapping[str, Any]) -> list[bool]:
+    return [now == then for now, then in zip(digests, state["shares"]["sources"])]
+
+
+def _say_change(config: DataConfig, position: int, taken: Sequence[int], log: Callable[[str], None]) -> None:
+    goes_on = (f"{label} continues at its sample {n}" for label, n in zip(config.labels, taken, strict=True))
+    log(f"the shares change at sample {position}: {', '.join(goes_on)}")
 
 
 def _borders(prepared: Prepared, written: WrittenOrder | None) -> Callable[[], Borders]:

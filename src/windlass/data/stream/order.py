@@ -34,14 +34,24 @@ def permutation(seed: int, epoch: int, number: int, count: int) -> np.ndarray:
 
 class Windows:
     """Shards one behind the other, their samples permuted inside windows of `shuffle_window` of them; window k is permuted by
-    `number` + k. The permutation of the last window that was asked for is kept."""
+    `number` + k. The permutation of the last window that was asked for is kept. `rows`: of each of the shards the first row and
+    how many; all, if not given."""
 
     def __init__(
-        self, seed: int, epoch: int, shards: np.ndarray, shard_samples: np.ndarray, shuffle_window: int, number: int
+        self,
+        seed: int,
+        epoch: int,
+        shards: np.ndarray,
+        shard_samples: np.ndarray,
+        shuffle_window: int,
+        number: int,
+        rows: tuple[np.ndarray, np.ndarray] | None = None,
     ):
         self._seed, self._epoch, self._shards, self._number = seed, epoch, shards, number
-        self._shard_samples, self._shuffle_window = shard_samples, shuffle_window
-        ends = np.cumsum(shard_samples[shards])
+        self._first_rows: np.ndarray = rows[0] if rows else np.zeros(len(shards), np.int64)
+        self._counts: np.ndarray = rows[1] if rows else shard_samples[shards]
+        self._shuffle_window = shuffle_window
+        ends = np.cumsum(self._counts)
         self.num_samples = int(ends[-1]) if len(ends) else 0
         last_shards = np.arange(shuffle_window, len(ends) + shuffle_window, shuffle_window) - 1
         self._starts = np.concatenate([[0], ends[np.minimum(last_shards, len(ends) - 1)]])  # of windows, in samples
@@ -60,11 +70,11 @@ class Windows:
         return np.concatenate(parts)
 
     def _enter(self, window: int) -> None:
-        shards = self._shards[window * self._shuffle_window : (window + 1) * self._shuffle_window]
-        samples = self._shard_samples[shards]
-        places_N2 = np.empty((int(samples.sum()), 2), np.int64)
-        places_N2[:, 0] = np.repeat(shards, samples)
-        places_N2[:, 1] = np.concatenate([np.arange(count) for count in samples])
+        own = slice(window * self._shuffle_window, (window + 1) * self._shuffle_window)
+        shards, first_rows, counts = self._shards[own], self._first_rows[own], self._counts[own]
+        places_N2 = np.empty((int(counts.sum()), 2), np.int64)
+        places_N2[:, 0] = np.repeat(shards, counts)
+        places_N2[:, 1] = np.concatenate([np.arange(first, first + count) for first, count in zip(first_rows, counts)])
         self._window = window
         self._places_N2 = places_N2[permutation(self._seed, self._epoch, self._number + window, len(places_N2))]
 

@@ -17,6 +17,7 @@ weights. From there on the stream has another pattern, and each source continues
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from math import lcm
 from typing import Any, Final, NamedTuple, Self
@@ -53,14 +54,34 @@ class _Pattern:
         return rounds * self.slots_K + self._before_LK[rest]
 
 
-class Shares:
-    """The source of every position from the first stage's on. `taken`: samples of each source before that; none, if not given."""
+@lru_cache(maxsize=64)  # lanes have the same ones
+def _pattern(weights: tuple[float, ...]) -> _Pattern:
+    return _Pattern(weights)
 
-    def __init__(self, stages: Sequence[Stage], taken: Sequence[int] | None = None):
+
+class _Turned(NamedTuple):
+    """A pattern from slot `first` on."""
+
+    pattern: _Pattern
+    first: int
+
+    def sources(self, start: int, count: int) -> np.ndarray:
+        return self.pattern.sources(self.first + start, count)
+
+    def taken(self, end: int) -> np.ndarray:
+        return self.pattern.taken(self.first + end) - self.pattern.taken(self.first)
+
+
+class Shares:
+    """The source of every position from the first stage's on. `taken`: samples of each source before that; none, if not given.
+    `turn`: the part of its pattern that each stage begins behind."""
+
+    def __init__(self, stages: Sequence[Stage], taken: Sequence[int] | None = None, turn: Fraction = Fraction(0)):
         assert stages and all(len(stage.weights) == len(stages[0].weights) for stage in stages)
         assert all(one.start < two.start for one, two in pairwise(stages))
         self.stages, self.num_sources = list(stages), len(stages[0].weights)
-        self._patterns = [_Pattern(stage.weights) for stage in stages]
+        patterns = [_pattern(tuple(stage.weights)) for stage in stages]
+        self._patterns = [_Turned(one, int(turn * int(one.slots_K.sum()))) for one in patterns]
         self._taken = [np.zeros(self.num_sources, np.int64) if taken is None else np.asarray(taken, np.int64)]
         for pattern, stage, following in zip(self._patterns, stages, stages[1:]):
             self._taken.append(self._taken[-1] + pattern.taken(following.start - stage.start))
@@ -129,7 +150,7 @@ class Shares:
         ]
 
     def _in_stages(self, source: int, end: int) -> Iterator[str]:
-        for (start, weights), pattern in zip(self.stages, self._patterns):
+        for (start, weights), (pattern, _) in zip(self.stages, self._patterns):
             own, total = int(pattern.slots_K[source]), int(pattern.slots_K.sum())
             asked = 100 * weights[source] / sum(weights)
             where = f"from sample {start}{' (not reached)' * (start >= end)} " if start else ""
