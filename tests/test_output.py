@@ -127,6 +127,37 @@ def test_what_a_failing_rank_wrote_last_reaches_its_stderr_where_no_launcher_of_
     assert known == ("" if agent else "windlass: rank 1: given\n  rule:   a rule\n  change: a change\n")
 
 
+def test_what_a_later_run_of_the_same_rank_fails_with_reaches_its_stderr_too(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from windlass.output import redirected_output
+
+for run in "abcd":
+    try:
+        with redirected_output(Path(sys.argv[1]) / run, 1):
+            print("inside", run)
+            if run != "b":
+                raise ValueError(run)
+    except ValueError:
+        pass
+    print("behind", run)
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "WINDLASS_AGENT_PID"}
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environ, capture_output=True, text=True)
+    assert [line for line in done.stderr.splitlines() if line.startswith("ValueError")] == [
+        f"ValueError: {run}" for run in "acd"
+    ]
+    assert done.stdout == "behind b\n", "what failed has led to its log since"
+    logs = {run: (tmp_path / run / "logs" / "rank-1.log").read_text().splitlines() for run in "abcd"}
+    assert logs == {
+        "a": ["inside a", "behind a"],
+        "b": ["inside b"],
+        "c": ["inside c", "behind c"],
+        "d": ["inside d", "behind d"],
+    }
+
+
 @pytest.mark.parametrize("agent", [None, "7"])
 def test_rank_0s_traceback_is_on_its_stderr_and_under_our_launcher_in_its_log(tmp_path, agent):
     environ = {name: value for name, value in os.environ.items() if name != "WINDLASS_AGENT_PID"}

@@ -61,6 +61,20 @@ def test_a_store_that_outlives_its_ranks_holds_nothing_of_the_ranks_before(monke
             runtime.store.set("stop", "7")
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_a_run_whose_group_was_left_no_other_begins(monkeypatch, error):
+    monkeypatch.setattr(page, "_LEFT", [])
+    runtime = page.Runtime(1, 2, torch.device("cpu"), dist.HashStore(), None, None)
+    with pytest.raises(UserError), runtime:
+        raise UserError("given", "rule", "change")
+    assert page._LEFT == []
+    with pytest.raises(error), runtime:
+        raise error
+    with pytest.raises(UserError) as caught:
+        start_runtime()
+    assert caught.value.given == f"train() is called after a run of these ranks has failed with {error.__name__}"
+
+
 def warnings_of_a_clip():
     """What torch says of a norm that is summed over two axes."""
     start_runtime().close()

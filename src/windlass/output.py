@@ -16,6 +16,8 @@ from windlass.safe_text import shown
 
 TAIL_LINES: Final = 30
 """Of a failing rank's log, shown on its stderr."""
+_LEFT: Final = list[tuple[int, int]]()
+"""Where stdout and stderr of this rank led before a run that failed, since they lead to its log still."""
 ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Terminal control sequences (ECMA-48, 5.4)."""
 
@@ -69,20 +71,20 @@ def redirected_output(run_directory: Path, rank: int) -> Iterator[None]:
             with contextlib.suppress(OSError):  # what a full disk did not take is lost
                 log.close()
         return
-    stdout, stderr = os.dup(1), os.dup(2)
+    stdout, stderr = _LEFT.pop() if _LEFT else (os.dup(1), os.dup(2))
     _point_to(descriptor, descriptor)
     os.close(descriptor)
     try:
         yield
-        _point_to(stdout, stderr)
-    except Exception as error:
+    except BaseException as error:
+        _LEFT.append((stdout, stderr))
         sys.stdout.flush()
-        if not has_agent():
+        if isinstance(error, Exception) and not has_agent():
             os.write(stderr, _last_words(rank, file, error).encode())
         raise
-    finally:
-        os.close(stdout)
-        os.close(stderr)
+    _point_to(stdout, stderr)
+    os.close(stdout)
+    os.close(stderr)
 
 
 def _point_to(stdout: int, stderr: int) -> None:

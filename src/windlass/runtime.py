@@ -37,6 +37,8 @@ SEGMENTS: Final = "expandable_segments:True"
 
 _RUNS: Final = itertools.count()
 """Of this process, in worlds of several ranks: one after the other, so that each rank counts alike."""
+_LEFT: Final = list[str]()
+"""What a run of several ranks failed with whose group this process has kept."""
 _DONE: Final = "done"
 """What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
 
@@ -177,6 +179,8 @@ class Runtime:
         with the process: another rank may still be in a collective."""
         if error is None or self.world == 1 or issubclass(error, WindlassError):
             self.close()
+        elif self.store is not None:
+            _LEFT.append(error.__name__)
 
     def close(self) -> None:
         """Ends the process group, if this runtime made it."""
@@ -188,6 +192,12 @@ def start_runtime() -> Runtime:
     """Joins the world that the environment describes, or makes one of a single process. Collective."""
     # DTensor warns where a sum goes over two axes one after the other; the norm's does (optim/clip), on every rank alike
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    if _LEFT:
+        raise UserError(
+            f"train() is called after a run of these ranks has failed with {_LEFT[0]}",
+            "a rank may still be in a collective of that run, which no other run may join",
+            "start the ranks again: the run goes on from its last checkpoint",
+        )
     if dist.is_initialized():  # the caller's group: a test's pool, or a program that embeds us
         return Runtime(dist.get_rank(), dist.get_world_size(), torch.device("cpu"), None, _gloo(), _gloo())
     adopt()

@@ -91,7 +91,7 @@ def test_an_endpoint_that_nobody_serves_is_waited_for_and_named(monkeypatch, cap
         MeetingPlace(2, 3, f"{host}:29400", {}, join_s=1)
     assert caught.value.code == 74 and caught.value.given == f"--endpoint {host}:29400: nobody answered for 1 s{end}"
     assert "the run goes on from its last commit" in caught.value.change and len(tried) > 1
-    assert capsys.readouterr().out.count(f"nobody answers at {host}:29400 yet{end}; waiting") == 1
+    assert capsys.readouterr().out.count(f"waiting for the store at {host}:29400: nobody answers{end}\n") == 1
 
 
 def test_hosts_that_do_not_come_are_waited_for_and_counted(endpoint):
@@ -144,4 +144,7 @@ def test_a_program_that_listens_and_says_nothing_is_not_waited_for(capfd, monkey
     assert caught.value.code == 74
     assert caught.value.given == f"--endpoint 127.0.0.1:{port}: what listens there answered nothing for 2 s"
     assert f"`ss -ltnp sport = :{port}` on that host" in caught.value.change
-    assert capfd.readouterr().out.count("nobody answers") == 1
+    assert (
+        capfd.readouterr().out
+        == f"windlass: waiting for the store at 127.0.0.1:{port}: what listens there says nothing\n"
+    )

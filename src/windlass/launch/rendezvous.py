@@ -106,7 +106,8 @@ class MeetingPlace:
             if time.monotonic() > end_s:
                 raise _unreachable(self._endpoint, self.join_s)
             if not is_said:
-                say(f"windlass: nobody answers at {self._endpoint} yet{unnamed(self._endpoint)}; waiting for its host")
+                who = "what listens there says nothing" if silent else f"nobody answers{unnamed(self._endpoint)}"
+                say(f"windlass: waiting for the store at {self._endpoint}: {who}")
             is_said = True
             time.sleep(1)
 
