@@ -22,7 +22,10 @@ fi
     (cd build/axe && npm pack --silent axe-core@4 >/dev/null && tar xzf axe-core-4.*.tgz package/axe.min.js) ||
         echo "== not there: npm; or the test of accessibility is red"
 }
-.venv/bin/python -c "import lm_eval, wandb" 2>/dev/null || {
-    echo "== the extras eval and wandb, into .venv"
-    .venv/bin/python -m pip install --disable-pip-version-check --quiet --constraint requirements.lock "lm-eval>=0.4.13" wandb
+.venv/bin/python -c "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ('lm_eval', 'wandb', 'trackio'))))" || {
+    echo "== the extras eval, wandb and trackio, into .venv"
+    mkdir -p build
+    grep --invert-match "^pillow==" requirements.lock >build/constraints.txt # trackio 0.43 takes none from 13 on
+    .venv/bin/python -m pip install --disable-pip-version-check --quiet --constraint build/constraints.txt "lm-eval>=0.4.13" \
+        wandb "trackio>=0.43"
 }
