@@ -61,6 +61,25 @@ def test_a_store_that_outlives_its_ranks_holds_nothing_of_the_ranks_before(monke
             runtime.store.set("stop", "7")
 
 
+def test_each_run_of_a_process_meets_with_keys_of_its_own(monkeypatch):
+    prefixes = []
+
+    def meet(*where):
+        prefixes.append(where[-1])
+        raise Unavailable("given", "rule", "change")
+
+    names = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7"}
+    names |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(page, "adopt", lambda: None)
+    monkeypatch.setattr(page, "meet", meet)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            start_runtime()
+    assert len(set(prefixes)) == 3 and all(one.startswith("attempt-3/run-") for one in prefixes)
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_a_run_whose_group_was_left_no_other_begins(monkeypatch, error):
     monkeypatch.setattr(page, "_LEFT", [])

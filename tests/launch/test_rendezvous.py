@@ -148,3 +148,31 @@ def test_a_program_that_listens_and_says_nothing_is_not_waited_for(capfd, monkey
         capfd.readouterr().out
         == f"windlass: waiting for the store at 127.0.0.1:{port}: what listens there says nothing\n"
     )
+
+
+def test_only_tries_in_succession_count(monkeypatch):
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+    from windlass.launch import rendezvous
+    from windlass.signals import TooLate
+
+    class Found(dict):
+        def set_timeout(self, _):
+            pass
+
+        def compare_set(self, _key, _empty, own):
+            return own
+
+    late, other = TooLate(), RendezvousConnectionError("no store")
+    outcomes = [late, late, other, other, late, late, other, other, ("backend", Found())]
+
+    def in_time(_work, _seconds):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(rendezvous, "in_time", in_time)
+    monkeypatch.setattr(rendezvous, "_is_taken", lambda _: True)
+    monkeypatch.setattr(rendezvous.time, "sleep", lambda _: None)
+    assert MeetingPlace(2, 2, "127.0.0.1:7", {})._backend == "backend" and not outcomes

@@ -98,7 +98,7 @@ class MeetingPlace:
             except RendezvousConnectionError:
                 others, silent = others + 1 if _is_taken(self._endpoint) else 0, 0
             except TooLate:
-                silent += 1
+                others, silent = 0, silent + 1
             if others == TRIES:
                 raise _foreign(self._endpoint)
             if silent == SILENT_TRIES:
