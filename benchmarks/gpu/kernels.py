@@ -18,6 +18,7 @@ import torch
 from book import Book, print_table
 from cells import Cell, run_script, sources_of
 from step import SOURCES, Setup, Step, one_rank
+from torch.autograd import DeviceType
 
 SETUPS: Final = {
     "smollm3-3b": Setup("smollm3-3b", 8192, 4, 2),
@@ -75,7 +76,9 @@ def measure_kernels(setup: Setup, device: torch.device) -> dict[str, Any]:
         (event.key, event.self_device_time_total if is_cuda else event.self_cpu_time_total, event.count)
         for event in profile.key_averages()
     ]
-    runs = [(event.name, event.time_range.start, event.time_range.end) for event in profile.events() or ()]
+    own = DeviceType.CUDA if is_cuda else DeviceType.CPU  # the host's calls of the driver are events too
+    events = [event for event in profile.events() or () if event.device_type == own]
+    runs = [(event.name, event.time_range.start, event.time_range.end) for event in events]
     found = summed([row for row in spent if row[1] > 0], wall_s, setup)
     return found | {"gaps": gaps(runs)}
 

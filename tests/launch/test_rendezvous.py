@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tests.ports import silent_port
 from windlass.errors import Unavailable, UserError
 from windlass.launch.rendezvous import MeetingPlace, address_towards, too_few
 
@@ -123,14 +124,6 @@ def test_a_port_that_another_program_has_is_named_and_nothing_of_torch_is_printe
     assert f"ss -ltnp sport = :{server.server_address[1]}" in caught.value.change
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("nobody answers") == 1
-
-
-def silent_port():
-    """Of a server that accepts and says nothing, until the process ends: torch, still there, would speak up if it closed."""
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1]
-    server.detach()
-    return port
 
 
 def test_a_program_that_listens_and_says_nothing_is_not_waited_for(capfd, monkeypatch):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import yaml
 
 from tests import tiny
+from tests.ports import silent_port
 from windlass.errors import EXIT_UNAVAILABLE, Unavailable, UserError
 from windlass.ranks import meeting
 from windlass.ranks.meeting import LINGER_S, WAIT_S, meet
@@ -209,14 +210,6 @@ def test_a_port_that_another_process_has(monkeypatch, capfd):
         ):
             meet(1, 2, "127.0.0.1", port, False, clock=clock, sleep=clock.sleep)
     assert capfd.readouterr().err == "", "no frames of C++"
-
-
-def silent_port():
-    """Of a server that accepts and says nothing, until the process ends: torch, still there, would speak up if it closed."""
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1]
-    server.detach()
-    return port
 
 
 def test_a_program_that_listens_and_says_nothing(monkeypatch):

@@ -176,7 +176,7 @@ class Checkpoints:
             local = self._staging.copy(tensors)
             self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
         else:
-            is_far = any(tensor.device.type != "cpu" for tensor in tensors.values())  # staged, since alone each is slow
+            is_far = any(tensor.device.type != "cpu" for tensor in tensors.values())  # a copy to new memory is slow
             staged = self._config.async_ and is_far
             local = self._staging.copy(tensors) if staged else {n: local_shard(tensor) for n, tensor in tensors.items()}
             self._saved.append(self._write(job, local, None))

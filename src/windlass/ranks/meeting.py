@@ -128,7 +128,9 @@ def _reach(rank: int, host: str, port: int, wait: _Wait) -> dist.Store:
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             with without_stderr():
-                return in_time(partial(_connect, address, port), ANSWER_S + LOOK_S)  # torch does not keep the first
+                return in_time(
+                    partial(_connect, address, port), ANSWER_S + LOOK_S
+                )  # torch has no deadline for a silent one
         except OSError as error:
             reason = f"nobody answers at {host}:{port} ({error.strerror or error})"
             if isinstance(error, socket.gaierror):

@@ -137,9 +137,7 @@ class MixedLanes:
         places_N2, first = np.full((count, 2), -1, np.int64), start + own.start
         lanes_N = np.arange(first, start + own.stop) // self._shares.block % self._shares.lanes
         for lane in np.unique(lanes_N).tolist():
-            at_M = np.flatnonzero(
-                lanes_N == lane
-            )  # of a stretch of the stream, a lane's positions are a stretch of the lane
+            at_M = np.flatnonzero(lanes_N == lane)  # which are a stretch of the lane
             shares, index = self._shares.of[lane], self._shares.index(first, lane)
             sources_M, taken_K = shares.sources(index, len(at_M)), shares.taken(index)
             for k in np.unique(sources_M).tolist():

@@ -135,8 +135,7 @@ def _order(
         digests = [fingerprint(reader.shards[end - n : end]) for n, end in zip(source_shards, ends)]
         if config.order.lanes > 1:
             _check_lanes(config, reader, source_shards)
-            own = None if _may_skip(config, state) else cut.own
-            of_lanes = _lane_shares(config, digests, cut, state, log)
+            of_lanes, own = _lane_shares(config, digests, cut, state, log), _own(config, cut, state)
             return MixedLanes(samples, source_shards, of_lanes, seed, window, own=own, digests=digests), None
         shares = _shares(config, digests, state, log)
         return Mixture(samples, source_shards, shares, seed, window, written=is_written, digests=digests), None
@@ -152,6 +151,11 @@ def _may_skip(config: DataConfig, state: Mapping[str, Any]) -> bool:
     return bool(config.max_bad_shards or state.get("skipped"))
 
 
+def _own(config: DataConfig, cut: BatchCut, state: Mapping[str, Any]) -> range | None:
+    """What an order in lanes looks up; all of a batch where shards may be left out."""
+    return None if _may_skip(config, state) else cut.own
+
+
 def _lane_order(
     prepared: Prepared, config: DataConfig, reader: Reader, cut: BatchCut, seed: int, state: Mapping[str, Any]
 ) -> LaneOrder:
@@ -165,8 +169,7 @@ def _lane_order(
         )
     kept_lanes, block = state.get("lanes", (0, 0))
     block = block if kept_lanes == lanes else cut.global_batch // lanes
-    own = None if _may_skip(config, state) else cut.own  # who leaves shards out looks at the whole batch
-    return LaneOrder(reader.shard_samples, seed, config.shuffle_window, lanes, block, own)
+    return LaneOrder(reader.shard_samples, seed, config.shuffle_window, lanes, block, _own(config, cut, state))
 
 
 def _check_lanes(config: DataConfig, reader: Reader, source_shards: Sequence[int]) -> None:
@@ -208,9 +211,8 @@ def _lane_shares(
     found = planned.continued(kept, position, is_same)
     if found is kept and kept_lanes == lanes:
         return before
-    given_JK = np.zeros((kept_lanes, planned.num_sources), np.int64)
-    for k in (k for k, same in enumerate(is_same) if same):  # sources of both
-        given_JK[:, k] = before.taken(position)[:, k]
+    given_JK, same = np.zeros((kept_lanes, planned.num_sources), np.int64), np.flatnonzero(is_same)
+    given_JK[:, same] = before.taken(position)[:, same]
     if found is not kept:
         _say_change(config, position, given_JK.sum(0).tolist(), log)
     if kept_lanes != lanes:
