@@ -123,6 +123,8 @@ def test_what_a_failing_rank_wrote_last_reaches_its_stderr_where_no_launcher_of_
         assert shown[0] == "windlass: rank 1 failed" and shown[-1] == f"(the end of {log})" and len(shown) == 32
         assert shown[-2] == "ValueError: the cause" and "line 39" in shown and "line 9" not in shown
     assert log.read_text().endswith("ValueError: the cause\n"), "the traceback is in the log too"
+    of_another = "type('OfAnother', (UserError,), {'elsewhere': True})('given', 'a rule', 'a change')"
+    assert fail(of_another).stderr == "", "that rank shows it"
     known = fail("UserError('given', 'a rule', 'a change')").stderr
     assert known == ("" if agent else "windlass: rank 1: given\n  rule:   a rule\n  change: a change\n")
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import _redistribute
 
 from tests.parallel.tiny import MODEL, batch, make_program
 from windlass import runtime as page
-from windlass.errors import Unavailable, UserError
+from windlass.errors import Unavailable, UserError, WindlassError, exit_code_of
 from windlass.optim.clip import gradient_norm
 from windlass.proof.pool import RankFailed
 from windlass.runtime import FailedElsewhere, Runtime, recorded, start_runtime
@@ -135,35 +135,58 @@ def test_ranks_agree_with_or_without_a_store(ranks, tmp_path):
 
 
 def first_waits(path):
-    done = Path(f"{path}.done")
+    runtime = runtime_over(path)
+    seen = []
+    for turn in "ab":
+        done = Path(f"{path}.done-{turn}")
+
+        def work(done=done):
+            time.sleep(0.3)
+            done.touch()
+
+        runtime.first(work)
+        seen.append(done.exists())
+    return seen
+
+
+def test_the_others_wait_for_what_the_first_does_each_time(ranks, tmp_path):
+    assert ranks.run(2, first_waits, str(tmp_path / "store")) == [[True, True]] * 2
+
+
+class OfAScript(UserError):
+    """A script's own data source may raise such a one."""
+
+    def __init__(self, row):
+        super().__init__(f"row {row}", "a rule", "a change")
+        self.row = row
+
+
+def first_fails(path, error):
+    """The second thing that rank 0 does for all fails. -> how each rank leaves, and whether the ranks still hear each other."""
 
     def work():
-        time.sleep(0.3)
-        done.touch()
+        raise error
 
-    runtime_over(path).first(work)
-    return done.exists()
-
-
-def test_the_others_wait_for_what_the_first_does(ranks, tmp_path):
-    assert ranks.run(2, first_waits, str(tmp_path / "store")) == [True, True]
-
-
-def first_fails(path):
-    def work():
-        raise Unavailable("a", "b", "c")
-
+    runtime = runtime_over(path)
+    runtime.first(lambda: None)
     try:
-        runtime_over(path).first(work)
-    except (Unavailable, SystemExit) as error:
-        return type(error).__name__, error.code, str(error)
-    return "went on", None
+        runtime.first(work)
+    except (WindlassError, ValueError, SystemExit) as left:
+        return type(left), exit_code_of(left), str(left), getattr(left, "elsewhere", None), runtime.shared("together")
+    return "went on"
 
 
-def test_where_the_first_fails_the_others_leave_silently_with_its_code(ranks, tmp_path):
-    assert ranks.run(2, first_fails, str(tmp_path / "store")) == [
-        ("Unavailable", 74, str(Unavailable("a", "b", "c"))),
-        ("FailedElsewhere", 74, str(Unavailable("a", "b", "c"))),
+@pytest.mark.parametrize("error", [Unavailable("a", "b", "c"), OfAScript(7)])
+def test_a_mistake_that_the_first_finds_is_the_same_on_all_and_known_to_be_of_another(ranks, tmp_path, error):
+    found = ranks.run(3, first_fails, str(tmp_path / "store"), error)
+    kind = (type(error), error.code, str(error))
+    assert found == [(*kind, elsewhere, "together") for elsewhere in (False, True, True)]
+
+
+def test_where_the_first_fails_by_a_bug_the_others_leave_silently_with_its_code(ranks, tmp_path):
+    assert ranks.run(2, first_fails, str(tmp_path / "store"), ValueError("a bug")) == [
+        (ValueError, 1, "a bug", None, "together"),
+        (FailedElsewhere, 1, "a bug", None, "together"),
     ]
 
 
@@ -197,8 +220,8 @@ def once_per_host(path, failing):
 
     try:
         runtime.first_on_host(work)
-    except (UserError, SystemExit) as left:
-        return did, type(left).__name__
+    except UserError as left:
+        return did, left.given, left.elsewhere
     finished = sorted(file.suffix for file in Path(path).parent.glob("*.done-*"))
     return did, runtime.shared(f"of rank {runtime.rank}"), finished
 
@@ -216,7 +239,7 @@ def test_one_rank_per_host_works_while_all_wait(ranks, tmp_path):
 
 def test_where_one_host_fails_all_leave_and_one_says_why(ranks, tmp_path):
     found = ranks.run(4, once_per_host, str(tmp_path / "store"), 1)
-    assert found == [([0], "FailedElsewhere"), ([1], "UserError"), ([], "FailedElsewhere"), ([], "FailedElsewhere")]
+    assert found == [([0], "no", True), ([1], "no", False), ([], "no", True), ([], "no", True)]
 
 
 # ---- devices

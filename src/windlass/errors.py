@@ -30,7 +30,7 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from windlass.safe_text import shown
 
@@ -57,6 +57,8 @@ class WindlassError(Exception):
     code: ClassVar[int] = EXIT_BUG
     retry: ClassVar[bool] = False
     """Whether the same command may succeed when it is started again, with nothing changed by anybody."""
+    elsewhere: bool = False
+    """Whether it happened on another rank, which shows it. It is raised here as well, so that all ranks end alike."""
 
     def __init__(self, given: str, rule: str, change: str):
         self.given, self.rule, self.change = shown(given), shown(rule), shown(change)
@@ -64,6 +66,13 @@ class WindlassError(Exception):
 
     def __str__(self) -> str:
         return f"{self.given}\n  rule:   {self.rule}\n  change: {self.change}"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # as Exception's, but a subclass's constructor may take other arguments
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[WindlassError], sentences: tuple[str, ...]) -> WindlassError:
+    return kind.__new__(kind, *sentences)
 
 
 class UserError(WindlassError):
@@ -90,9 +99,6 @@ class SeveralErrors(UserError):
     def __init__(self, errors: Sequence[UserError]):
         super().__init__(*("; ".join(parts) for parts in zip(*((e.given, e.rule, e.change) for e in errors))))
         self.errors = tuple(errors)
-
-    def __reduce__(self) -> tuple[type[Self], tuple[tuple[UserError, ...]]]:
-        return type(self), (self.errors,)  # pickle would call it with the three sentences
 
     def __str__(self) -> str:
         lines = (f"{error.given}: {error.rule}; {error.change}" for error in self.errors)

@@ -123,9 +123,10 @@ def _open_log(file: Path) -> int:
 
 
 def _last_words(rank: int, log: Path, error: Exception) -> str:
-    """What a failing rank shows: an error of ours, or the end of its log with the traceback that it ends with."""
+    """What a failing rank shows: an error of ours that no other rank shows, or the end of its log with the traceback that it ends
+    with."""
     if isinstance(error, WindlassError):
-        return f"windlass: rank {rank}: {error}\n"
+        return "" if error.elsewhere else f"windlass: rank {rank}: {error}\n"
     lines = log.read_text("utf-8", errors="replace").splitlines()
     lines += "".join(traceback.format_exception(error)).splitlines()
     return shown("\n".join([f"windlass: rank {rank} failed", *lines[-TAIL_LINES:], f"(the end of {log})", ""]))

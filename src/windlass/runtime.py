@@ -8,11 +8,12 @@ import datetime
 import itertools
 import logging
 import os
+import pickle
 import secrets
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final, ParamSpec, Self, TypeVar, cast
 
 import torch
@@ -39,16 +40,16 @@ _RUNS: Final = itertools.count()
 """Of this process, in worlds of several ranks: one after the other, so that each rank counts alike."""
 _LEFT: Final = list[str]()
 """What a run of several ranks failed with whose group this process has kept."""
-_DONE: Final = "done"
-"""What a rank writes for those that wait for it; where its work failed, the exit code and what it says."""
+_DONE: Final = b"done"
+"""What a rank writes for those that wait for it, where its work did not fail."""
 
 Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
 class FailedElsewhere(SystemExit):
-    """The work that this rank waited for has failed on another one. That rank prints why; this one leaves it in its own error
-    file, since an agent may read that one first."""
+    """The work that this rank waited for has failed on another one, with an error that is no WindlassError. That rank prints why;
+    this one leaves it in its own error file, since an agent may read that one first."""
 
     def __init__(self, code: int, said: str):
         super().__init__(code)
@@ -58,10 +59,19 @@ class FailedElsewhere(SystemExit):
         return self.said
 
 
-def _check_done(found: str) -> None:
-    if found != _DONE:  # what a failure wrote
-        code, _, said = found.partition(" ")
-        raise FailedElsewhere(int(code), said)
+def _failure(error: BaseException) -> bytes:
+    """What a rank whose work failed writes for those that wait for it. A WindlassError travels as it is."""
+    return pickle.dumps(error if isinstance(error, WindlassError) else (exit_code_of(error), str(error)))
+
+
+def _check_done(found: bytes) -> None:
+    if found == _DONE:
+        return
+    error = pickle.loads(found)  # of a rank of this job
+    if isinstance(error, WindlassError):
+        error.elsewhere = True
+        raise error
+    raise FailedElsewhere(*error)
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,8 @@ class Runtime:
     """gloo, of all ranks: for what the host agrees on outside the step."""
     saving: dist.ProcessGroup
     """gloo, of all ranks: for the thread that writes checkpoints, whose messages must not meet any other."""
+    _turns: Iterator[int] = field(default_factory=itertools.count)
+    """Of what is done once for all: each has a key of its own in the store."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -90,21 +102,17 @@ class Runtime:
         return Tree(self.control if self.world > 1 else None)
 
     def first(self, work: Callable[[], Result]) -> Result | None:
-        """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None."""
+        """`work()` on rank 0, while the others wait for it outside any collective. -> its result on rank 0, else None. All ranks
+        raise a WindlassError of `work`."""
         if self.store is None or self.world == 1:
             result = work() if self.rank == 0 else None
             self.tree.barrier()
             return result
+        key = f"first-{next(self._turns)}"
         if self.rank == 0:
-            try:
-                result = work()
-            except BaseException as error:
-                self.store.set("first", f"{exit_code_of(error)} {error}")
-                raise
-            self.store.set("first", _DONE)
-            return result
-        self.store.wait(["first"], FIRST_TIMEOUT)
-        _check_done(self.store.get("first").decode())
+            return self._for_all(key, work)
+        self.store.wait([key], FIRST_TIMEOUT)
+        _check_done(self.store.get(key))
         return None
 
     def first_on_host(self, work: Callable[[], object]) -> None:
@@ -116,18 +124,25 @@ class Runtime:
                 work()
             self.tree.barrier()
             return
-        keys = [f"first-on-host-{rank}" for rank in leaders]
+        turn = next(self._turns)
+        keys = [f"first-on-host-{turn}-{rank}" for rank in leaders]
         if self.rank in leaders:
-            key = f"first-on-host-{self.rank}"
-            try:
-                work()
-            except BaseException as error:
-                self.store.set(key, f"{exit_code_of(error)} {error}")
-                raise
-            self.store.set(key, _DONE)
+            self._for_all(f"first-on-host-{turn}-{self.rank}", work)
         self.store.wait(keys, FIRST_TIMEOUT)
         for key in keys:
-            _check_done(self.store.get(key).decode())
+            _check_done(self.store.get(key))
+
+    def _for_all(self, key: str, work: Callable[[], Result]) -> Result:
+        """`work()`. Those that wait for `key` learn how it ended."""
+        assert self.store is not None
+        ended = _DONE
+        try:
+            return work()
+        except BaseException as error:
+            ended = _failure(error)
+            raise
+        finally:
+            self.store.set(key, ended)  # type: ignore[arg-type]  # its stub knows str alone
 
     def shared(self, value: Result) -> Result:
         """Rank 0's value, on every rank. Collective, on the host."""

@@ -32,6 +32,7 @@ from windlass.errors import (
     OutOfSync,
     Unavailable,
     UserError,
+    WindlassError,
 )
 from windlass.report.events import read_events, read_lines
 from windlass.status import is_locked, read_status, write_status
@@ -234,6 +235,10 @@ def test_an_error_becomes_its_exit_code(base, monkeypatch, capsys, error, code):
     assert isinstance(end, SystemExit) and end.code == code
     err = capsys.readouterr().err
     assert err == ("" if code == 130 else "windlass: given\n  rule:   rule\n  change: change\n")
+    if isinstance(error, WindlassError):  # as it is raised on a rank that only waited
+        error.elsewhere = True
+        assert end_of(monkeypatch, "prepare", "tiny.yaml").code == code
+        assert capsys.readouterr().err == "", "the rank where it happened shows it"
 
 
 @pytest.mark.parametrize(

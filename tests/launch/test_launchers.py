@@ -164,6 +164,43 @@ def test_a_script_trains_again_where_rank_0_serves_the_store(base):
     assert_trained_again(base, "again", out[0][0] + out[1][0])
 
 
+TRAINS_AFTER_A_MISTAKE = """
+import os, sys
+from pathlib import Path
+from windlass import UserError, load_recipe, train
+
+directory = sys.argv[2]
+try:
+    wrong = ("data.sources=[{path: nowhere.txt}]", f"data.directory={directory}-data")
+    train(load_recipe(sys.argv[1], f"run.directory={directory}-wrong", *wrong))
+except UserError as error:
+    Path(directory + "-rank-" + os.environ["RANK"]).write_text(f"{error.code} {error.elsewhere} {error.given}")
+    train(load_recipe(sys.argv[1], f"run.directory={directory}"))
+"""
+
+
+def test_a_script_catches_on_all_ranks_a_mistake_that_rank_0_finds_and_trains_another_run(base):
+    (base / "after.py").write_text(TRAINS_AFTER_A_MISTAKE)
+    command = [*TORCHRUN, str(base / "after.py"), str(base / "tiny.yaml"), str(base / "after")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    found = [(base / f"after-rank-{rank}").read_text().split(" ", 2) for rank in "01"]
+    assert [where for _, where, _ in found] == ["False", "True"]
+    assert {code for code, _, _ in found} == {"2"} and "nowhere.txt" in found[0][2] and found[0][2] == found[1][2]
+    assert losses(base / "after") == losses(base / "ours")
+
+
+def test_a_mistake_that_rank_0_finds_is_shown_once_and_is_the_end_of_all_ranks(base):
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "23574"}
+    command = [*WINDLASS, "train", str(base / "tiny.yaml"), f"run.directory={base / 'wrong'}"]
+    command += ["data.sources=[{path: nowhere.txt}]", f"data.directory={base / 'wrong-data'}"]
+    ranks = [start(command, RANK=rank, LOCAL_RANK=rank, **names) for rank in "01"]
+    err = [rank.communicate(timeout=LIMIT_S)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], err
+    assert "nowhere.txt" in err[0] and err[0].count("change: ") == 1 and "Traceback" not in err[0]
+    assert err[1] == ""
+
+
 def test_a_rank_that_is_killed_under_torchrun_restarts_and_the_run_goes_on(base):
     """torchrun keeps one store over its restarts: the addresses of the ranks before must not be found."""
     directory = base / "restarted"

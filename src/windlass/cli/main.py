@@ -267,7 +267,8 @@ def main() -> None:
     except WindlassError as error:
         if error.code == EXIT_BUG:
             raise  # with its traceback
-        local.show_error(error)
+        if not error.elsewhere:
+            local.show_error(error)
         raise SystemExit(error.code) from None
     except KeyboardInterrupt as error:
         raise SystemExit(exit_code_of(error)) from None

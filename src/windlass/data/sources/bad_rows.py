@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from windlass.data.sources.config import BadRowsConfig
 from windlass.errors import UserError
@@ -29,9 +29,6 @@ class BadRow(UserError):
         """`kind`: what is counted together, in words that follow a number: "2 null"."""
         super().__init__(given, rule, change)
         self.kind = kind
-
-    def __reduce__(self) -> tuple[type[Self], tuple[str, ...]]:
-        return type(self), self.as_texts()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BadRow) and self.as_texts() == other.as_texts()
