@@ -48,8 +48,8 @@ LAYOUTS = {"DDP": (0, DDP), "ZeRO-2": (2, {"shard": 4}), "ZeRO-3": (3, {"shard":
 def test_the_formulas_are_what_real_runs_send(layout, recompute):
     """benchmarks/results/layouts.json: 1,640,832 parameters in fp32 on 4 ranks, 8 blocks, 2 micro-batches."""
     zero, axes = LAYOUTS[layout]
-    given = {"layout": axes, "elements": 1640832, "trained_elements": 1640832, "root_elements": 513 * 128, "units": 9,
-             "gathered_bytes": 4}  # fmt: skip
+    given = {"layout": axes, "elements": 1640832, "trained_elements": 1640832, "end_elements": 513 * 128, "units": 9,
+             "end_units": 1, "gathered_bytes": 4}  # fmt: skip
     counted = json.loads(RESULTS.read_text())["rows"][f"{layout}, {recompute}"]["sent"]
     sums = {
         "calls": sum(row["calls"] for row in counted.values()),

@@ -23,6 +23,9 @@ LAYOUTS = {
 }
 
 
+UNTIED = {**MODEL, "tie_word_embeddings": False}
+
+
 def count_step(layout, micro_batches, settings=None):
     """{collective: calls} of the second step (the first makes buffers), on this rank."""
     program = make_program(*layout, **settings or {})
@@ -34,10 +37,10 @@ def count_step(layout, micro_batches, settings=None):
     return mode.collectives()
 
 
-def expected(zero, replicate, micro_batches, units):
+def expected(zero, replicate, micro_batches, units, ends=1):
     """The table of parallel/fsdp.py."""
     return {
-        "allgather_base": units if zero in (1, 2) else micro_batches * (2 * units - 1),
+        "allgather_base": units if zero in (1, 2) else micro_batches * (2 * units - ends),
         "reduce_scatter_base": units if zero == 1 else micro_batches * units,
         "allreduce": (units if replicate > 1 else 0) + 1,  # and the loss
     }
@@ -48,8 +51,13 @@ def expected(zero, replicate, micro_batches, units):
 )
 def test_fsdp_sends_what_its_docstring_says(ranks, layout):
     world, zero, replicate, _ = LAYOUTS[layout]
-    for counts in ranks.run(world, each, *(partial(count_step, LAYOUTS[layout], micro) for micro in (1, 3))):
-        assert counts == [expected(zero, replicate, micro, UNITS) for micro in (1, 3)]
+    cases = [(micro, model) for micro in (1, 3) for model in (MODEL, UNTIED)]
+    calls = [partial(count_step, LAYOUTS[layout], micro, {"model": model}) for micro, model in cases]
+    for counts in ranks.run(world, each, *calls):
+        assert counts == [
+            expected(zero, replicate, micro, *((UNITS, 1) if model is MODEL else (UNITS + 1, 2)))
+            for micro, model in cases
+        ]
 
 
 class Sizes(TorchDispatchMode):
@@ -158,17 +166,18 @@ def test_no_setting_changes_a_gradient(ranks, layout):
         assert_equal(plain, one, 1e-13)
 
 
-def order_of_gathers(prefetch):
-    """What happened, in order, in one micro-batch under ZeRO-3: "g" a unit's all-gather, a digit a block's forward, "b" and a
-    digit a block's backward. The first gather is the root's, which backward finds gathered."""
-    program = make_program(2, 3, 1, 2, prefetch=prefetch)
+def order_of_messages(prefetch, model=MODEL):
+    """What happened, in order, in one micro-batch under ZeRO-3: "g" a unit's all-gather, "r" its reduce-scatter, a digit a
+    block's forward, "b" and a digit a block's backward. The first gather is the root's, which backward finds gathered."""
+    program = make_program(2, 3, 1, 2, prefetch=prefetch, model=model)
     program.run([batch()], torch.tensor(16.0))
     happened = []
 
     class Gathers(Operators):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if function._schema.name == "c10d::_allgather_base_":
-                happened.append("g")
+            message = {"c10d::_allgather_base_": "g", "c10d::_reduce_scatter_base_": "r"}
+            if function._schema.name in message:
+                happened.append(message[function._schema.name])
             return super().__torch_dispatch__(function, types, args, kwargs)
 
     def note(word):
@@ -193,7 +202,22 @@ ORDERS = {
 
 
 def test_prefetch_gathers_so_many_units_ahead(ranks):
-    assert ranks.run(2, each, *(partial(order_of_gathers, ahead) for ahead in ORDERS)) == [list(ORDERS.values())] * 2
+    found = ranks.run(2, each, *(partial(order_of_messages, ahead) for ahead in ORDERS))
+    assert [[order.replace("r ", "").replace(" r", "") for order in orders] for orders in found] == (
+        [list(ORDERS.values())] * 2
+    )
+
+
+UNTIED_ORDERS = {
+    0: "g g 0 g 1 g 2 g g r g b2 r g b1 r b0 r r",
+    1: "g g g 0 g 1 g 2 g r g b2 r g b1 r b0 r r",  # the head arrives while block 2 computes
+    2: "g g g g 0 g 1 2 g g r g b2 r b1 r b0 r r",
+}
+
+
+def test_the_gradient_of_an_untied_head_leaves_before_any_block_computes_its_own(ranks):
+    found = ranks.run(2, each, *(partial(order_of_messages, ahead, UNTIED) for ahead in UNTIED_ORDERS))
+    assert found == [list(UNTIED_ORDERS.values())] * 2
 
 
 def offloaded(offload):

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.parallel.tiny import batch, make_program
+from tests.parallel.tiny import MODEL, batch, make_program
 from windlass.errors import BadLayout
 from windlass.optim.adamw import AdamW
 from windlass.optim.config import OptimConfig
@@ -15,6 +15,7 @@ def census_faults():
     """Each fault planted on a built program of two ranks -> what the census says."""
     program = make_program(2, 3, 1, 2)
     model, records, said = program.model, program.records(), {}
+    untied = make_program(2, 3, 1, 2, model={**MODEL, "tie_word_embeddings": False})
 
     def say(name, check, *args):
         try:
@@ -22,11 +23,13 @@ def census_faults():
         except BadLayout as error:
             said[name] = str(error)
 
-    say("sound units", check_units, model, model.blocks, records)
+    say("sound units", check_units, model, model.blocks, model.end, records)
     say("sound dtypes", check_dtypes, records, uniform(torch.float32))
-    say("units", check_units, model, model.blocks[:-1], records)
+    say("sound ends", check_units, untied.model, untied.model.blocks, untied.model.end, untied.records())
+    say("ends", check_units, untied.model, untied.model.blocks, [], untied.records())
+    say("units", check_units, model, model.blocks[:-1], model.end, records)
     plain = Record("model.norm.weight", torch.nn.Parameter(torch.ones(3)), torch.Size([3]))
-    say("whole", check_units, model, model.blocks, [*records, plain])
+    say("whole", check_units, model, model.blocks, model.end, [*records, plain])
     say("dtypes", check_dtypes, records, uniform(torch.bfloat16))
     say("gradients", check_gradients, records)
     before = AdamW([plain], OptimConfig())
@@ -37,8 +40,9 @@ def census_faults():
 
 def test_each_census_finds_its_fault_and_passes_the_sound(ranks):
     said = ranks.run(2, census_faults)[0]
-    assert set(said) == {"units", "whole", "dtypes", "gradients", "optimizer"}
+    assert set(said) == {"ends", "units", "whole", "dtypes", "gradients", "optimizer"}
     assert "4 FSDP units over 2 blocks" in said["units"]
+    assert "5 FSDP units over 3 blocks" in said["ends"] and "the rest is one more: 4" in said["ends"]
     assert "1 parameters are not sharded, the first is model.norm.weight" in said["whole"]
     assert "model.embed_tokens.weight is torch.float32" in said["dtypes"]
     assert "got no gradient in the first step, the first is model.embed_tokens.weight" in said["gradients"]

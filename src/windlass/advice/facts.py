@@ -18,12 +18,14 @@ class RunFacts:
     """Micro-batches of a rank per step."""
     elements: int
     """Parameters."""
-    root_elements: int
+    end_elements: int
     """Of them, those outside of the blocks: embedding, final norm, head."""
     trained_elements: int
     """Parameters, or an adapter's factors, that have gradients."""
     units: int
     """FSDP2 units: see parallel/fsdp."""
+    end_units: int
+    """Of them, those outside of the blocks."""
     sparse_layers: int
     """Layers of experts."""
     gathered_bytes: int

@@ -140,9 +140,9 @@ def small_messages(run: Observed) -> Lever | None:
     if run.setting("parallel", "zero") == 0:
         better, change = traffic(run.facts, 0, USUAL_BUCKET_MIB), f"parallel.bucket_mib={USUAL_BUCKET_MIB:g}"
     else:
-        blocks = run.facts.units - 1
+        blocks = run.facts.units - run.facts.end_units
         per_unit = max(1, min(blocks, round(SMALL_MESSAGE / max(1.0, now.bytes / max(1, now.calls)))))
-        calls = now.calls * (-(-blocks // per_unit) + 1) // run.facts.units
+        calls = now.calls * (-(-blocks // per_unit) + run.facts.end_units) // run.facts.units
         better, change = Sent(calls, now.bytes), f"parallel.blocks_per_unit={per_unit}"
     if now.calls < MANY * max(1, better.calls) or now.bytes / now.calls >= SMALL_MESSAGE:
         return None

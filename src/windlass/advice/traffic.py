@@ -1,14 +1,14 @@
 """What a rank sends per step under DDP, ZeRO-1 to 3 and HSDP, by the formulas of parallel/ddp and parallel/fsdp.
 
-With P parameters of which P_root are outside of the blocks (all of them trained here), N replicas, S ranks that shard, U units, A
-micro-batches, b bytes per gathered and r per reduced element, a ring moves per rank
+With P parameters of which P_end are outside of the blocks (all of them trained here), N replicas, S ranks that shard, U units of
+which E are outside of the blocks, A micro-batches, b bytes per gathered and r per reduced element, a ring moves per rank
 
                    all-gather                        reduce-scatter            all-reduce
     zero 0         -                                 -                         2 r P (N-1)/N, in buckets
     zero 1, 2      b P (S-1)/S, U calls              r P (S-1)/S, U calls      2 r (P/S) (N-1)/N, U calls
                                                      (zero 2: A times both)
-    zero 3         b A (2P - P_root) (S-1)/S,        as zero 2                 the same
-                   A (2U - 1) calls
+    zero 3         b A (2P - P_end) (S-1)/S,         as zero 2                 the same
+                   A (2U - E) calls
 
 The all-reduces of zero 1 to 3 are HSDP's: none where N is 1. Tensor and pipeline ranks divide P. Not in it: the sums of losses,
 counts and norms (two or three calls of a few bytes), and what tensor, context, expert and pipeline ranks exchange among
@@ -53,8 +53,8 @@ def traffic(facts: RunFacts, zero: int, bucket_mib: float) -> Sent:
 def _gathers(facts: RunFacts, zero: int, ranks: int, element_bytes: float) -> Sent:
     if zero < 3:
         return _part(facts.units, facts.elements * element_bytes, ranks)
-    elements = facts.accumulation * (2 * facts.elements - facts.root_elements)
-    return _part(facts.accumulation * (2 * facts.units - 1), elements * element_bytes, ranks)
+    elements = facts.accumulation * (2 * facts.elements - facts.end_elements)
+    return _part(facts.accumulation * (2 * facts.units - facts.end_units), elements * element_bytes, ranks)
 
 
 def _part(calls: int, payload: float, ranks: int) -> Sent:

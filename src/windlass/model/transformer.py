@@ -185,6 +185,11 @@ class Decoder(nn.Module):
         """The layers it holds, in order: sharded, recomputed and compiled one by one."""
         return list(self.model.layers.values())
 
+    @property
+    def end(self) -> list[nn.Module]:
+        """Final norm and head, where they are with an embedding whose weight is another; else nothing."""
+        return [self.model.norm, self.lm_head] if self.first and self.last and not self.arch.tied else []
+
     def tie(self) -> None:
         """Make head and embedding one Parameter again, where the model is tied and has both. Call it after to_empty."""
         if self.arch.tied and self.first and self.last:

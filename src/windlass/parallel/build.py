@@ -154,7 +154,7 @@ def _check(program: Program, parts: Sequence[Decoder], config: ParallelConfig, p
     for part in parts:
         own = {id(parameter) for parameter in part.parameters()}
         records = [record for record in program.records() if id(record.tensor) in own]
-        check_units(part, part.blocks, records, config.blocks_per_unit)
+        check_units(part, part.blocks, part.end, records, config.blocks_per_unit)
     check_dtypes(program.records(), precision)
 
 
@@ -185,7 +185,7 @@ def _lay_out(
             logits = part.chunks.compiled_head_logits_gpu if on_gpu else part.chunks.head_logits
             part.lm_head.compile_loss(logits, part.chunks.compiled_head_tokens)
     if config.zero_stage != 0 and not _keeps_masters(mesh, precision, config):
-        apply_fsdp(part, part.blocks, mesh, precision, config)
+        apply_fsdp(part, part.blocks, part.end, mesh, precision, config)
     # after sharding: only the shards get memory, in the host's where they are offloaded
     part.to_empty(device=torch.device("cpu") if config.offload else device)
     part.tie()  # to_empty gives each name its own tensor

@@ -1,17 +1,18 @@
 """FSDP2: parameters, gradients and optimizer states cut into equal shards along `shard`, gathered unit by unit when used.
 
-A unit is `blocks_per_unit` decoder blocks; the root unit holds embedding, final norm and head (so a tied head keeps its
-identity). With k = blocks_per_unit, U = ceil(blocks / k) + 1 units, P parameters, S = shard, A micro-batches per step, b bytes
-per gathered element, r per reduced one:
+A unit is `blocks_per_unit` decoder blocks. The E units of the ends hold the rest: one where head and embedding are tied (so that
+they stay one tensor), else one of the embedding and one of final norm and head, whose gradient leaves at the start of
+backward. With k = blocks_per_unit, U = ceil(blocks / k) + E units, P parameters, S = shard, A micro-batches per step, b bytes per
+gathered element, r per reduced one:
 
                       ZeRO-3 (zero: 3)              ZeRO-2 (zero: 2)              ZeRO-1 (zero: 1)
     kept per rank     parameters 4P/S, gradients    the same, and b P of          the same as ZeRO-2, and r P of
                       4P/S, states 8P/S; two        gathered parameters           whole gradients from the first
                       units gathered                through the step              backward to the last
-    all-gathers       A (2 U - 1): each unit in     U: gathered once, kept        U
+    all-gathers       A (2 U - E): each unit in     U: gathered once, kept        U
                       forward and again in          over all micro-batches
-                      backward; the root unit
-                      is kept in between
+                      backward; the ends are
+                      kept in between
     reduce-scatters   A U                           A U                           U, on the last micro-batch
     all-reduces       U where replicate > 1 (HSDP), on the last micro-batch only; else none
     bytes sent        an all-gather of n elements: n b (S-1)/S per rank; a reduce-scatter: n r (S-1)/S;
@@ -53,10 +54,16 @@ from windlass.precision.policy import Precision
 
 
 def apply_fsdp(
-    model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, precision: Precision, config: ParallelConfig
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    end: Sequence[nn.Module],
+    mesh: Mesh,
+    precision: Precision,
+    config: ParallelConfig,
 ) -> None:
-    """Shards `model` in place, a unit per `config.blocks_per_unit` blocks and one for the rest. Does nothing on one rank that
-    computes in the dtype and on the device that it stores in, unless its matrices are cut over `tp` (tensor.py)."""
+    """Shards `model` in place, a unit per `config.blocks_per_unit` blocks, one of what `end` has (Decoder.end), and one of the
+    rest. Does nothing on one rank that computes in the dtype and on the device that it stores in, unless its matrices are cut
+    over `tp` (tensor.py)."""
     if mesh.fsdp.size() == 1 and not precision.is_mixed and not config.offload and mesh.layout.tp == 1:
         return
     on_gpu = mesh.dense.device_type == "cuda"
@@ -72,7 +79,9 @@ def apply_fsdp(
     for start in range(0, len(blocks), config.blocks_per_unit):
         unit = list(blocks[start : start + config.blocks_per_unit])
         shard(unit, reshard_after_forward=config.zero_stage == 3, shard_placement_fn=placement)
-    # the root comes last (it takes what no block has) and is needed again at once by backward: never resharded in between
+    if end:  # backward needs it at once: never resharded in between
+        shard(list(end), reshard_after_forward=False, shard_placement_fn=placement)
+    # the root comes last, since it takes what no other unit has; backward would gather it again to read nothing: not resharded
     shard(model, reshard_after_forward=False)
     units = fsdp_units(model)
     for one in units:
@@ -93,7 +102,7 @@ def dealt_experts(model: nn.Module) -> list[Experts]:
 
 
 def _prefetch(units: Sequence[FSDPModule], ahead: int) -> None:
-    """Both passes begin at the root, the first of `units`: forward continues with the first blocks, backward with the last."""
+    """Both passes begin at the root, the first of `units`: forward continues with the first blocks, backward with the end."""
     forward, backward = list(units), [units[0], *reversed(units[1:])]
     for index in range(len(units)):
         forward[index].set_modules_to_forward_prefetch(forward[index + 1 :][:ahead])

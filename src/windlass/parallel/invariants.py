@@ -1,6 +1,6 @@
 """Counts what must hold once the techniques are applied. Each of these was once a silent failure in the field.
 
-units      a wrap policy that matches nothing shards nothing, without a warning: a unit per `blocks_per_unit` blocks, and the root
+units      a wrap policy that matches nothing shards nothing, without a warning: a unit per `blocks_per_unit` blocks, and the ends
 dtypes     parameters of another dtype than the policy's: states and reductions would follow them
 optimizer  an optimizer made before sharding holds parameters that are never used again: the loss stays constant
 gradients  zero-bubble schedules with resharding lose the gradients of whole stages, with the right loss
@@ -21,16 +21,20 @@ from windlass.precision.policy import Precision
 
 
 def check_units(
-    model: nn.Module, blocks: Sequence[nn.Module], records: Sequence[Record], blocks_per_unit: int = 1
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    end: Sequence[nn.Module],
+    records: Sequence[Record],
+    blocks_per_unit: int = 1,
 ) -> None:
-    """One FSDP unit per `blocks_per_unit` blocks, one per sparse layer whose experts are dealt out, and one root, and no
-    parameter left whole. Models without units pass."""
+    """One FSDP unit per `blocks_per_unit` blocks, one per sparse layer whose experts are dealt out, one of the `end`, and one
+    root, and no parameter left whole. Models without units pass."""
     units, dealt = fsdp_units(model), len(dealt_experts(model))
-    expected = -(-len(blocks) // blocks_per_unit) + 1 + dealt
+    expected = -(-len(blocks) // blocks_per_unit) + bool(end) + 1 + dealt
     if units and len(units) != expected:
         raise BadLayout(
             f"{len(units)} FSDP units over {len(blocks)} blocks",
-            f"blocks form units of {blocks_per_unit}, and the rest is one more"
+            f"blocks form units of {blocks_per_unit}, and the rest is {'two' if end else 'one'} more"
             + f", and the experts of {dealt} layers one each" * (dealt > 0)
             + f": {expected}",
             "shard with parallel.build only; a module that was wrapped by hand before is counted too",

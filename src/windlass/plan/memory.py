@@ -6,7 +6,7 @@ Standing, from the first update on, per parameter of this rank (n of them, w byt
     copies       c n beside masters (one process in 16 bits, precision/masters.py): what products read
     gradients    w n, or in precision.gradients
     states       AdamW 2 s n, and 4 bytes of a counter per tensor; Muon s n for the matrices of blocks
-    gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the root and two units, and a unit's whole
+    gathered     what FSDP2 gathers: zero 1 and 2 all of the model, c N, zero 3 the ends and two units, and a unit's whole
                  gradient; zero 1 also the whole gradients
 
 zero 1 to 3 cut dim 0 of each tensor over F = shard x context ranks: rank 0 has ceil(rows / F) of them, the most.
@@ -147,13 +147,16 @@ class RankMemory:
         if self.parallel.zero_stage == 0 or (ranks == 1 and self.layout.replicate == 1):
             return 0
         share = self.parallel.blocks_per_unit / self.architecture.num_layers
-        root = self.architecture.padded_vocab_size * self.architecture.hidden_size * (2 - self.architecture.tied)
-        blocks = whole - root * self._computed
+        edge = (
+            self.architecture.padded_vocab_size * self.architecture.hidden_size * self._computed
+        )  # embedding, or head
+        edges = edge * (2 - self.architecture.tied)
+        blocks = whole - edges
         reduced = SIZES[self.precision.reduced] / self._computed * min(1, gradients)
         if self.parallel.zero_stage == 3:
             units = int(blocks * min(1.0, share) * (2 + self.parallel.prefetch + reduced))
-            return units + int(root * self._computed * (1 + reduced))
-        unit = max(blocks * share, root * self._computed)
+            return units + int(edges + edge * reduced)
+        unit = max(blocks * share, edge)
         return whole + int((whole if self.parallel.zero_stage == 1 else unit) * reduced)
 
     def passing(self, micro_batch: int, length: int, recompute: str) -> Passing:

@@ -30,7 +30,7 @@ def exact_stages(precision: PrecisionConfig) -> tuple[Stage, ...]:
 
 def choose_stage(needed: Mapping[Stage, int], limit_bytes: int) -> Stage:
     """`needed`: bytes of a rank at the peak of a step, of the stages that may be. The least that fits; where none does, the one
-    that needs the fewest bytes, which is not 3 where the root unit is most of a model."""
+    that needs the fewest bytes, which is not 3 where the ends are most of a model."""
     return next(
         (stage for stage in sorted(needed) if needed[stage] <= limit_bytes), min(needed, key=lambda one: needed[one])
     )

@@ -92,6 +92,7 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
     config, layout, architecture = run.config, run.program.mesh.layout, run.architecture
     shapes, precision = parameter_shapes(architecture), precision_of(config.precision)
     train = run.prepared.sets["train"]
+    ends = 1 if architecture.tied or layout.pp > 1 else 2
     return RunFacts(
         device=run.runtime.device_name(),
         ranks=layout.world,
@@ -99,9 +100,10 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         layout=dataclasses.asdict(layout),
         accumulation=accumulation,
         elements=count_parameters(architecture),
-        root_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
+        end_elements=sum(math.prod(shape) for name, shape in shapes.items() if ".layers." not in name),
         trained_elements=count_trained(config, architecture),
-        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + 1,
+        units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + ends,
+        end_units=ends,
         sparse_layers=len(architecture.sparse_layers),
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,

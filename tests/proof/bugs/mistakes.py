@@ -56,7 +56,7 @@ MISTAKES = {
     ),
     "a wrap that matches nothing": Bug(
         "nothing is sharded",
-        (("parallel/build.py", "apply_fsdp(part, part.blocks, mesh, precision, config)", "apply_fsdp(part, [], mesh, precision, config)"),),
+        (("parallel/build.py", "apply_fsdp(part, part.blocks, part.end, mesh, precision, config)", "apply_fsdp(part, [], [], mesh, precision, config)"),),
         mistake="wrap_that_matches_nothing",
     ),
     "a resume from nothing": Bug(
