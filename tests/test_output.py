@@ -1,5 +1,6 @@
 """What a rank writes: to the terminal, to its log, and to its stderr when it fails."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from windlass.errors import UserError
-from windlass.output import redirected_output
+from windlass.output import redirected_output, silent_imports
 
 
 class Terminal:
@@ -77,7 +78,7 @@ def test_a_rank_that_is_through_writes_where_it_did_before(tmp_path):
         [
             "import subprocess, sys",
             "from pathlib import Path",
-            "from windlass.output import redirected_output",
+            "from windlass.output import redirected_output, silent_imports",
             "print('before')",
             "with redirected_output(Path(sys.argv[1]), 1):",
             "    print('inside')",
@@ -97,7 +98,7 @@ FAILING = """
 import os, sys
 from pathlib import Path
 from windlass.errors import UserError
-from windlass.output import redirected_output
+from windlass.output import redirected_output, silent_imports
 
 with redirected_output(Path(sys.argv[1]), 1):
     for line in range(40):
@@ -133,7 +134,7 @@ def test_what_a_later_run_of_the_same_rank_fails_with_reaches_its_stderr_too(tmp
     code = """
 import sys
 from pathlib import Path
-from windlass.output import redirected_output
+from windlass.output import redirected_output, silent_imports
 
 for run in "abcd":
     try:
@@ -184,3 +185,11 @@ def test_what_is_in_the_place_of_a_log_is_named(tmp_path, rank, place, why):
     assert caught.value.given == f"the log {tmp_path}/logs/rank-{rank}.log cannot be opened: {why}"
     assert caught.value.rule == "every rank has a file logs/rank-N.log in the run directory"
     assert caught.value.change == "remove what is in its place, or mend the permissions of the run directory"
+
+
+def test_what_packages_log_while_they_are_imported_is_not_shown_and_what_comes_later_is(caplog):
+    with pytest.raises(ImportError), silent_imports():
+        logging.getLogger("torchao").warning("no kernel for this GPU")
+        raise ImportError
+    logging.getLogger("torchao").warning("a thing that the user does")
+    assert caplog.messages == ["a thing that the user does"]

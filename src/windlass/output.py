@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
@@ -107,6 +108,17 @@ def without_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def silent_imports() -> Iterator[None]:
+    """Inside, nothing is logged: what a package says of itself while it is imported is not about what the user does."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _open_log(file: Path) -> int:

@@ -20,6 +20,7 @@ from windlass.commands.export_adapter import (
     LOGIT_TOLERANCE,
     PROBE_TOKENS,
     Merging,
+    auto_model,
     load_with_peft,
     merged,
     probe_ids,
@@ -194,10 +195,6 @@ def write_generation_config(draft: Path, saved: SavedModel) -> None:
 def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype, is_adapter: bool = False) -> float:
     """Largest difference of logits between our model, whose weights are given up, and `directory` loaded by transformers.
     Raises UserError where they disagree."""
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     ours = saved.model.float()
     for parameter in ours.parameters():
         parameter.copy_(parameter.to(dtype))  # as the files have it, and in its own memory
@@ -219,9 +216,7 @@ def compare_models(saved: SavedModel, directory: Path, dtype: torch.dtype, is_ad
     else:
         # its default, grouped experts, takes only widths that are multiples of 4
         plain = {"experts_implementation": "eager"} if saved.architecture.sparse_layers else {}
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, **plain
-        )
+        loaded: Any = auto_model().from_pretrained(directory, dtype=torch.float32, output_loading_info=True, **plain)
         theirs, report = loaded
         assert not report["missing_keys"] and not report["unexpected_keys"], report
     their_logits_BTV = theirs(input_ids=ids_BT).logits

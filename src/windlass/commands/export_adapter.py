@@ -18,6 +18,7 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import is_factor
 from windlass.model.lora.linear import merge
+from windlass.output import silent_imports
 from windlass.training.open_saved import SavedModel, empty, weights_of
 
 LOGIT_TOLERANCE = 1e-5  # fp32: the same formula in another order
@@ -92,6 +93,16 @@ def write_adapter(draft: Path, saved: SavedModel) -> None:
     save_adapter(draft, config.adapter, saved.architecture, saved.adapter, tensors, name, base["files"])
 
 
+def auto_model() -> Any:
+    """transformers' AutoModelForCausalLM, which loads without a word."""
+    with silent_imports():  # of torchao too, where that is installed
+        import transformers.modeling_utils
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    return transformers.AutoModelForCausalLM
+
+
 def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:
     """transformers' model with the adapter of `draft`, by PEFT. Raises UserError where PEFT is not installed."""
     try:
@@ -102,10 +113,8 @@ def load_with_peft(draft: Path, base: Path, architecture: Any) -> Any:
             "an export is loaded back and compared before it is there, an adapter by PEFT",
             "pip install peft, or export the merged model with --merge",
         ) from None
-    from transformers import AutoModelForCausalLM
-
     plain = {"experts_implementation": "eager"} if architecture.sparse_layers else {}
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **plain)
+    model = auto_model().from_pretrained(base, dtype=torch.float32, **plain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of names that PEFT still uses of transformers
         return PeftModel.from_pretrained(model, draft).eval()

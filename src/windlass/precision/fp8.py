@@ -22,7 +22,6 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433; to
 """
 
 import dataclasses
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from windlass.errors import UserError
 from windlass.hardware import Accelerator
+from windlass.output import silent_imports
 from windlass.precision.config import Scaling
 
 MULTIPLE: Final = 16
@@ -38,10 +38,9 @@ MULTIPLE: Final = 16
 
 def library() -> Any:
     """torchao.float8. Raises UserError where it is missing."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # a line for each kernel of its wheel that is for another GPU
     try:
-        import torchao.float8.float8_linear
+        with silent_imports():  # a line for each kernel of its wheel that is for another GPU
+            import torchao.float8.float8_linear
     except ImportError as error:
         is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("torchao")
         raise UserError(
@@ -50,8 +49,6 @@ def library() -> Any:
             "products in fp8 are torchao's",
             "pip install 'windlass-lm[fp8]', or use precision.policy=bf16",
         ) from None
-    finally:
-        logging.disable(before)
     return torchao.float8
 
 
