@@ -1,14 +1,13 @@
 """Host copies of a rank's shards: made ahead, and through pinned buffers where the tensors are on a device."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.checkpoint import cases
+from tests.checkpoint import cases, single
 from windlass.checkpoint import staging
-from windlass.checkpoint.staging import Bounce, Staging
+from windlass.checkpoint.staging import Bounce, Staging, local_shard
 
 
 def tensors():
@@ -22,11 +21,9 @@ def tensors():
 
 def test_a_copy_uses_the_memory_that_was_made_ahead():
     given, buffers = tensors(), Staging()
-    with ThreadPoolExecutor(1) as thread:
-        buffers.make_ready(given, thread)
-        thread.submit(lambda: None).result()
-        made = {name: buffer.data_ptr() for name, buffer in buffers._buffers.items()}
-        copies = buffers.copy(given)
+    buffers.make(given)
+    made = {name: buffer.data_ptr() for name, buffer in buffers._buffers.items()}
+    copies = buffers.copy(given)
     assert list(copies) == list(given) == list(made)
     for name, tensor in given.items():
         assert copies[name].data_ptr() == made[name] and torch.equal(copies[name], tensor), name
@@ -38,17 +35,23 @@ def test_every_page_is_touched():
     assert (pages == 0).nonzero().flatten().tolist() == [0, staging.PAGE_BYTES, 2 * staging.PAGE_BYTES]
 
 
-def test_what_could_not_be_made_is_said_by_the_save():
-    class Refusing(torch.Tensor):
-        @property
-        def shape(self):
-            raise RuntimeError("no memory")
+def test_the_memory_of_what_is_not_copied_again_is_given_back():
+    given, buffers = tensors(), Staging()
+    buffers.copy(given)
+    buffers.copy({"scalar": given["scalar"]})
+    assert list(buffers._buffers) == ["scalar"]
 
-    buffers = Staging()
-    with ThreadPoolExecutor(1) as thread:
-        buffers.make_ready({"one": torch.ones(1).as_subclass(Refusing)}, thread)
-        with pytest.raises(RuntimeError, match="no memory"):
-            buffers.copy({})
+
+def test_what_could_not_be_made_is_said_by_the_save(tmp_path, monkeypatch):
+    def refuse(_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(staging, "touch", refuse)
+    checkpoints = single.make_run(tmp_path, **{"async": True})
+    checkpoints.make_ready(tensors())
+    with pytest.raises(RuntimeError, match="no memory"):
+        checkpoints.save(1, tensors(), {}, {})
+    assert checkpoints.save(1, tensors(), {}, {}, final=True)
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 24, 64, 1 << 20])
@@ -73,18 +76,48 @@ def test_bytes_pass_through_two_buffers_one_after_the_other(piece_bytes):
     assert pieces >= sum(-(-tensor.numel() * tensor.element_size() // piece_bytes) for tensor in given.values())
 
 
-def made_ahead(path):
+def made_ahead(path, is_async, is_ahead):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2,))
     whole = torch.arange(6.0)
-    given = {"cut": distribute_tensor(whole, mesh, [Shard(0)]), "alike": distribute_tensor(whole, mesh, [Replicate()])}
-    checkpoints = cases.make_checkpoints(Path(path), asynchronous=True)
-    checkpoints.make_ready(given | {"plain": whole})
-    checkpoints._staging._made.result()
-    return {name: tuple(buffer.shape) for name, buffer in checkpoints._staging._buffers.items()}
+    given = {
+        "cut": distribute_tensor(whole, mesh, [Shard(0)]),
+        "alike": distribute_tensor(whole, mesh, [Replicate()]),
+        "plain": whole.clone(),
+    }
+    checkpoints = cases.make_checkpoints(Path(path), asynchronous=is_async)
+    if is_ahead:
+        checkpoints.make_ready(given)
+        checkpoints._made.result()
+    held = [{name: tuple(buffer.shape) for name, buffer in checkpoints._staging._buffers.items()}]
+    for step in (1, 2):
+        checkpoints.save(step, given, {}, {})
+        for tensor in given.values():
+            tensor.add_(1)  # what training does next must not reach the checkpoint
+    checkpoints.wait()
+    held.append({name: tuple(buffer.shape) for name, buffer in checkpoints._staging._buffers.items()})
+    for tensor in given.values():
+        tensor.zero_()
+    assert checkpoints.restore(given) is not None
+    return held, checkpoints._plan.num_planned, [local_shard(tensor).tolist() for tensor in given.values()]
 
 
-def test_what_ranks_hold_alike_takes_no_memory_before_it_is_saved(ranks, tmp_path):
-    assert ranks.run(2, made_ahead, str(tmp_path)) == [{"cut": (3,)}] * 2
+@pytest.mark.parametrize("is_ahead", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_of_what_ranks_hold_alike_each_copies_and_holds_its_part(ranks, tmp_path, is_async, is_ahead):
+    (one, first, mine), (two, second, others) = ranks.run(
+        2, made_ahead, str(tmp_path / "checkpoints"), is_async, is_ahead
+    )
+    assert (first, second) == (6, 0), "planned once, by rank 0: three pieces of two ranks"
+    assert mine == [[1, 2, 3], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]]
+    assert others == [[4, 5, 6], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]]
+    parts = [one[1], two[1]]
+    if not is_async:
+        assert (one, two) == ([{}, {}], [{}, {}])
+        return
+    assert [one[0], two[0]] == (parts if is_ahead else [{}, {}])
+    assert [part["cut"] for part in parts] == [(3,), (3,)]
+    assert sorted(name for part in parts for name in part) == ["alike", "cut", "cut", "plain"]
+    assert [len(part) for part in parts] == [2, 2]

@@ -13,9 +13,9 @@ counters), the trainer state (JSON: step, data position, schedule, fingerprints)
 tokenizer, provenance). Rank 0 writes the last two. One directory with one MANIFEST holds all of it, so a copy of the
 directory is a whole checkpoint.
 
-Asynchronous: `save` copies every local shard into host buffers, which it keeps between saves, and returns. A thread
-plans, writes and commits over its own gloo group while training goes on. One save runs at a time: the next one waits
-for it first.
+Asynchronous: `save` copies what this rank writes into host buffers, which it keeps between saves, and returns. A thread
+writes and commits over its own gloo group while training goes on. One save runs at a time: the next one waits for it
+first.
 
 Who reads what on restore. Rank 0 reads MANIFEST, index.json, trainer_state.json and lists the directory (names and sizes),
 and hands them to all ranks. Every rank then reads the rows its own shards need, in pieces of at most 4 MiB, and
@@ -44,9 +44,9 @@ from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
 from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import load_newest, load_path
-from windlass.checkpoint.save import Plan, write_checkpoint
+from windlass.checkpoint.save import Plan, plan_save, write_planned
 from windlass.checkpoint.sealed_json import seal
-from windlass.checkpoint.staging import Staging, is_cut, local_shard
+from windlass.checkpoint.staging import Staging, local_shard
 from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
@@ -86,7 +86,6 @@ class _Job:
     """One save, as `save` was called."""
 
     step: int
-    tensors: dict[str, torch.Tensor]
     trainer_state: str
     other_files: dict[str, bytes | Path]
     metric: float | None
@@ -129,16 +128,25 @@ class Checkpoints:
         self._pending: Future[SavedStep] | None = None
         self._saved: list[SavedStep] = []
         self._staging, self._plan = Staging(), Plan()
+        self._made: Future[None] | None = None
         self._last_step: int | None = None
         self._last_time_s = time.monotonic()
         self._swept = False
 
     def make_ready(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Makes the host memory of asynchronous saves of `tensors` in the background, so that the first does not wait for it. Not
-        of what several ranks hold alike, and one will write."""
+        """Plans saves of `tensors`, and makes the host memory of asynchronous ones, in the background: the first save waits for
+        neither. Collective."""
+        self._made = self._thread.submit(self._make_ready, tensors)
+
+    def _make_ready(self, tensors: dict[str, torch.Tensor]) -> None:
+        plan_save(tensors, self._exchange, self._plan)
         if self._config.async_:
-            own = {name: tensor for name, tensor in tensors.items() if self._exchange.world == 1 or is_cut(tensor)}
-            self._staging.make_ready(own, self._thread)
+            self._staging.make(self._written(tensors))
+
+    def _written(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Of these, what this rank writes."""
+        written = self._plan.written
+        return {name: tensor for name, tensor in tensors.items() if name in written}
 
     def due(self, step: int, clock_due: bool = False) -> bool:
         """Whether to save after `step` updates. `clock_due`: what all ranks agreed on, see `clock_due`."""
@@ -169,16 +177,18 @@ class Checkpoints:
         if step == self._last_step:
             return False
         start_s = time.monotonic()
+        plan_save(tensors, self._exchange, self._plan)
         assert not {MANIFEST, INDEX, TRAINER_STATE} & set(files), "a name that is written here"
         metric = metric if metric is not None and math.isfinite(metric) else None
-        job = _Job(step, dict(tensors), json.dumps(trainer_state, allow_nan=False), dict(files), metric, start_s)
+        job = _Job(step, json.dumps(trainer_state, allow_nan=False), dict(files), metric, start_s)
         if self._config.async_ and not final:
-            local = self._staging.copy(tensors)
+            local = self._staging.copy(self._written(tensors))
             self._pending = self._thread.submit(self._write, job, local, time.monotonic() - start_s)
         else:
             is_far = any(tensor.device.type != "cpu" for tensor in tensors.values())  # a copy to new memory is slow
             staged = self._config.async_ and is_far
-            local = self._staging.copy(tensors) if staged else {n: local_shard(tensor) for n, tensor in tensors.items()}
+            own = self._written(tensors)
+            local = self._staging.copy(own) if staged else {name: local_shard(tensor) for name, tensor in own.items()}
             self._saved.append(self._write(job, local, None))
         self._last_step, self._last_time_s = step, time.monotonic()
         return True
@@ -205,6 +215,9 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Returns when no save is under way (`poll` returns what was committed). Raises its error, on all ranks alike."""
+        made, self._made = self._made, None
+        if made is not None:
+            made.result()
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -244,7 +257,7 @@ class Checkpoints:
     def _write(self, job: _Job, local: dict[str, torch.Tensor], stall_s: float | None) -> SavedStep:
         """Write, commit, prune: on all ranks, in the background or not. stall_s None: training waits for all of it."""
         writer = TensorWriter(self._directory, job.step, self._run_id, job.files, job.metric)
-        write_checkpoint(job.tensors, local, writer, self._exchange, self._plan)
+        write_planned(local, writer, self._exchange, self._plan)
         num_bytes, not_deleted = self._exchange.from_first(lambda: self._prune(writer))
         elapsed_s = time.monotonic() - job.start_s
         directory = self._directory / step_name(job.step)

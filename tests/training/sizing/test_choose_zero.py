@@ -144,10 +144,10 @@ def chosen(preset, world, room_gib=None, free_gib=None, hosts=1, policy="bf16", 
 
 @pytest.mark.parametrize(
     ("room_gib", "policy", "stage"),
-    [(400, "bf16-pure", 0), (400, "bf16", 1), (140, "bf16", 1), (90, "bf16", 2), (88, "bf16", 3), (10, "bf16", 3)],
+    [(400, "bf16-pure", 0), (400, "bf16", 1), (140, "bf16", 1), (88, "bf16", 2), (86, "bf16", 3), (10, "bf16", 3)],
 )
 def test_on_gpus_the_count_decides(room_gib, policy, stage):
-    """Llama 3.1 8B on 8, micro-batches of 4 x 4,096 tokens with selective: 114.4, 88.4 and 77.0 GiB with zero 1, 2 and 3."""
+    """Llama 3.1 8B on 8, micro-batches of 4 x 4,096 tokens with selective: 114.4, 86.4 and 75.1 GiB with zero 1, 2 and 3."""
     found = chosen("llama-3.1-8b", 8, room_gib, policy=policy)
     assert found[:3] == ((0, -1, 1) if stage == 0 else (stage, 1, -1))
 
