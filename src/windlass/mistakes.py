@@ -99,7 +99,12 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
         must = " or ".join(dict.fromkeys(map(meant, items)))
         hint = nearest(str(given), choices)
-        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(path)}")
+        yield (
+            location,
+            UserError(
+                f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(path_of(_declared(recipe, location)))}"
+            ),
+        )
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
@@ -123,7 +128,7 @@ def _as_user_errors(violation: Violation, location: Location, given: Any) -> Ite
             yield one
             continue
         shown = path if isinstance(given, Mapping | list | Settings) else f"{path}={given!r}"
-        yield UserError(shown, f"{path}: {one}", more_of(path))
+        yield UserError(shown, str(one), more_of(path))
 
 
 def more_of(path: str) -> str:
@@ -134,6 +139,13 @@ def more_of(path: str) -> str:
 def path_of(location: Location) -> str:
     """`optim.groups[0].names`, as all messages write it."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _declared(recipe: Any, location: Location) -> Location:
+    """Its part that the recipe's sections have: a name in a mapping that the user fills is not."""
+    while isinstance(location[-1], str) and location[-1] not in _keys_at(recipe, location[:-1]):
+        location = location[:-1]
+    return location
 
 
 def _location(tree: Any, item: Mapping[str, Any]) -> Location:

@@ -11,11 +11,20 @@ directly raises the first; a recipe lists them all (windlass.mistakes).
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
-from pydantic_core import CoreSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from windlass.errors import UserError
 
@@ -52,6 +61,25 @@ def read_count(value: object) -> object:
         return value
     number = Decimal(value.strip()[:-1]) * THOUSANDS[value.strip()[-1].lower()]
     return int(number) if number == int(number) else value
+
+
+@dataclass(frozen=True)
+class Written:
+    """Marks a text that is all `pattern`; `meant` says how it is written, as it follows "must be"."""
+
+    pattern: str
+    meant: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(core), "pattern": f"^{self.pattern}$"}
+
+    def _check(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise PydanticCustomError("written", "{meant}", {"meant": self.meant})
+        return text
 
 
 class _Counts:

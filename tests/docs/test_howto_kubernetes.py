@@ -17,7 +17,7 @@ def test_its_first_command_prints_the_manifests(tmp_path, monkeypatch, capsys):
     first, second = commands_in(PAGE)
     assert first == f"{second} --dry-run"
     tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path, run={"tokens_per_step": 2048})))
-    tree["run"]["directory"] = "mine"
+    tree["run"]["directory"], tree["data"]["directory"] = "mine", "shards"
     run_commands([first], tree | yaml.safe_load(recipe_in(PAGE)), tmp_path, monkeypatch, capsys)
     recipe, job = yaml.safe_load_all(capsys.readouterr().out)
     assert (recipe["kind"], job["kind"]) == ("ConfigMap", "JobSet") and "a JobSet whose two pods run" in PAGE

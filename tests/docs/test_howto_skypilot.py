@@ -16,7 +16,7 @@ def test_its_first_command_prints_the_task(tmp_path, monkeypatch, capsys):
     first, second = commands_in(PAGE)
     assert first == f"{second} --dry-run"
     tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path, run={"tokens_per_step": 512})))
-    tree["run"]["directory"] = "mine"
+    tree["run"]["directory"], tree["data"]["directory"] = "mine", "shards"
     run_commands([first], tree | yaml.safe_load(recipe_in(PAGE)), tmp_path, monkeypatch, capsys)
     task = yaml.safe_load(capsys.readouterr().out)
     assert (task["num_nodes"], task["volumes"], task["resources"]["use_spot"]) == (2, {"/runs": "runs"}, True)

@@ -3,6 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
+from tests import tiny
+from windlass.config import load_recipe, to_yaml
 from windlass.errors import UserError
 from windlass.launch.config import LaunchConfig, SlurmConfig, seconds
 
@@ -31,6 +33,10 @@ def test_slurms_times(time, means):
         ({"options": ["-p cpu"]}, "`-p cpu` among the options"),
         ({"prepare_options": ["cpu"]}, "`cpu` among the options"),
         ({"options": ["--signal=TERM@5"]}, "the script sets --signal itself"),
+        *(
+            ({"prepare_options": [f"--{option}"]}, f"launch.slurm.prepare_options: `--{option}`")
+            for option in ("array=0-3", "output=/dev/null", "nodes=4", "dependency=afterany:7")
+        ),
         ({"environment": {"A B": "c"}}, "launch.slurm.environment: `A B`"),
     ],
 )
@@ -46,8 +52,38 @@ def test_a_time_is_in_quotes(time):
         SlurmConfig(time=time)
 
 
-@pytest.mark.parametrize("site", [{"kubernetes": {"environment": {"A B": 1}}}, {"kubernetes": {"secrets": {"A=B": "store/key"}}},
-                                  {"sky": {"environment": {"1st": 1}}}, {"sky": {"secrets": ["A-B"]}}])  # fmt: skip
-def test_a_variable_that_no_pod_or_host_could_have_is_refused(site):
-    with pytest.raises(ValidationError, match="should match pattern"):
-        LaunchConfig(**site)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            "kubernetes.environment={A B: 1}",
+            "must be a variable's name: letters, digits and underscores, no digit first",
+        ),
+        ("sky.environment={1st: 1}", "must be a variable's name"),
+        ("sky.secrets=[A-B]", "must be a variable's name"),
+        ("kubernetes.secrets={A=B: store/key}", "must be a variable's name"),
+        ("kubernetes.secrets={A: store}", "must be SECRET/KEY, as the cluster names them: store/secret"),
+        ("kubernetes.namespace=My_Own", "must be a label: lower-case letters, digits and inner dashes"),
+        ("kubernetes.claim=a_b", "must be a name of Kubernetes"),
+        ("kubernetes.runtime=Torch", "must be a name of Kubernetes"),
+        ("kubernetes.memory=400GB", "must be a whole number and a unit: 400Gi, or 400G"),
+        ('kubernetes.memory="400Gi\\n"', "must be a whole number and a unit"),
+        ("flyte.memory=400G", "must be a whole number and Mi, Gi or Ti: 400Gi"),
+        ("flyte.shm=16", "must be text"),
+        ("flyte.gpu=H200x8", "must be a count, or a kind and a count: H200:8"),
+        ("kubernetes.mount=runs", "must be an absolute path, such as /runs"),
+        ("sky.mount=runs", "must be an absolute path"),
+        ("flyte.mount=/", "must be an absolute path"),
+    ],
+)
+def test_how_a_text_is_written_is_said_and_the_command_that_explains_the_key_works(tmp_path, given, says):
+    with pytest.raises(UserError) as caught:
+        load_recipe(write_recipe(tmp_path), f"launch.{given}")
+    key = given.partition("=")[0]
+    assert says in caught.value.rule and "pattern" not in str(caught.value)
+    assert caught.value.change == f"what it means: windlass keys launch.{key}"
+
+
+def write_recipe(folder):
+    (folder / "r.yaml").write_text(to_yaml(tiny.recipe(folder)))
+    return folder / "r.yaml"

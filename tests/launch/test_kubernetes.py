@@ -252,16 +252,25 @@ def test_a_name_that_dns_does_not_take_is_refused(name):
         ({"claim": None}, "runs/a", True, 2, "2 pods without launch.kubernetes.claim"),
         ({"claim": None}, "runs/a", False, 1, "a pod whose disk ends with it"),
         ({}, "/scratch/runs", False, 2, "run.directory=/scratch/runs with the volume mounted at /runs"),
+        ({}, "../runs-b/a", False, 2, "run.directory=../runs-b/a with the volume mounted at /runs"),
     ],
 )
 def test_pods_that_would_lose_the_run_are_refused(changes, run, has_remote, nodes, said):
     with pytest.raises(UserError, match=said):
-        check_pods(FULL.changed(**changes), PurePosixPath(run), has_remote, Size(nodes, 1))
+        check_pods(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), has_remote, Size(nodes, 1))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_data_that_other_pods_would_not_see_are_refused(nodes):
+    with pytest.raises(UserError, match=r"data\.directory=/scratch/data with the volume mounted at /runs"):
+        check_pods(FULL, PurePosixPath("a"), PurePosixPath("/scratch/data"), True, Size(nodes, 1))
+    check_pods(FULL, PurePosixPath("a"), PurePosixPath("s3://bucket/data"), True, Size(nodes, 1))
 
 
 @pytest.mark.parametrize(("claim", "run", "nodes"), [("runs", "/runs/a", 2), ("runs", "a", 2), (None, "/anywhere", 1)])
 def test_pods_that_keep_it_are_not(claim, run, nodes):
-    check_pods(FULL.changed(claim=claim), PurePosixPath(run), True, Size(nodes, 1))
+    for data in ("data", "/runs/data") if claim else ("/scratch/data",):
+        check_pods(FULL.changed(claim=claim), PurePosixPath(run), PurePosixPath(data), True, Size(nodes, 1))
 
 
 @pytest.mark.parametrize(

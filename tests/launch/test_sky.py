@@ -101,12 +101,19 @@ def test_a_name_that_it_does_not_take_is_refused(name):
         ({"gpu": None}, "runs/a", True, Size(1, 2, 2), "--gpus-per-node 2 without launch.sky.gpu"),
         ({"mount": None, "volume": None}, "runs/a", True, Size(2, 1), "2 hosts without launch.sky.mount"),
         ({"mount": None, "volume": None}, "runs/a", False, Size(1, 1), "a host whose disk ends with it"),
-        ({}, "/scratch/a", False, Size(2, 1), "run.directory=/scratch/a with the shared directory at /runs"),
+        ({}, "/scratch/a", False, Size(2, 1), "run.directory=/scratch/a with the volume mounted at /runs"),
     ],
 )
 def test_hosts_that_would_lose_the_run_are_refused(changes, run, has_remote, size, said):
     with pytest.raises(UserError, match=said):
-        check_hosts(FULL.changed(**changes), PurePosixPath(run), has_remote, size)
+        check_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), has_remote, size)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_data_that_other_hosts_would_not_see_are_refused(nodes):
+    with pytest.raises(UserError, match=r"data\.directory=/scratch/data with the volume mounted at /runs"):
+        check_hosts(FULL, PurePosixPath("a"), PurePosixPath("/scratch/data"), True, Size(nodes, 1))
+    check_hosts(FULL, PurePosixPath("a"), PurePosixPath("s3://bucket/data"), True, Size(nodes, 1))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +125,7 @@ def test_hosts_that_would_lose_the_run_are_refused(changes, run, has_remote, siz
     ],
 )
 def test_hosts_that_keep_it_are_not(changes, run, size):
-    check_hosts(FULL.changed(**changes), PurePosixPath(run), True, size)
+    check_hosts(FULL.changed(**changes), PurePosixPath(run), PurePosixPath("data"), True, size)
 
 
 def test_a_volume_needs_a_directory():

@@ -54,9 +54,9 @@ def test_the_site_of_the_recipe_is_in_the_script():
     ]
     assert "\nmodule load cuda/13\nexport NCCL_SOCKET_IFNAME=ib0\nexport NCCL_IB_HCA==mlx5_0:1\n" in text
     assert srun_of(text) == (
-        'srun --kill-on-bad-exit=0 --wait=600 --open-mode=append --output="$log-%N.log" --cpus-per-task=8 --cpu-bind=cores '
-        "--gpu-bind=none env --block-signal=TERM,INT,HUP,USR1 apptainer exec --nv t.sif python3 -m windlass train recipe.yaml "
-        "run.steps=10 'data={a: '\"'\"'b c'\"'\"'}'"
+        'srun --kill-on-bad-exit=0 --wait=600 --open-mode=append --output="${log//%/%%}-%N.log" --cpus-per-task=8 '
+        "--cpu-bind=cores --gpu-bind=none env --block-signal=TERM,INT,HUP,USR1 "
+        "apptainer exec --nv t.sif python3 -m windlass train recipe.yaml run.steps=10 'data={a: '\"'\"'b c'\"'\"'}'"
     )
     assert " -gt 5 ]" in text and "6 segments without a new checkpoint" in text
 

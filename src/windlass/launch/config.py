@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, field_validator
 
 from windlass.errors import UserError
-from windlass.settings import Settings
+from windlass.settings import Settings, Written
 
 TIME: Final = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 OF_THE_SCRIPT: Final = (
@@ -26,8 +26,11 @@ def seconds(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
 
 
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-"""The name of a variable of the environment."""
+Variable = Annotated[
+    str, Written(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name: letters, digits and underscores, no digit first")
+]
+Directory = Annotated[str, Written(r"/[^\x00-\x1f]+", "an absolute path, such as /runs")]
+Quantity = Annotated[str, Written(r"[1-9]\d*[MGT]i", "a whole number and Mi, Gi or Ti: 400Gi")]
 
 
 class SlurmConfig(Settings):
@@ -76,7 +79,8 @@ class SlurmConfig(Settings):
     def _quoted(cls, time: Any) -> Any:
         if time is not None and not (isinstance(time, str) and TIME.fullmatch(time)):
             raise ValueError(
-                f'`time: {time}` is not a time limit in quotes: YAML reads 1:00:00 as 3600; write "1:00:00"'
+                f'`time: {time}` is not a time limit in quotes, and YAML reads 1:00:00 as 3600: write "1:00:00" in a recipe, and '
+                "'launch.slurm.time=\"1:00:00\"' on a command line"
             )
         return time
 
@@ -110,9 +114,10 @@ class SlurmConfig(Settings):
                     "an option there is a long one: --name, or --name=value",
                     "see man sbatch for its long name",
                 )
-            elif option in self.options and name in OF_THE_SCRIPT:
+            elif name in OF_THE_SCRIPT:
+                key = "options" if option in self.options else "prepare_options"
                 yield UserError(
-                    f"launch.slurm.options: `{option}`",
+                    f"launch.slurm.{key}: `{option}`",
                     f"the script sets --{name} itself, or could not work with it",
                     "remove it; windlass launch slurm --help has what can be chosen, docs/howto/slurm.md why",
                 )
@@ -127,29 +132,37 @@ class SlurmConfig(Settings):
                 )
 
 
-LABEL: Final = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-SUBDOMAIN: Final = r"^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$"
-"""Names of Kubernetes (RFC 1123)."""
+SUBDOMAIN: Final = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
+"""Of Kubernetes (RFC 1123)."""
+Label = Annotated[
+    str, Written(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a label: lower-case letters, digits and inner dashes")
+]
+Name = Annotated[
+    str, Written(rf"{SUBDOMAIN}", "a name of Kubernetes: lower-case letters, digits, and inner dashes and dots")
+]
+SecretKey = Annotated[
+    str, Written(rf"{SUBDOMAIN}/[-._A-Za-z0-9]+", "SECRET/KEY, as the cluster names them: store/secret")
+]
 
 
 class KubernetesConfig(Settings):
     image: str | None = None
     """The image of the pods, with windlass in it (see Containerfile)."""
 
-    namespace: str | None = Field(default=None, pattern=LABEL)
+    namespace: Label | None = None
     """Default: kubectl's."""
 
-    claim: str | None = Field(default=None, pattern=SUBDOMAIN)
+    claim: Name | None = None
     """A PersistentVolumeClaim that every pod mounts (ReadWriteMany): run directory and data are there. One host may do without
     it where checkpoint.remote is set."""
 
-    mount: str = Field(default="/runs", pattern=r"^/[^\x00-\x1f]+$")
+    mount: Directory = "/runs"
     """Where pods see it, and the directory that they start in: relative paths of the recipe are below it."""
 
     cpu: int | None = Field(default=None, ge=1)
     """Cores of a pod. Default: the cluster's."""
 
-    memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i?$")
+    memory: Annotated[str, Written(r"[1-9]\d*[MGT]i?", "a whole number and a unit: 400Gi, or 400G")] | None = None
     """Memory of a pod: 400Gi. Default: the cluster's."""
 
     shm_gib: int = Field(default=16, ge=1)
@@ -164,7 +177,7 @@ class KubernetesConfig(Settings):
     environment: dict[Variable, str | int] = {}
     """Variables of the pods, such as NCCL's."""
 
-    secrets: dict[Variable, Annotated[str, Field(pattern=SUBDOMAIN[:-1] + r"/[-._A-Za-z0-9]+$")]] = {}
+    secrets: dict[Variable, SecretKey] = {}
     """Variable -> SECRET/KEY of the cluster: `AWS_SECRET_ACCESS_KEY: store/secret`."""
 
     prepare_parts: int | None = Field(default=None, ge=2, le=10_000)
@@ -174,7 +187,7 @@ class KubernetesConfig(Settings):
     retries: int = Field(default=20, ge=0)
     """How often a JobSet starts all pods again: after a stop that saved, a lost node, a failure that is not the recipe's."""
 
-    runtime: str = Field(default="torch-distributed", pattern=SUBDOMAIN)
+    runtime: Name = "torch-distributed"
     """Of a TrainJob: the ClusterTrainingRuntime."""
 
 
@@ -185,13 +198,17 @@ class FlyteConfig(Settings):
     cpu: int | None = Field(default=None, ge=1)
     """Cores of a pod that trains, and of the pod that prepares. Default: the cluster's, as with memory."""
 
-    memory: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i$")
+    memory: Quantity | None = None
     """Memory of such a pod: 400Gi."""
 
-    gpu: Annotated[str, Field(pattern=r"^([A-Za-z0-9 -]+:)?[1-9]\d*$")] | Annotated[int, Field(ge=1)] | None = None
+    gpu: (
+        Annotated[str, Written(r"([A-Za-z0-9 -]+:)?[1-9]\d*", "a count, or a kind and a count: H200:8")]
+        | Annotated[int, Field(ge=1)]
+        | None
+    ) = None
     """GPUs of each pod that trains, a rank each, as Flyte writes them: 8, or H200:8. Default: none, ranks on CPUs."""
 
-    shm: str | None = Field(default=None, pattern=r"^[1-9]\d*[MGT]i$")
+    shm: Quantity | None = None
     """Size of /dev/shm where pods train, which counts as memory: 16Gi. NCCL and the loader use it."""
 
     nodes: int = Field(default=1, ge=1)
@@ -205,7 +222,7 @@ class FlyteConfig(Settings):
     """Tasks that prepare the data side by side, between one that makes the tokenizer and one that joins the parts. They need
     launch.flyte.mount, and are retried as training is. Default: one task prepares all."""
 
-    mount: str | None = Field(default=None, pattern=r"^/[^\x00-\x1f]+$")
+    mount: Directory | None = None
     """Where the cluster's own pod template mounts a volume that all pods share; relative paths of the recipe are below it."""
 
 
@@ -234,7 +251,7 @@ class SkyConfig(Settings):
     spot: bool = False
     """Spot hosts, which cost less and may be taken back: SkyPilot rents others, and the run goes on from its last commit."""
 
-    mount: str | None = Field(default=None, pattern=r"^/[^\x00-\x1f]+$")
+    mount: Directory | None = None
     """A directory that all hosts share and that outlives them; hosts start there: relative paths of the recipe are below it. One
     host may do without it where checkpoint.remote is set."""
 

@@ -50,8 +50,8 @@ Blocks.add_representer(
 )
 
 
-def check_pods(kubernetes: KubernetesConfig, run: PurePath, has_remote: bool, size: Size) -> None:
-    """Raises UserError where pods would lose what a run keeps, or would not see the same directory. `has_remote`: whether
+def check_pods(kubernetes: KubernetesConfig, run: PurePath, data: PurePath, has_remote: bool, size: Size) -> None:
+    """Raises UserError where pods would lose what a run keeps, or would not see the same directories. `has_remote`: whether
     checkpoints are copied to a store."""
     if kubernetes.image is None:
         raise UserError(
@@ -62,12 +62,13 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, has_remote: bool, si
     if kubernetes.claim is None and (size.nodes > 1 or not has_remote):
         raise UserError(
             f"{size.nodes} pods without launch.kubernetes.claim" if size.nodes > 1 else "a pod whose disk ends with it",
-            "all hosts of a run see its directory, and it outlives them",
+            "all hosts of a run see its directory and its data, and the directory outlives them",
             "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)"
             + ("" if size.nodes > 1 else ", or set checkpoint.remote"),
         )
     if kubernetes.claim is not None:
         _check_on_volume(kubernetes, "run.directory", run, "the run directory is on the volume")
+        _check_on_volume(kubernetes, "data.directory", data, "prepared data are on the volume, where all pods see them")
 
 
 def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, place: PurePath) -> None:

@@ -25,6 +25,7 @@ from windlass.launch.config import SkyConfig
 from windlass.launch.job_names import checked
 from windlass.launch.kubernetes import PORT, Blocks
 from windlass.launch.slurm import Size
+from windlass.launch.volume import off_volume
 from windlass.safe_text import redacted
 
 RECIPE: Final = '"$HOME/windlass-recipe.yaml"'
@@ -35,8 +36,8 @@ ENDPOINT: Final = f'"$(echo "$SKYPILOT_NODE_IPS" | head -n 1):{PORT}"'
 Tree = dict[str, Any]
 
 
-def check_hosts(sky: SkyConfig, run: PurePath, has_remote: bool, size: Size) -> None:
-    """Raises UserError where hosts would have no windlass, would lose what a run keeps, or would not see the same directory.
+def check_hosts(sky: SkyConfig, run: PurePath, data: PurePath, has_remote: bool, size: Size) -> None:
+    """Raises UserError where hosts would have no windlass, would lose what a run keeps, or would not see the same directories.
     `has_remote`: whether checkpoints are copied to a store."""
     if sky.image is None and not sky.setup:
         raise UserError(
@@ -53,16 +54,17 @@ def check_hosts(sky: SkyConfig, run: PurePath, has_remote: bool, size: Size) -> 
     if sky.mount is None and (size.nodes > 1 or not has_remote):
         raise UserError(
             f"{size.nodes} hosts without launch.sky.mount" if size.nodes > 1 else "a host whose disk ends with it",
-            "all hosts of a run see its directory, and it outlives them",
+            "all hosts of a run see its directory and its data, and the directory outlives them",
             "name the directory where they mount what they share (launch.sky.volume, or a line of launch.sky.setup)"
             + ("" if size.nodes > 1 else ", or set checkpoint.remote"),
         )
-    if sky.mount is not None and run.is_absolute() and not run.is_relative_to(sky.mount):
-        raise UserError(
-            f"run.directory={run} with the shared directory at {sky.mount}",
-            "the run directory is below launch.sky.mount",
-            f"give a path below {sky.mount}, or a relative one: hosts start there",
-        )
+    rules = {
+        "run.directory": (run, "the run directory outlives a host"),
+        "data.directory": (data, "all hosts see the data"),
+    }
+    for key, (place, rule) in rules.items() if sky.mount is not None else ():
+        if error := off_volume(key, place, sky.mount or "", rule, ": hosts start there"):
+            raise error
 
 
 def task(sky: SkyConfig, text: str, arguments: list[str], size: Size, name: str) -> str:

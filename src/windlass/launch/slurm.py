@@ -58,7 +58,7 @@ def train_script(launch: LaunchConfig, size: Size, run: Path, name: str, argumen
     slurm, cpus = launch.slurm, launch.slurm.cpus_per_task
     counts = f"--nodes={size.nodes} --ntasks-per-node={size.tasks_per_node}"
     gpus = f" --gpus-per-node={size.gpus_per_node}" if size.gpus_per_node else ""
-    srun = ["--kill-on-bad-exit=0", f"--wait={SHUTDOWN_S}", '--open-mode=append --output="$log-%N.log"']
+    srun = ["--kill-on-bad-exit=0", f"--wait={SHUTDOWN_S}", '--open-mode=append --output="${log//%/%%}-%N.log"']
     srun += [f"--cpus-per-task={cpus} --cpu-bind=cores"] if cpus else []  # srun takes no count of CPUs from sbatch
     srun += ["--gpu-bind=none"] if gpus else []  # each rank sees all GPUs of its node, and takes its own
     facts = {

@@ -13,6 +13,7 @@ from windlass.config import to_yaml
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path)))
+    tree["data"]["directory"] = "shards"
     tree["run"]["directory"], tree["launch"] = "mine", {"kubernetes": {"image": "i:1", "claim": "runs"}}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path / "r.yaml"
@@ -82,8 +83,8 @@ def test_parts_are_jobs_before_the_run(recipe, monkeypatch, capsys):
             "data.order.first_epoch: written, and a preparation in parts",
         ),
         (
-            "r.yaml launch.kubernetes.prepare_parts=4 --nodes 1 --tasks-per-node 1",
-            "/data with the volume mounted at /runs",
+            "r.yaml data.directory=/scratch/data --nodes 1 --tasks-per-node 1",
+            "data.directory=/scratch/data with the volume mounted at /runs",
         ),
         (
             "r.yaml launch.kubernetes.prepare_parts=4 data.directory=memory://d data.cache.directory=/c "

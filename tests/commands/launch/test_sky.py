@@ -13,6 +13,7 @@ from windlass.config import to_yaml
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree = yaml.safe_load(to_yaml(tiny.recipe(tmp_path)))
+    tree["data"]["directory"] = "shards"
     tree["run"]["directory"] = "mine"
     tree["launch"] = {"sky": {"image": "i:1", "mount": "/runs", "volume": "v", "gpu": "H100", "secrets": ["TOKEN"]}}
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(tree))

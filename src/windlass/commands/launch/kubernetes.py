@@ -26,7 +26,8 @@ def launch(
     UserError before anything is applied."""
     config = load_recipe(recipe, *overrides)
     kubernetes = config.launch.kubernetes
-    check_pods(kubernetes, config.run.directory, config.checkpoint.remote is not None, size)
+    places = config.run.directory, PurePath(config.data.directory)
+    check_pods(kubernetes, *places, config.checkpoint.remote is not None, size)
     _check_parts(config, kind)
     # a base of `model.from` may be on the cluster's volume alone
     known = config.model.from_ is None

@@ -1,6 +1,7 @@
 """`windlass launch sky`: a run on hosts that SkyPilot rents."""
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from windlass.config import load_recipe
 from windlass.launch.job_names import job_name
@@ -15,7 +16,8 @@ def launch(recipe: str, overrides: list[str], size: Size, name: str | None, is_d
     UserError before anything is submitted."""
     config = load_recipe(recipe, *overrides)
     sky = config.launch.sky
-    check_hosts(sky, config.run.directory, config.checkpoint.remote is not None, size)
+    places = config.run.directory, PurePath(config.data.directory)
+    check_hosts(sky, *places, config.checkpoint.remote is not None, size)
     known = config.model.from_ is None  # a base of `model.from` may be on the hosts' volume alone
     config.check_layout(architecture_of(config.model, config.data.tokenizer.train or 1) if known else None, size.world)
     name = job_name(name, config.run.directory)
