@@ -201,6 +201,30 @@ def test_an_agent_reads_why_from_whichever_rank_it_sees_first(tmp_path, monkeypa
     assert "change: this" in (tmp_path / "error.json").read_text()
 
 
+def ends_by(path, errors):
+    """-> the exit code that each rank takes its own error for, rank 1 first."""
+    runtime, error = runtime_over(path), errors[dist.get_rank()]
+    if runtime.rank == 0:
+        runtime.tree.barrier()
+    code = runtime.exit_code(error)
+    if runtime.rank == 1:
+        runtime.tree.barrier()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("errors", "codes"),
+    [
+        ((RuntimeError("connection closed"), UserError("a", "b", "c")), [2, 2]),
+        ((RuntimeError("connection closed"), ValueError()), [1, 1]),
+        ((Unavailable("a", "b", "c"), UserError("a", "b", "c")), [74, 2]),
+        ((KeyboardInterrupt(), UserError("a", "b", "c")), [130, 2]),
+    ],
+)
+def test_what_fails_for_the_sake_of_another_ranks_mistake_ends_with_its_code(ranks, tmp_path, errors, codes):
+    assert ranks.run(2, ends_by, str(tmp_path / "store"), errors) == codes
+
+
 class TwoHosts(Runtime):
     def hosts(self):
         return ["a", "b", "a", "b"][: self.world]

@@ -24,6 +24,7 @@ from windlass.signals import TooLate, in_time
 
 EXTRAS: Final = {"s3": "s3", "s3a": "s3"}  # protocol -> extra of windlass that reads it; fsspec names any other package
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 8.0
+PROBE: Final = ".windlass-probe"
 Result = TypeVar("Result")
 
 # by protocol: options of its file system. s3fs: one attempt of botocore's per attempt of ours, so that the deadline
@@ -73,6 +74,11 @@ class Store:
             rule = "windlass writes where it can write files: s3://, gs://, file://, a local directory"
             change = "give such a place; prepared data may be prepared elsewhere, and served by this URL"
             raise UserError(f"{self.url} is read only here", rule, change)
+
+    def check_takes_files(self) -> None:
+        """Writes a small file, and removes it."""
+        self.write(PROBE, b"windlass")
+        self.remove([PROBE])
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -4,6 +4,7 @@ The environment says which rank this is (see windlass.contract); with an empty o
 store in memory instead of a port.
 """
 
+import contextlib
 import datetime
 import itertools
 import logging
@@ -143,6 +144,17 @@ class Runtime:
             raise
         finally:
             self.store.set(key, ended)  # type: ignore[arg-type]  # its stub knows str alone
+
+    def exit_code(self, error: BaseException) -> int:
+        """Of a run that ends by `error` here. What a WindlassError of one rank alone does to the others is its consequence."""
+        code = exit_code_of(error)
+        if self.store is not None and self.world > 1 and isinstance(error, Exception):
+            with contextlib.suppress(RuntimeError):  # of a store that is gone
+                if isinstance(error, WindlassError):
+                    self.store.set("cause", str(code))
+                elif self.store.check(["cause"]):
+                    return int(self.store.get("cause"))
+        return code
 
     def shared(self, value: Result) -> Result:
         """Rank 0's value, on every rank. Collective, on the host."""

@@ -114,6 +114,34 @@ def test_the_run_directory_is_probed(machine, monkeypatch):
     assert names(write(machine), root=machine) == ["directory-closed"]
 
 
+def test_where_data_and_copies_of_checkpoints_go_is_tried(machine, monkeypatch):
+    monkeypatch.setattr(command, "STORE_S", 0.5)  # the whole of what is tried again
+
+    def said(**changes):
+        return [(one.name, one.found) for one in doctor(write(machine, **changes), root=machine)]
+
+    data, remote = RECIPE["data"], {"remote": f"file://{machine}/copies"}
+    afar = {**data, "cache": {"directory": "cache"}}
+    assert said(checkpoint=remote, data={**afar, "directory": f"file://{machine}/shards"}) == []
+    assert [path.name for path in machine.glob("*/*")] == [], "the probes are gone"
+    (machine / "a-file").write_text("")
+    ((name, found),) = said(data={**data, "directory": str(machine / "a-file/data")})
+    assert name == "place-closed" and found.startswith(f"data.directory: {machine}/a-file/data cannot be made")
+    for key, changes in {
+        "checkpoint.remote": {"checkpoint": {"remote": f"file://{machine}/a-file/copies"}},
+        "data.directory": {"data": {**afar, "directory": f"file://{machine}/a-file/data"}},
+    }.items():
+        ((name, found),) = said(**changes)
+        assert name == "place-closed" and found.startswith(f"{key}: file://{machine}/a-file/")
+    ((name, found),) = said(data={**afar, "directory": "http://127.0.0.1:9/data"})
+    assert (name, found.split(" ")[0]) == ("place-closed", "data.directory:")
+    (machine / "a-file").unlink()
+    (place := machine / "a-file/data").mkdir(parents=True)
+    (place / "prepared.json").write_text("{}")
+    place.chmod(0o500)
+    assert said(data={**data, "directory": str(place)}) == [], "prepared data may be read only"
+
+
 def test_a_host_with_a_gpu(machine, monkeypatch):
     (machine / "dev").mkdir()
     (machine / "dev/nvidiactl").touch()

@@ -17,6 +17,7 @@ from scripts.slurm_cluster import missing, slurm_cluster
 from tests import tiny
 from windlass.checkpoint.store import committed_steps
 from windlass.config import to_yaml
+from windlass.status import read_status
 from windlass.supervise.heartbeat import read_beats
 
 pytestmark = pytest.mark.long
@@ -188,6 +189,35 @@ def test_a_script_catches_on_all_ranks_a_mistake_that_rank_0_finds_and_trains_an
     assert [where for _, where, _ in found] == ["False", "True"]
     assert {code for code, _, _ in found} == {"2"} and "nowhere.txt" in found[0][2] and found[0][2] == found[1][2]
     assert losses(base / "after") == losses(base / "ours")
+
+
+FAILS_ON_ONE = """
+import os, sys
+from windlass import UserError, load_recipe, train
+
+class Failing:
+    def __init__(self, source):
+        self.source, self.taken = source, 0
+    def __getattr__(self, name):
+        return getattr(self.source, name)
+    def next(self, *given):
+        self.taken += 1
+        if self.taken == 3 and os.environ["RANK"] == "1":
+            raise UserError("a row", "a rule", "a change")
+        return self.source.next(*given)
+
+train(load_recipe(sys.argv[1], f"run.directory={sys.argv[2]}"), source=Failing)
+"""
+
+
+def test_a_mistake_of_one_rank_alone_is_what_the_status_says(base):
+    """Rank 0 fails too: the other end of its collective is gone."""
+    (base / "fails.py").write_text(FAILS_ON_ONE)
+    command = [*TORCHRUN, str(base / "fails.py"), str(base / "tiny.yaml"), str(base / "fails")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode != 0 and "windlass: rank 1: a row" in done.stderr
+    status = read_status(base / "fails")
+    assert (status.state, status.exit_code) == ("failed", 2), done.stderr
 
 
 def test_a_mistake_that_rank_0_finds_is_shown_once_and_is_the_end_of_all_ranks(base):

@@ -14,7 +14,7 @@ from windlass.contract import has_agent
 from windlass.errors import EXIT_STOPPED, UserError
 from windlass.launch import local
 from windlass.report.events import read_lines
-from windlass.status import read_status
+from windlass.status import read_status, write_status
 from windlass.supervise.heartbeat import read_beats
 
 WORKER = """
@@ -267,7 +267,7 @@ LAUNCHES = """
 import json, os, pathlib, sys
 from windlass.launch.local import launch
 from windlass.launch.restarts import Restarts
-from windlass.status import read_status
+from windlass.status import read_status, write_status
 from windlass.supervise import watchdog
 watchdog.LEAVE_S = 1.0
 run, ends, given = pathlib.Path(os.environ["RUN"]), [], json.loads(sys.argv[2])
@@ -424,3 +424,30 @@ def test_a_second_ctrl_c_waits_for_no_rank(launched, tmp_path):
     assert launched("interrupted-twice")[0].code == 130
     status = read_status(tmp_path / "run")
     assert (status.state, status.step, status.exit_code) == ("failed", 3, 130)
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "settled", "left"),
+    [
+        ("finished", 0, 0, ("finished", 0)),
+        ("finished", 143, 0, ("finished", 0)),  # the signal came after the last step
+        ("finished", 1, 1, ("finished", 0)),  # a crash behind it is one
+        ("stopped", 143, EXIT_STOPPED, ("stopped", EXIT_STOPPED)),
+        ("stopped", 1, EXIT_STOPPED, ("stopped", EXIT_STOPPED)),
+        ("running", 137, 137, ("failed", 137)),
+        ("failed", 1, 1, ("failed", 1)),
+        ("failed", 137, 137, ("failed", 137)),
+        ("of a run before", 7, 7, ("failed", 7)),
+        ("of a run before", 143, 143, ("finished", 0)),
+    ],
+)
+def test_the_end_of_a_run_goes_by_its_status_and_by_how_its_ranks_ended(tmp_path, state, code, settled, left):
+    tmp_path.joinpath("logs").mkdir()
+    is_of_before = state == "of a run before"
+    write_status(
+        tmp_path, "finished" if is_of_before else state, 4, {"finished": 0, "stopped": 75, "failed": 1}.get(state, 0)
+    )
+    since_s = read_status(tmp_path).time + (1 if is_of_before else -1)
+    assert local.settle(tmp_path, since_s, code) == settled
+    status = read_status(tmp_path)
+    assert (status.state, status.exit_code) == left

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from windlass.config import RunConfig, load_recipe
+from windlass.data.prepare.prepare import check_place
 from windlass.data.tokenize.tokenizer import copy_loaded, open_tokenizer, tokenizer_files, vocab_size_of
 from windlass.doctor.diagnosis import Diagnosis
 from windlass.doctor.gpus import Driver, Gpu, check_gpus, check_log, check_torch, read_gpus
@@ -25,11 +26,14 @@ from windlass.doctor.network import (
 from windlass.doctor.run_storage import check_directory, probe
 from windlass.errors import SeveralErrors, UserError
 from windlass.model.open_config import architecture_of
+from windlass.object_store import Store
 from windlass.supervise.kernel_log import read_faults
 from windlass.training.parameter_rules import count_trained
 
 BYTES_PER_ELEMENT: Final = 12  # of a checkpoint: an fp32 master and AdamW's two moments
 CONTROL: Final = Path("dev/nvidiactl")
+STORE_S: Final = 20.0
+"""For a store to take a small file."""
 
 
 def doctor(
@@ -116,6 +120,20 @@ def check_recipe(recipe: str, overrides: Sequence[str], world: int | None) -> It
             "a run writes its checkpoints there",
             "choose another run.directory, or mend the permissions of this one",
         )
+    yield from check_places(config)
+
+
+def check_places(config: RunConfig) -> Iterator[Diagnosis]:
+    """Where prepared data and copies of checkpoints go. A store gets a small file, which is removed."""
+    remote = config.checkpoint.remote
+    checks: dict[str, Callable[[], None]] = {"data.directory": lambda: check_place(config.data, STORE_S)}
+    if remote is not None:
+        checks["checkpoint.remote"] = lambda: Store(remote, STORE_S, setting=None).check_takes_files()
+    for key, check in checks.items():
+        try:
+            check()
+        except UserError as error:
+            yield Diagnosis("place-closed", f"{key}: {error.given.removeprefix(f'{key} ')}", error.rule, error.change)
 
 
 def checkpoint_bytes(config: RunConfig, world: int | None) -> int:

@@ -18,7 +18,7 @@ from windlass.data.prepare.prepare import Prepared
 from windlass.data.stream.batch_source import SOURCES, BatchSource
 from windlass.data.stream.evaluation_set import EvaluationSet
 from windlass.data.stream.ledger import samples_before
-from windlass.errors import EXIT_STOPPED, OutOfSync, UserError, exit_code_of
+from windlass.errors import EXIT_STOPPED, OutOfSync, UserError
 from windlass.model.architecture import Architecture
 from windlass.model.families.family_table import to_hf
 from windlass.objectives.objective import Objective
@@ -96,7 +96,7 @@ class Run:
         """A run that ends by an error leaves that in its status; `close` has written any other end. The run directory may be
         used by another process, or by another run in this one, from here on."""
         if error is not None:
-            self.report_status("failed", self.step, exit_code_of(error))
+            self.report_status("failed", self.step, self.runtime.exit_code(error))
             # of several ranks one may be gone, and a second Ctrl-C does not wait
             if self.runtime.world == 1 and isinstance(error, Exception):
                 with contextlib.suppress(UserError, OSError):

@@ -46,7 +46,7 @@ from windlass.data.prepare.part_record import (
 )
 from windlass.data.prepare.plan import PreparePlan, dated, scan_sources
 from windlass.data.shards.journal import beating
-from windlass.data.shards.remote import claim, publish
+from windlass.data.shards.remote import PREPARED_NAME, claim, publish
 from windlass.data.sources.known_hashes import KNOWN_NAME, KnownHashes
 from windlass.data.tokenize.resume import kept_for, open_parts
 from windlass.errors import BadShard, UserError
@@ -165,6 +165,18 @@ def _look_at_parts(parts: Sequence[PartDirectory], is_join: bool, directory: Pat
         check_complete(parts, directory)  # none may be there
     elif place.exists():
         log(f"{place} is not looked at: `windlass prepare RECIPE --join` joins what parts have encoded")
+
+
+def check_place(config: DataConfig, deadline_s: float) -> None:
+    """Raises UserError where no prepared data are, and none can be written; a store has `deadline_s` to answer."""
+    if is_url(config.directory):
+        store = Store(config.directory, deadline_s, setting=None)
+        try:
+            store.read(PREPARED_NAME)
+        except FileNotFoundError:
+            store.check_takes_files()
+    elif not Path(config.directory, PREPARED_NAME).exists():
+        check_writable(Path(config.directory))
 
 
 def check_may_be_joined(config: DataConfig) -> None:
