@@ -35,7 +35,7 @@ def slurm():
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """The recipe, in a folder whose name a shell and SLURM could misread, beside an undisturbed run on two ranks."""
-    folder = tmp_path_factory.mktemp("slurm") / "50% of a"
+    folder = tmp_path_factory.mktemp("slurm") / "50%j of a"
     folder.mkdir()
     config = tiny.recipe(
         folder,
