@@ -204,6 +204,11 @@ def test_parts_that_could_not_be_joined_are_refused(kind, changes, place, said):
         check_parts(FULL.changed(prepare_parts=8), "jobset", "data.directory", PurePosixPath(kept))
 
 
+def test_no_name_of_a_variable_in_a_mount_is_expanded():
+    _, trainjob = made(FULL.changed(mount="/runs $(HOME)"), kind="trainjob")
+    assert trainjob["spec"]["trainer"]["command"][2] == "cd '/runs $$(HOME)' && exec \"$@\""
+
+
 def test_a_trainjobs_pods_have_what_a_jobsets_have():
     _, jobset = made()
     _, trainjob = made(kind="trainjob")

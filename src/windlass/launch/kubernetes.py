@@ -130,11 +130,13 @@ def command(arguments: list[str], size: Size, endpoint: str) -> list[str]:
     return [*WINDLASS, "launch", "nodes", *recipe, "--nodes", str(size.nodes), "--endpoint", endpoint]
 
 
+def _literal(argument: str) -> str:
+    """As Kubernetes hands it on: it expands $(NAME) in a command."""
+    return argument.replace("$(", "$$(")
+
+
 def _recipe(arguments: list[str]) -> list[str]:
-    return [
-        f"{FOLDER}/recipe.yaml",
-        *(argument.replace("$(", "$$(") for argument in arguments),
-    ]  # no variable of Kubernetes
+    return [f"{FOLDER}/recipe.yaml", *map(_literal, arguments)]
 
 
 def _jobset(kubernetes: KubernetesConfig, arguments: list[str], size: Size, metadata: Tree) -> Tree:
@@ -221,7 +223,13 @@ def _trainjob(kubernetes: KubernetesConfig, arguments: list[str], size: Size, me
             "trainer": {
                 "image": kubernetes.image,
                 # the directory that a container starts in is no field there
-                "command": ["/bin/sh", "-c", f'cd {shlex.quote(kubernetes.mount)} && exec "$@"', "sh", *inside],
+                "command": [
+                    "/bin/sh",
+                    "-c",
+                    f'cd {_literal(shlex.quote(kubernetes.mount))} && exec "$@"',
+                    "sh",
+                    *inside,
+                ],
                 "numNodes": size.nodes,
                 "numProcPerNode": size.tasks_per_node,
                 "env": _environment(kubernetes),
