@@ -137,9 +137,7 @@ SUBDOMAIN: Final = r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
 Label = Annotated[
     str, Written(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "a label: lower-case letters, digits and inner dashes")
 ]
-Name = Annotated[
-    str, Written(rf"{SUBDOMAIN}", "a name of Kubernetes: lower-case letters, digits, and inner dashes and dots")
-]
+Name = Annotated[str, Written(SUBDOMAIN, "a name of Kubernetes: lower-case letters, digits, and inner dashes and dots")]
 SecretKey = Annotated[
     str, Written(rf"{SUBDOMAIN}/[-._A-Za-z0-9]+", "SECRET/KEY, as the cluster names them: store/secret")
 ]
