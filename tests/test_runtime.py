@@ -41,7 +41,7 @@ def test_an_empty_environment_is_a_world_of_one_and_a_rank_alone_needs_no_addres
         assert (runtime.rank, runtime.world, dist.get_world_size()) == (0, 1, 1)
         assert runtime.store is not None and runtime.control.size() == runtime.saving.size() == 1
         assert runtime.control is not runtime.saving
-        assert runtime.first(lambda: 7) == 7 and runtime.max_over_ranks(3.5) == 3.5 and runtime.agree(True) is True
+        assert runtime.first(lambda: 7) == 7 and runtime.max_over_ranks(3.5) == 3.5 and runtime.shared(True) is True
         assert runtime.hosts() == [socket.gethostname()]
     finally:
         runtime.close()
@@ -120,7 +120,7 @@ def asked_of_all(path):
     answers = []
     for runtime in (own, foreign):
         answers.append(runtime.max_over_ranks([1.5, 2.5][rank]))
-        answers += [runtime.agree(rank == 0), runtime.agree(rank == 1), runtime.hosts()]
+        answers += [runtime.shared(rank == 0), runtime.shared(rank == 1), runtime.hosts()]
         answers.append(runtime.first(lambda: rank))
     foreign.close()
     return answers, dist.is_initialized(), foreign.memory_bytes() > 1e6
@@ -181,6 +181,25 @@ def test_a_mistake_that_the_first_finds_is_the_same_on_all_and_known_to_be_of_an
     found = ranks.run(3, first_fails, str(tmp_path / "store"), error)
     kind = (type(error), error.code, str(error))
     assert found == [(*kind, elsewhere, "together") for elsewhere in (False, True, True)]
+
+
+def fails_by_what_cannot_travel(path):
+    class Local(UserError):
+        """No other process finds its class."""
+
+    try:
+        runtime_over(path).first(lambda: (_ for _ in ()).throw(Local("a", "b", "c")))
+    except (UserError, SystemExit) as left:
+        return type(left).__name__, exit_code_of(left), str(left)
+    return "went on"
+
+
+def test_a_mistake_that_cannot_travel_ends_the_others_with_its_code(ranks, tmp_path):
+    said = str(UserError("a", "b", "c"))
+    assert ranks.run(2, fails_by_what_cannot_travel, str(tmp_path / "store")) == [
+        ("Local", 2, said),
+        ("FailedElsewhere", 2, said),
+    ]
 
 
 def test_where_the_first_fails_by_a_bug_the_others_leave_silently_with_its_code(ranks, tmp_path):

@@ -99,12 +99,8 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         choices = [word for item in items for word in item.get("ctx", {}).get("expected", "").split("'")[1::2]]
         must = " or ".join(dict.fromkeys(map(meant, items)))
         hint = nearest(str(given), choices)
-        yield (
-            location,
-            UserError(
-                f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more_of(path_of(_declared(recipe, location)))}"
-            ),
-        )
+        more = more_of(path_of(_declared(recipe, location)))
+        yield location, UserError(f"{path}={given!r}", f"{path} must be {must}", f"{hint}{more}")
 
 
 def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> str:
@@ -143,7 +139,7 @@ def path_of(location: Location) -> str:
 
 def _declared(recipe: Any, location: Location) -> Location:
     """Its part that the recipe's sections have: a name in a mapping that the user fills is not."""
-    while isinstance(location[-1], str) and location[-1] not in _keys_at(recipe, location[:-1]):
+    while location and isinstance(location[-1], str) and location[-1] not in _keys_at(recipe, location[:-1]):
         location = location[:-1]
     return location
 

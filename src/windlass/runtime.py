@@ -61,8 +61,11 @@ class FailedElsewhere(SystemExit):
 
 
 def _failure(error: BaseException) -> bytes:
-    """What a rank whose work failed writes for those that wait for it. A WindlassError travels as it is."""
-    return pickle.dumps(error if isinstance(error, WindlassError) else (exit_code_of(error), str(error)))
+    """What a rank whose work failed writes for those that wait for it. A WindlassError travels as it is, if it can."""
+    if isinstance(error, WindlassError):
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):  # of what a script's own one holds
+            return pickle.dumps(error)
+    return pickle.dumps((exit_code_of(error), str(error)))
 
 
 def _check_done(found: bytes) -> None:
@@ -167,10 +170,6 @@ class Runtime:
     def gathered(self, value: Result) -> list[Result]:
         """Every rank's value, in their order. Collective, on the host."""
         return self.tree.broadcast(self.tree.gather(value) or [])
-
-    def agree(self, value: bool) -> bool:
-        """Rank 0's answer, on every rank. Collective, on the host."""
-        return self.tree.broadcast(value)
 
     def hosts(self) -> list[str]:
         """The host of every rank. Collective, on the host."""

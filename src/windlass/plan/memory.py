@@ -147,9 +147,8 @@ class RankMemory:
         if self.parallel.zero_stage == 0 or (ranks == 1 and self.layout.replicate == 1):
             return 0
         share = self.parallel.blocks_per_unit / self.architecture.num_layers
-        edge = (
-            self.architecture.padded_vocab_size * self.architecture.hidden_size * self._computed
-        )  # embedding, or head
+        rows, hidden = self.architecture.padded_vocab_size, self.architecture.hidden_size
+        edge = rows * hidden * self._computed  # embedding, or head
         edges = edge * (2 - self.architecture.tied)
         blocks = whole - edges
         reduced = SIZES[self.precision.reduced] / self._computed * min(1, gradients)

@@ -243,7 +243,7 @@ class Run:
         if step == 0 or step % self.config.report.every_steps:
             return False
         has_filled = self.recorder.disk_filled()
-        return self.runtime.agree(self.checkpoints.clock_due or has_filled)
+        return self.runtime.shared(self.checkpoints.clock_due or has_filled)
 
     def _trainer_state(self, step: int) -> dict[str, Any]:
         """The rest of the state: small, the same on all ranks, JSON."""
