@@ -36,8 +36,8 @@ def test_fsdp_over_two_ranks_divides_nothing_and_casts_a_shard_once_for_each_gat
     kept = json.loads((BENCHMARKS / "results" / "step_bytes.json").read_text())["rows"]
     found, other = ranks.run(2, counted, ["fsdp2 3", "fsdp2 2", "fsdp2 1"])
     assert found == other == {name: kept[name] for name in found}, "python benchmarks/step_bytes.py"
-    # three units: two blocks, and the root, which backward does not gather again
-    for zero, gathers in {3: 3 + 2, 2: 0, 1: 0}.items():
+    # four units: two blocks, the embedding, and the head, of which backward gathers the blocks again
+    for zero, gathers in {3: 4 + 2, 2: 0, 1: 0}.items():
         one = found[f"fsdp2 {zero}"]
         assert one["casts_of_weights_per_micro_batch"] == gathers
         assert "div" not in one["by_operator"] and "div_" not in one["by_operator"]

@@ -63,7 +63,11 @@ def counted(layout, patterns, micro_batches=1):
 
 @pytest.mark.parametrize("layout", ["zero2", "zero3", pytest.param("hsdp", marks=pytest.mark.long)])
 def test_a_frozen_block_is_not_reduced(ranks, layout):
-    units_of = {(): BLOCKS + 1, MIDDLE: BLOCKS, BOTTOM: BLOCKS - 1}
+    units_of = {
+        (): BLOCKS + 2,
+        MIDDLE: BLOCKS + 1,
+        BOTTOM: BLOCKS - 1,
+    }  # two are of the ends, one of them frozen in BOTTOM
     cases = [(patterns, micro_batches) for patterns in units_of for micro_batches in (1, 2)]
     for found in ranks.run(LAYOUTS[layout][0], each, *(partial(counted, LAYOUTS[layout], *case) for case in cases)):
         for (patterns, micro_batches), (calls, _, _, gathered) in zip(cases, found, strict=True):
@@ -71,11 +75,11 @@ def test_a_frozen_block_is_not_reduced(ranks, layout):
             assert calls["allreduce"] == (units_of[patterns] if layout == "hsdp" else 0) + 1, "and the loss"
             assert gathered == 0, "frozen units are freed too"
             if layout == "zero2":
-                assert calls["allgather_base"] == BLOCKS + 1, "gathered once, kept over the micro-batches"
+                assert calls["allgather_base"] == BLOCKS + 2, "gathered once, kept over the micro-batches"
             elif patterns != BOTTOM:
-                assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + BLOCKS)
+                assert calls["allgather_base"] == micro_batches * (BLOCKS + 2 + BLOCKS)
             else:  # backward stops above block 1, which torch has prefetched by then; the next micro-batch's forward uses that
-                assert calls["allgather_base"] == micro_batches * (BLOCKS + 1 + 1) + 1
+                assert calls["allgather_base"] == micro_batches * (BLOCKS + 2 + 1) + 1
 
 
 def test_ddps_buckets_hold_only_what_is_trained(ranks):
