@@ -26,7 +26,7 @@ from windlass.launch.agent import SHUTDOWN_S
 from windlass.launch.config import KubernetesConfig
 from windlass.launch.job_names import checked
 from windlass.launch.slurm import Size
-from windlass.launch.volume import off_volume
+from windlass.launch.volume import check_shared, off_volume
 from windlass.safe_text import redacted
 
 PORT: Final = 29_400
@@ -36,6 +36,8 @@ WINDLASS: Final = ("python3", "-m", "windlass")
 WORKERS: Final = "workers"
 RUNTIME_JOB: Final = "node"
 """The job of the pods, and their container, in Kubeflow's runtime for torch."""
+
+START_THERE: Final = ": pods start there"
 
 Tree = dict[str, Any]
 
@@ -67,8 +69,7 @@ def check_pods(kubernetes: KubernetesConfig, run: PurePath, data: PurePath, has_
             + ("" if size.nodes > 1 else ", or set checkpoint.remote"),
         )
     if kubernetes.claim is not None:
-        _check_on_volume(kubernetes, "run.directory", run, "the run directory is on the volume")
-        _check_on_volume(kubernetes, "data.directory", data, "prepared data are on the volume, where all pods see them")
+        check_shared(kubernetes.mount, run, data, START_THERE)
 
 
 def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"], key: str, place: PurePath) -> None:
@@ -86,11 +87,8 @@ def check_parts(kubernetes: KubernetesConfig, kind: Literal["jobset", "trainjob"
             "a part is made by one pod, and joined by another",
             "name a PersistentVolumeClaim that all of them can mount (ReadWriteMany)",
         )
-    _check_on_volume(kubernetes, f"{parts}, and {key}", place, f"parts are beside {key}, where all pods see them")
-
-
-def _check_on_volume(kubernetes: KubernetesConfig, given: str, place: PurePath, rule: str) -> None:
-    if error := off_volume(given, place, kubernetes.mount, rule, ": pods start there"):
+    rule = f"parts are beside {key}, where all pods see them"
+    if error := off_volume(f"{parts}, and {key}", place, kubernetes.mount, rule, START_THERE):
         raise error
 
 

@@ -25,7 +25,7 @@ from windlass.launch.config import SkyConfig
 from windlass.launch.job_names import checked
 from windlass.launch.kubernetes import PORT, Blocks
 from windlass.launch.slurm import Size
-from windlass.launch.volume import off_volume
+from windlass.launch.volume import check_shared
 from windlass.safe_text import redacted
 
 RECIPE: Final = '"$HOME/windlass-recipe.yaml"'
@@ -58,13 +58,8 @@ def check_hosts(sky: SkyConfig, run: PurePath, data: PurePath, has_remote: bool,
             "name the directory where they mount what they share (launch.sky.volume, or a line of launch.sky.setup)"
             + ("" if size.nodes > 1 else ", or set checkpoint.remote"),
         )
-    rules = {
-        "run.directory": (run, "the run directory outlives a host"),
-        "data.directory": (data, "all hosts see the data"),
-    }
-    for key, (place, rule) in rules.items() if sky.mount is not None else ():
-        if error := off_volume(key, place, sky.mount or "", rule, ": hosts start there"):
-            raise error
+    if sky.mount is not None:
+        check_shared(sky.mount, run, data, ": hosts start there")
 
 
 def task(sky: SkyConfig, text: str, arguments: list[str], size: Size, name: str) -> str:

@@ -6,6 +6,16 @@ from pathlib import PurePath, PurePosixPath
 from windlass.errors import UserError
 
 
+def check_shared(mount: str, run: PurePath, data: PurePath, relative: str) -> None:
+    """Raises UserError where hosts would lose `run.directory`, or not all would see `data.directory`."""
+    for key, place, rule in (
+        ("run.directory", run, "the run directory is on the volume"),
+        ("data.directory", data, "prepared data are on the volume, where all hosts see them"),
+    ):
+        if error := off_volume(key, place, mount, rule, relative):
+            raise error
+
+
 def off_volume(given: str, place: PurePath, mount: str, rule: str, relative: str) -> UserError | None:
     """The error of a directory that is not below `mount`; None where it is, or will be. `given`: with the key that names it;
     `relative`: what becomes of a relative path. The address of a store is no path."""
