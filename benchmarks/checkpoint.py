@@ -29,9 +29,8 @@ from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.hashed_file import PIECE_BYTES
-from windlass.checkpoint.save import write_checkpoint
+from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import digest, seal
-from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import delete
 from windlass.proof.pool import Ranks
 
@@ -67,7 +66,9 @@ def one_save(directory: Path, tensors: dict[str, torch.Tensor], step: int, hash,
     )
     dist.barrier()
     start_s = time.perf_counter()
-    write_checkpoint(tensors, local, writer, exchange)
+    plan = Plan()
+    plan_save(tensors, exchange, plan)
+    write_planned(local, writer, exchange, plan)
     seconds = torch.tensor(time.perf_counter() - start_s)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     if exchange.rank == 0:

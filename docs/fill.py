@@ -163,12 +163,8 @@ def scale(argument: str, _page: Path) -> str:
     ]
     fields = names.split(", ")
     head = "| " + " | ".join(name.replace("_", " ") for name in fields) + " |\n|" + "---:|" * len(fields)
-    body = "\n".join("| " + " | ".join(_cell(row[name]) for name in fields) + " |" for row in rows)
+    body = "\n".join("| " + " | ".join(f"{row[name]:,}" for name in fields) + " |" for row in rows)
     return f"\n\n{head}\n{body}\n\n"
-
-
-def _cell(value: Any) -> str:
-    return " of ".join(f"{one:,}" for one in value) if isinstance(value, list) else f"{value:,}"
 
 
 def _of_ranks(get: Callable[[Row], int]) -> Callable[[Row], str]:

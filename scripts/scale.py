@@ -6,45 +6,42 @@ build, plan, stream   the code that a rank runs, as rank 0 of a world of N ranks
                       parameters are on meta. Every measurement has a process of its own; seconds are CPU seconds
 real                  N processes on this machine, gloo between them: sockets that a rank holds, and its requests to the store
 
-Rows go to benchmarks/results/scale.json, docs/scale.md shows them. The model is one layer of Llama-3-8B with its embedding and
-head; what is said of the whole model is the pieces of its 32 layers, counted, times the seconds per piece.
+Rows go to benchmarks/results/scale.json, docs/scale.md shows them. The model is Llama-3-8B: all of it where a save is planned,
+one layer with its embedding and head where a layout is built.
 """
 
 import argparse
-import dataclasses
 import json
 import math
 import multiprocessing
 import os
 import pickle
-import resource
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import windlass.runtime
 from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import FileEntry
-from windlass.checkpoint.index import parse_index, seal_index
+from windlass.checkpoint.index import pack_places, parse_index, parse_places, seal_index
 from windlass.checkpoint.manifest import SCHEMA, Manifest, rank_name
-from windlass.checkpoint.staging import LocalPlanner
-from windlass.checkpoint.storage import StoredPlace, chunk_bytes, saved_tensors
+from windlass.checkpoint.save import HeldTensor, choose_writers, held_by, join_held
+from windlass.checkpoint.sealed_json import seal, unseal
+from windlass.checkpoint.staging import local_box
 from windlass.data.config import DataConfig
 from windlass.data.stream.lane_order import LaneOrder
 from windlass.data.stream.order import Order
-from windlass.model.architecture import Architecture, parameter_shapes
+from windlass.model.architecture import Architecture
 from windlass.model.config import ModelConfig
 from windlass.model.init import initialise
 from windlass.parallel.build import build_program
@@ -54,6 +51,7 @@ from windlass.parallel.program import Program
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.ranks.stopping import Stop
+from windlass.ranks.tree import children_of
 from windlass.runtime import start_runtime
 from windlass.signals import Signals
 from windlass.training.restore import nothing
@@ -78,6 +76,7 @@ STEPS = 10  # of which the requests to the store are counted
 TOKEN = "0" * 16
 
 Row = dict[str, Any]
+Made = TypeVar("Made")
 
 
 def architecture_of(model: dict[str, Any], layers: int) -> Architecture:
@@ -110,82 +109,76 @@ def build(world: int, kind: str) -> Row:
 # ---- planning
 
 
-def plans_of_all(program: Program, world: int) -> list[SavePlan]:
-    """What every rank asks for, from the cut that each parameter says it has at every place of its mesh."""
-    items: list[list[WriteItem]] = [[] for _ in range(world)]
-    for prefix in STATES:
-        for record in program.records():
-            tensor = record.tensor.detach()
-            planner = LocalPlanner({})
-            planner.set_up_planner({prefix + record.name: tensor}, None, True)
-            (own,) = planner.create_local_plan().items
-            for rank, start, length in rows_of_ranks(tensor, world):
-                items[rank].append(_item_of(own, start, length))
-    return [SavePlan(one) for one in items]
-
-
-def rows_of_ranks(tensor: torch.Tensor, world: int) -> list[tuple[int, int, int]]:
-    """(rank, first row, rows) of each part that is not empty: FSDP2 cuts dim 0 in chunks of one size, the last less."""
+def boxes_of_ranks(tensor: torch.Tensor, world: int) -> list[Box]:
+    """By rank: FSDP2 cuts dim 0 in parts of one size, the last less, some empty."""
     assert isinstance(tensor, DTensor)
-    inside = tensor.device_mesh.size(-1)
-    step = math.ceil(tensor.shape[0] / inside)
-    starts = [(rank, rank % inside * step) for rank in range(world)]
-    return [(rank, at, min(step, tensor.shape[0] - at)) for rank, at in starts if at < tensor.shape[0]]
+    inside, (rows, *rest) = tensor.device_mesh.size(-1), tensor.shape
+    step = math.ceil(rows / inside)
+    starts = [min(rank % inside * step, rows) for rank in range(world)]
+    return [Box((at, *(0 for _ in rest)), (min(step, rows - at), *rest)) for at in starts]
 
 
-def _item_of(own: WriteItem, start: int, length: int) -> WriteItem:
-    """Rank 0's, for other rows."""
-    assert own.tensor_data is not None
-    rest = own.tensor_data.chunk.sizes[1:]
-    offsets = torch.Size([start, *(0 for _ in rest)])
-    chunk = ChunkStorageMetadata(offsets, torch.Size([length, *rest]))
-    index = MetadataIndex(own.index.fqn, offsets)
-    return dataclasses.replace(own, index=index, tensor_data=dataclasses.replace(own.tensor_data, chunk=chunk))
+def held_below(boxes: list[Box], rank: int) -> list[Grid]:
+    """What `rank` sends to its parent of a tensor: its own box and those of the ranks below it."""
+    grids = [Grid.of(RankPart(rank, boxes[rank]))] if boxes[rank].num_elements else []
+    for child in children_of(rank, len(boxes)):
+        grids = join_all(grids, held_below(boxes, child))
+    return grids
 
 
-def plan(world: int, kind: str, model: dict[str, Any] = LLAMA) -> Row:
-    """A first save and a later one, as rank 0 has them; and what a restore parses on every rank."""
-    program, _ = fake_program(world, kind, model=model)
-    asked = plans_of_all(program, world)
-    sent = sum(len(pickle.dumps(one)) for one in asked[:: max(1, world // 64)]) * max(1, world // 64)
-    planner = LocalPlanner({})
+def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32) -> Row:
+    """A plan as rank 0 makes it, which has most to do; and what a save writes and a restore parses, on every rank."""
+    program, _ = fake_program(world, kind, layers, model)
+    tensors = {prefix + record.name: record.tensor.detach() for prefix in STATES for record in program.records()}
+    cuts = {tensor.shape: boxes_of_ranks(tensor, world) for tensor in tensors.values()}
+    assert all(local_box(tensor) == cuts[tensor.shape][0] for tensor in tensors.values()), "as torch says of rank 0"
+    sent = [_sent_by(child, tensors, cuts) for child in children_of(0, world)]
     start_s = time.process_time()
-    plans, metadata = planner.create_global_plan(asked)
+    held = held_by(0, tensors)
+    for message in sent:
+        held = join_held(held, pickle.loads(message))
+    saved = choose_writers(held, world)
+    answer = pickle.dumps(saved)
     plan_s = time.process_time() - start_s
-    results, entries = [], {}
-    for rank, one in enumerate(plans):
-        sizes = [chunk_bytes(item) for item in one.items]
-        starts = np.cumsum([64, *sizes]).tolist()
-        places = [StoredPlace(rank_name(rank), at) for at in starts[:-1]]
-        results += [WriteResult(*made) for made in zip((item.index for item in one.items), sizes, places)]
-        entries[rank_name(rank)] = FileEntry(size=starts[-1], hash="0" * 32)
-    start_s = time.process_time()
-    index = seal_index(saved_tensors(metadata, results), TOKEN)
-    index_s = time.process_time() - start_s
+    own, lookup_s = timed(lambda: {n: box for n, t in tensors.items() if saved[n].holder(box := local_box(t)) == 0})
+    boxes = {name: (box, saved[name].num_bytes_of(box)) for name, box in own.items()}
+    index, index_s = timed(lambda: seal_index(saved, TOKEN))
+    entry = FileEntry(size=sum(num_bytes for _, num_bytes in boxes.values()), hash="0" * 32)
+    writers = {
+        part.rank for grid in {grid for tensor in saved.values() for grid in tensor.grids} for part in grid.parts()
+    }
+    entries = {rank_name(rank): entry for rank in sorted(writers)}
     manifest = Manifest(
         schema_version=SCHEMA, run_id="r", step=1, world=world, token=TOKEN, time="2026-01-01T00:00:00Z", metric=None,
         files=entries,
     )  # fmt: skip
-    start_s = time.process_time()
-    parse_index(index, manifest)
-    parse_s = time.process_time() - start_s
-    whole = pieces_of(architecture_of(model, 32), world, kind)
+    sealed = seal(manifest.model_dump())
+    _, parse_s = timed(lambda: parse_index(index, manifest))
+    places, _ = pack_places(boxes)
+    _, file_parse_s = timed(lambda: parse_places(places, 0, rank_name(0), entry.size, saved))
+    manifest_s = timed(lambda: Manifest.model_validate(unseal(sealed, "MANIFEST")))[1]
     return {
-        "what": "plan", "layout": kind, "ranks": world, "pieces": len(results), "asked": sum(len(p.items) for p in asked),
-        "plan_s": round(plan_s, 2), "plan_bytes": sent, "index_s": round(index_s, 2), "index_bytes": len(index),
-        "parse_s": round(parse_s, 2), "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        "later_pieces": 0, "later_bytes": sum(len(pickle.dumps(entry)) for entry in entries.values()),
-        "whole_pieces": whole, "whole_plan_s": round(plan_s / sum(len(p.items) for p in asked) * whole[1]),
-        "whole_index_mib": round(len(index) / len(results) * whole[0]) >> 20,
+        "what": "plan", "layout": kind, "ranks": world, "tensors": len(tensors),
+        "boxes": sum(grid.num_parts() for tensor in saved.values() for grid in tensor.grids),
+        "grids": sum(len(tensor.grids) for tensor in saved.values()),
+        "plan_s": round(plan_s, 2), "plan_bytes": sum(map(len, sent)), "answer_bytes": len(answer),
+        "lookup_s": round(lookup_s, 2), "index_s": round(index_s, 2), "index_bytes": len(index), "parse_s": round(parse_s, 2),
+        "file_index_bytes": len(places), "file_parse_s": round(file_parse_s, 2),
+        "files": len(entries), "later_bytes": sum(len(pickle.dumps(entry)) for entry in entries.values()),
+        "manifest_bytes": len(sealed), "manifest_s": round(manifest_s, 2),
     }  # fmt: skip
 
 
-def pieces_of(architecture: Architecture, world: int, kind: str) -> tuple[int, int]:
-    """(pieces saved, pieces asked for) of a whole model and its two moments; counted from shapes."""
-    inside = min(world, RANKS_PER_HOST) if kind == "hosts" else world
-    rows = [shape[0] for shape in parameter_shapes(architecture).values()]
-    saved = sum(math.ceil(row / math.ceil(row / inside)) for row in rows) * len(STATES)
-    return saved, saved * (world // inside)
+def _sent_by(child: int, tensors: dict[str, torch.Tensor], cuts: dict[torch.Size, list[Box]]) -> bytes:
+    grids = {shape: held_below(boxes, child) for shape, boxes in cuts.items()}
+    held = {name: HeldTensor("float32", tuple(tensor.shape), grids[tensor.shape]) for name, tensor in tensors.items()}
+    return pickle.dumps({name: one._replace(grids=[g.model_copy() for g in one.grids]) for name, one in held.items()})
+
+
+def timed(work: Callable[[], Made]) -> tuple[Made, float]:
+    """What `work` makes, and its CPU seconds."""
+    start_s = time.process_time()
+    return work(), time.process_time() - start_s
 
 
 # ---- the stream
@@ -278,7 +271,7 @@ def real_rank(rank: int, world: int, port: int) -> Row:
         config = layout_of(world, "shard")
         mesh, exchange = make_mesh(config.layout(world), "cpu"), Exchange(rank, world, runtime.saving)
         exchange.reduce(lambda: rank, sum)
-        exchange.reduce_scatter(lambda: rank, list)
+        exchange.fold(lambda: rank, max, lambda most: most)
         runtime.gathered(rank)
         stop = Stop(runtime.tree, runtime.store, runtime.device, Signals())
         start_requests, (host_sockets, served) = store.requests, sockets(port)

@@ -132,7 +132,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "index",
         "keep",
         "sealed_json",
-        "stream",
+        "grid",
         "reshard",
         "provenance",
         "mirror",
@@ -312,7 +312,7 @@ LAZY = {  # imports of ours inside a function
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_tensorboard"): "its package is an extra",
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_wandb"): "its package is an extra",
     ("windlass.report.sinks.follow", "windlass.report.sinks.to_trackio"): "its package is an extra",
-    ("windlass.checkpoint.keep", "windlass.checkpoint.storage"): "`windlass checkpoint list` loads no torch",
+    ("windlass.checkpoint.keep", "windlass.checkpoint.staging"): "`windlass checkpoint list` loads no torch",
 }
 # names of files that two folders have; the folder tells them apart
 SAME_NAME = {
@@ -389,7 +389,6 @@ NO_TEST_OF_ITS_OWN = {
     "other_names/spellings.py": "other_names/test_table.py: every spelling, where a recipe has it",
     "hub/errors.py": "hub/test_client.py: every refusal of a hub that refuses",
     "checkpoint/manifest.py": "checkpoint/test_verify.py and test_store.py read and write nothing else",
-    "checkpoint/save.py": "checkpoint/test_checkpoints.py saves through it, test_kill.py kills it at any moment",
     "model/architecture.py": "model/test_config.py makes every one, test_flops.py counts its shapes",
     "model/attention/layout.py": "a frozen record; model/attention/test_attend.py reads every field of it",
     "model/chunks.py": "a frozen record; attention/test_unfused.py, test_loss.py and proof/test_watch.py build with small ones",

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from windlass.checkpoint import save
 from windlass.checkpoint import shared_storage as probe
-from windlass.checkpoint import storage
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.sealed_json import seal
+from windlass.checkpoint.index import read_index
+from windlass.checkpoint.restore import read_tensors
+from windlass.checkpoint.save import TensorWriter
 from windlass.checkpoint.staging import local_shard
-from windlass.checkpoint.storage import TensorReader, TensorWriter
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint, UserError
 
@@ -108,36 +108,23 @@ def load_sharded(directory: Path, sharded: bool) -> tuple[dict[str, object] | No
     return trainer_state, full(tensors)
 
 
-def save_and_load_with_dcp(run: Path) -> None:
-    """dcp.save and dcp.load, driven by torch, with our writer and reader."""
-    tensors = make_state(sharded=True)
-    whole = full(tensors)
-    writer = TensorWriter(run / "checkpoints", 100, "run", lambda token: {"trainer_state.json": seal({"token": token})})
-    dcp.save(tensors, storage_writer=writer)
-    with torch.no_grad():
-        for tensor in tensors.values():
-            tensor.fill_(1)
-    dcp.load(tensors, storage_reader=TensorReader(Checkpoint.open(run / "checkpoints/step-00000100")))
-    assert all(torch.equal(whole[name], tensor) for name, tensor in full(tensors).items())
-
-
 def saves_in_turn(directory: Path) -> list[int]:
-    """Pieces planned by this rank so far, after saves of one state, of the same with other values, of one more tensor on the
+    """Plans made so far, after saves of one state, of the same with other values, of one more tensor on the
     second rank, and of the first again."""
     checkpoints, planned = make_checkpoints(directory, keep_last=4), []
     state = make_state(sharded=True)
     more = {"only": torch.ones(3)} if dist.get_rank() == 1 else {}
     for step, tensors in enumerate((state, make_state(True, train_steps=3), {**state, **more}, state), 1):
         checkpoints.save(step, tensors, {}, {})
-        planned.append(checkpoints._plan.num_planned)
+        planned.append(checkpoints._plan.times_made)
     return planned
 
 
 def saves_between_failures(directory: Path) -> list[int]:
-    """Pieces planned by this rank so far, after each save. In every other one the second rank cannot write; from the fifth on it
+    """Plans made so far, after each save. In every other one the second rank cannot write; from the fifth on it
     holds a tensor more."""
     checkpoints, planned, tensors = make_checkpoints(directory), [], make_state(sharded=True)
-    write = TensorWriter.write_data
+    write = TensorWriter.write
 
     def fails(*_: object) -> None:
         raise OSError(5, "Input/output error")
@@ -145,13 +132,13 @@ def saves_between_failures(directory: Path) -> list[int]:
     for step in range(1, 7):
         if step == 5 and dist.get_rank() == 1:
             tensors = {**tensors, "only": torch.ones(3)}
-        TensorWriter.write_data = fails if step % 2 and dist.get_rank() == 1 else write
+        TensorWriter.write = fails if step % 2 and dist.get_rank() == 1 else write
         try:
             checkpoints.save(step, tensors, {}, {}, final=True)
             assert step % 2 == 0
         except OSError:
             assert step % 2
-        planned.append(checkpoints._plan.num_planned)
+        planned.append(checkpoints._plan.times_made)
     return planned
 
 
@@ -169,19 +156,23 @@ def save_big(directory: Path) -> None:
     make_checkpoints(directory).save(1, {"big": big_tensor(0)}, {}, {})
 
 
+def read_big(directory: Path, tensor: DTensor) -> int:
+    checkpoint = Checkpoint.open(directory / "step-00000001")
+    return read_tensors(checkpoint, {"big": tensor}, read_index(checkpoint))
+
+
 def bytes_read(directory: Path) -> tuple[int, int]:
     """(bytes handed out, bytes read from storage) of this rank for its rows."""
     tensor = big_tensor(0)
-    reader = TensorReader(Checkpoint.open(directory / "step-00000001"))
     before = int(Path("/proc/self/io").read_text().split()[1])  # rchar: bytes that went through read calls
-    dcp.load({"big": tensor}, storage_reader=reader)
-    return reader.num_bytes_read, int(Path("/proc/self/io").read_text().split()[1]) - before
+    asked = read_big(directory, tensor)
+    return asked, int(Path("/proc/self/io").read_text().split()[1]) - before
 
 
 def load_columns(directory: Path) -> bool:
     expected, tensor = big_tensor(1), big_tensor(1)
     tensor.to_local().zero_()
-    dcp.load({"big": tensor}, storage_reader=TensorReader(Checkpoint.open(directory / "step-00000001")))
+    read_big(directory, tensor)
     return torch.equal(tensor.to_local(), expected.to_local())
 
 
@@ -254,17 +245,17 @@ def fail_in_background(directory: Path, surface: str) -> tuple[str, str, bool]:
     checkpoints = make_checkpoints(directory, asynchronous=True)
     checkpoints.save(1, constant_state(1.0), {}, {})
     checkpoints.wait()
-    writer = storage.PieceWriter
+    writer = save.PieceWriter
 
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     if dist.get_rank() == 1:
-        storage.PieceWriter = fail  # type: ignore[assignment, misc]
+        save.PieceWriter = fail  # type: ignore[assignment, misc]
     checkpoints.save(2, constant_state(2.0), {}, {})
     while not checkpoints.failed:
         time.sleep(0.01)
-    storage.PieceWriter = writer  # type: ignore[misc]
+    save.PieceWriter = writer  # type: ignore[misc]
     assert [saved.step for saved in checkpoints.poll()] == [1]  # one rank of several must not raise by itself
     try:
         checkpoints.wait() if surface == "wait" else checkpoints.save(3, constant_state(3.0), {}, {})

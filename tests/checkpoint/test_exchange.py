@@ -13,8 +13,8 @@ def reductions():
     exchange = make_exchange()
     rank = exchange.rank
     total = exchange.reduce(lambda: rank + 1, sum)
-    own = exchange.reduce_scatter(lambda: rank, lambda ranks: [f"for {one}" for one in ranks])
-    return total, own, exchange.from_first(lambda: f"from {rank}")
+    folded = exchange.fold(lambda: [rank], lambda lower, higher: lower + higher, lambda ranks: ("of", *ranks))
+    return total, folded, exchange.from_first(lambda: f"from {rank}")
 
 
 def what_ranks_raise(where, kind):
@@ -31,8 +31,12 @@ def what_ranks_raise(where, kind):
     try:
         if where == "lead":
             exchange.reduce(lambda: 1, lambda ones: work(True))
-        elif where == "scatter":
-            exchange.reduce_scatter(lambda: work(exchange.rank == 2), list)
+        elif where == "fold":
+            exchange.fold(lambda: work(exchange.rank == 2), max, str)
+        elif where == "join":
+            exchange.fold(lambda: 1, lambda *_: work(True), str)
+        elif where == "lead of fold":
+            exchange.fold(lambda: 1, max, lambda _: work(True))
         else:
             exchange.reduce(lambda: work(exchange.rank in where), sum)
     except Exception as error:
@@ -40,12 +44,12 @@ def what_ranks_raise(where, kind):
     return None
 
 
-def test_every_rank_gets_the_value_and_a_scatter_gives_each_its_own(ranks):
+def test_every_rank_gets_the_value(ranks):
     found = ranks.run(3, reductions)
-    assert found == [(6, f"for {rank}", "from 0") for rank in range(3)]
+    assert found == [(6, ("of", 0, 1, 2), "from 0")] * 3
 
 
-@pytest.mark.parametrize("where", [(2,), (0,), (1, 2), "lead", "scatter"])
+@pytest.mark.parametrize("where", [(2,), (0,), (1, 2), "lead", "fold", "join", "lead of fold"])
 def test_an_error_of_the_user_on_one_rank_is_the_same_error_on_all(ranks, where):
     found = ranks.run(3, what_ranks_raise, where, BadCheckpoint("rank-00002.bin", "whole", "older"))
     assert len({(kind, text) for kind, text, _ in found}) == 1
@@ -61,7 +65,7 @@ def test_any_other_error_stays_itself_where_it_happened_and_is_named_with_its_ra
 def test_one_process_needs_no_torch_distributed():
     exchange = Exchange(0, 1, None)
     assert exchange.reduce(lambda: 4, lambda values: values * 2) == [4, 4]
-    assert exchange.reduce_scatter(lambda: 4, lambda values: values) == 4
+    assert exchange.fold(lambda: 4, max, lambda value: value + 1) == 5
     with pytest.raises(UserError, match="given"):
         exchange.from_first(lambda: (_ for _ in ()).throw(UserError("given", "rule", "change")))
 

@@ -1,11 +1,16 @@
 import copy
+import json
 
 import pytest
 
+from tests.checkpoint import cases
 from tests.checkpoint.single import save_steps
-from windlass.checkpoint.index import parse_index, read_index
-from windlass.checkpoint.manifest import INDEX
+from windlass.checkpoint.grid import Box, Grid, RankPart
+from windlass.checkpoint.hashed_file import PieceWriter
+from windlass.checkpoint.index import SavedTensor, pack_places, parse_index, parse_places, read_index
+from windlass.checkpoint.manifest import HEADER_BYTES, INDEX, index_bytes_of, rank_header
 from windlass.checkpoint.sealed_json import seal, unseal
+from windlass.checkpoint.stream import TensorSource
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 
@@ -20,22 +25,42 @@ def checkpoint(tmp_path_factory):
 def test_the_index_says_where_the_bytes_of_each_tensor_lie(checkpoint):
     tensors = read_index(checkpoint)
     assert {name: (one.dtype, one.shape) for name, one in tensors.items()} == {
-        "model.big": ("float32", [1100, 1000]),
-        "model.bias": ("bfloat16", [7]),
-        "model.empty": ("float32", [0, 3]),
-        "optimizer.step": ("float32", []),
-        "optimizer.mask": ("bool", [13]),
+        "model.big": ("float32", (1100, 1000)),
+        "model.bias": ("bfloat16", (7,)),
+        "model.empty": ("float32", (0, 3)),
+        "optimizer.step": ("float32", ()),
+        "optimizer.mask": ("bool", (13,)),
     }
-    spans = sorted((chunk.at, one.num_bytes(chunk)) for one in tensors.values() for chunk in one.chunks)
-    end = 64
+    with TensorSource(checkpoint, tensors) as source:
+        parts = [(name, part) for name, one in tensors.items() for part in one.parts()]
+        spans = sorted((source.place(name, part), tensors[name].num_bytes_of(part.box)) for name, part in parts)
+    header = (checkpoint.directory / "rank-00000.bin").read_bytes()[:HEADER_BYTES]
+    end = HEADER_BYTES + index_bytes_of(header)
     for at, length in spans:
         assert at == end
         end += length
-    assert end == checkpoint.manifest.files["rank-00000.bin"].size  # the chunks tile the file behind its header
+    assert end == checkpoint.manifest.files["rank-00000.bin"].size  # the parts tile the file behind its index
 
 
-def chunk_of(body, name="model.bias"):
-    return body["tensors"][name]["chunks"][0]
+def test_the_index_is_as_long_for_eight_ranks_as_for_two(tmp_path, ranks):
+    """Sizes that 2 and 8 divide: a grid per tensor, and one for what every rank holds."""
+    lengths = {}
+    for world in (2, 8):
+        ranks.run(world, cases.save_values, tmp_path / str(world), [1])
+        found = Checkpoint.open(tmp_path / str(world) / "step-00000001")
+        tensors = read_index(found)
+        assert {name: len(one.grids) for name, one in tensors.items()} == dict.fromkeys(tensors, 1)
+        assert sum(1 for _ in tensors["shard0"].parts()) == world == found.manifest.world
+        lengths[world] = len(found.read(INDEX))
+    assert abs(lengths[2] - lengths[8]) < 20
+
+
+def grid_of(body, name="model.bias"):
+    return body["tensors"][name]["grids"][0]
+
+
+def axis(**changes):
+    return {"count": 2, "dim": 0, "step": 7, "ranks": 1, **changes}
 
 
 @pytest.mark.parametrize(
@@ -47,20 +72,25 @@ def chunk_of(body, name="model.bias"):
         (lambda b: b.pop("tensors"), "tensors: Field required"),
         (lambda b: b["tensors"]["model.bias"].update(dtype="object"), "dtype: String should match"),
         (lambda b: b["tensors"]["model.bias"].update(dtype="float32\n"), "dtype: String should match"),
-        (lambda b: b["tensors"]["model.bias"].update(dtype="float32"), "shares bytes of"),
         (lambda b: b["tensors"]["model.bias"].update(shape=[-7]), "shape.0: Input should be greater"),
         (lambda b: b["tensors"]["model.bias"].update(shape=[1 << 60]), "shape.0: Input should be less"),
+        (lambda b: b["tensors"]["model.bias"].update(shape=[7.0]), "shape.0: Input should be a valid integer"),
+        (lambda b: b["tensors"]["model.bias"].update(shape=["7"]), "shape.0: Input should be a valid integer"),
         (lambda b: b["tensors"]["model.bias"].update(shape=[8]), "do not make up its shape"),
-        (lambda b: b["tensors"]["model.bias"].update(shape=[7] * 17), "shape: List should have at most 16"),
-        (lambda b: b["tensors"]["model.bias"].update(chunks=[]), "do not make up its shape"),
-        (lambda b: b["tensors"]["model.bias"]["chunks"].append(dict(chunk_of(b))), "do not make up its shape"),
-        (lambda b: chunk_of(b).update(file="../../secret"), "is in the file '../../secret'"),
-        (lambda b: chunk_of(b).update(file="/etc/passwd"), "is in the file '/etc/passwd'"),
-        (lambda b: chunk_of(b).update(at=-1), "at: Input should be greater"),
-        (lambda b: chunk_of(b).update(at=1 << 50), r"ends at byte \d+ of rank-00000.bin"),
-        (lambda b: chunk_of(b).update(at=1.5), "at: Input should be a valid integer"),
-        (lambda b: chunk_of(b).update(offsets=[1]), "is not in"),
-        (lambda b: chunk_of(b).update(offsets=[0, 0]), "is not in"),
+        (lambda b: b["tensors"]["model.bias"].update(shape=[7] * 17), "shape: Tuple should have at most 16"),
+        (lambda b: b["tensors"]["model.bias"].update(grids=[]), "do not make up its shape"),
+        (lambda b: b["tensors"]["model.bias"]["grids"].append(dict(grid_of(b))), "do not make up its shape"),
+        (lambda b: grid_of(b).update(rank=-1), "rank: Input should be greater"),
+        (lambda b: grid_of(b).update(rank=1), "is in the file of rank 1"),
+        (lambda b: grid_of(b).update(offsets=[1]), "is not in"),
+        (lambda b: grid_of(b).update(offsets=[0, 0]), "is not in"),
+        (lambda b: grid_of(b).update(axes=[axis()]), "is not in"),
+        (lambda b: grid_of(b).update(axes=[axis(dim=1)]), "is not in"),
+        (lambda b: grid_of(b).update(axes=[axis(step=0)]), "an axis of step 0"),
+        (lambda b: grid_of(b).update(axes=[axis(count=1)]), "count: Input should be greater"),
+        (lambda b: grid_of(b).update(axes=[axis(ranks=0)]), "ranks: Input should be greater"),
+        (lambda b: grid_of(b).update(axes=[axis(count=1 << 70)]), "is not in"),
+        (lambda b: grid_of(b).update(axes=[axis()] * 17), "axes: Tuple should have at most 16"),
     ],
 )
 def test_a_hostile_index_is_refused_though_its_hash_fits(checkpoint, change, why):
@@ -68,3 +98,67 @@ def test_a_hostile_index_is_refused_though_its_hash_fits(checkpoint, change, why
     change(body)
     with pytest.raises(BadCheckpoint, match=f"index.json: .*{why}"):
         parse_index(seal(body), checkpoint.manifest)
+
+
+def test_parts_that_share_elements_are_refused_though_their_sizes_add_up(checkpoint):
+    body = copy.deepcopy(unseal(checkpoint.read(INDEX), INDEX))
+    half = {"offsets": [0, 0], "sizes": [550, 1000], "rank": 0, "axes": []}
+    body["tensors"]["model.big"]["grids"] = [half, {**half, "offsets": [549, 0]}]
+    with pytest.raises(BadCheckpoint, match=r"'model.big': \[0, 0\] \+ \[550, 1000\] is in two parts|in two parts"):
+        parse_index(seal(body), checkpoint.manifest)
+
+
+ROWS = tuple(Grid.of(RankPart(rank, Box((2 * rank, 0), (2, 2)))) for rank in range(2))
+TENSORS = {
+    "a": SavedTensor(dtype="float32", shape=(4, 2), grids=ROWS),
+    "b": SavedTensor(dtype="bool", shape=(), grids=(Grid.of(RankPart(1, Box((), ()))),)),
+}
+
+
+def test_a_files_index_is_read_back():
+    index, starts = pack_places({"a": (Box((2, 0), (2, 2)), 16), "b": (Box((), ()), 1)})
+    assert parse_places(index, 1, "rank-00001.bin", 17, TENSORS) == {"a": 0, "b": 16} and starts == [0, 16]
+
+
+def place(**changes):
+    return {"offsets": [2, 0], "sizes": [2, 2], "at": 0, **changes}
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ({"c": place()}, "'c' at .2, 0. is of another rank"),
+        ({"a": place(offsets=[0, 0])}, "'a' at .0, 0. is of another rank"),
+        ({"a": place(sizes=[1, 2])}, "'a' at .2, 0. is of another rank"),
+        ({"a": place(offsets=[2])}, "'a' at .2. is of another rank"),
+        ({"a": place(at=-1)}, "a: at: Input should be greater"),
+        ({"a": place(at=1.5)}, "a: at: Input should be a valid integer"),
+        ({"a": place(more=1)}, "a: more: Extra inputs"),
+        ({"a": []}, "a: : Input should be a valid dictionary"),
+        ({"a": place(at=2)}, "'a' ends at byte 18 behind the index"),
+        ({"a": place(), "b": {"offsets": [], "sizes": [], "at": 3}}, "'b' shares bytes with 'a'"),
+    ],
+)
+def test_a_hostile_index_of_a_file_is_refused(places, why):
+    with pytest.raises(BadCheckpoint, match=f"rank-00001.bin: .*{why}"):
+        parse_places(json.dumps(places).encode(), 1, "rank-00001.bin", 17, TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b"windlass".ljust(64), "begins with no header"),
+        (rank_header("0" * 16, 1 << 30), "begins with no header"),
+        (rank_header("0" * 16, 0), "begins with no header"),
+        (rank_header("0" * 16, 2), "has no part of 'model.bias'"),
+        (rank_header("0" * 16, 4), "cannot be read"),
+    ],
+)
+def test_a_file_that_does_not_say_what_it_holds_is_refused(checkpoint, tmp_path, header, why):
+    with PieceWriter(tmp_path / "rank-00000.bin") as writer:
+        writer.write(memoryview(header + b"{}" + bytes(100)))
+        entry = writer.close()
+    manifest = checkpoint.manifest.model_copy(update={"files": {"rank-00000.bin": entry}})
+    other, tensors = Checkpoint(tmp_path, manifest, b""), read_index(checkpoint)
+    with pytest.raises(BadCheckpoint, match=f"rank-00000.bin.* {why}"), TensorSource(other, tensors) as source:
+        source.read("model.bias", RankPart(0, Box((0,), (7,))), Box((0,), (7,)))

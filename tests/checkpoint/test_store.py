@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
-from windlass.checkpoint import storage
+from windlass.checkpoint import save
 from windlass.checkpoint.keep import list_checkpoints, survey
 from windlass.checkpoint.store import (
     DiskFull,
@@ -106,7 +106,7 @@ def small_disk(tmp_path):
 def test_a_disk_that_fills_up_while_we_write_is_named_and_our_rubbish_is_removed(small_disk, monkeypatch, asynchronous):
     checkpoints = save_steps(small_disk, 100, **{"async": asynchronous})
     (small_disk / "others").write_bytes(b"x" * (3 * MIB))
-    monkeypatch.setattr(storage, "check_space", lambda *a: None)  # as if the space went away after the check
+    monkeypatch.setattr(save, "check_space", lambda *a: None)  # as if the space went away after the check
     with pytest.raises(DiskFull) as caught:
         checkpoints.save(200, make_tensors(200), {}, {})
         checkpoints.wait()

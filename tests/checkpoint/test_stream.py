@@ -1,4 +1,4 @@
-"""Boxes of tensors out of chunks that lie any way: the same numbers, in order, in blocks of a bounded size, verified."""
+"""Boxes of tensors out of files that hold it any way: the same numbers, in order, in blocks of a bounded size, verified."""
 
 import itertools
 import math
@@ -8,10 +8,12 @@ import numpy
 import pytest
 
 from tests.checkpoint.single import make_run, make_tensors, save_steps
-from windlass.checkpoint.hashed_file import PieceWriter
-from windlass.checkpoint.index import Chunk, SavedTensor, read_index
+from windlass.checkpoint.grid import Box, Grid, RankPart
+from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
+from windlass.checkpoint.index import SavedTensor, pack_places, read_index
 from windlass.checkpoint.keep import largest_difference
-from windlass.checkpoint.stream import Box, TensorSource, cut, whole_box
+from windlass.checkpoint.manifest import rank_header, rank_name
+from windlass.checkpoint.stream import TensorSource, cut
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint
 
@@ -41,39 +43,61 @@ def tiles(shape, draw):
 
 
 class Files:
-    """Stands for a committed checkpoint of one file."""
+    """Stands for a committed checkpoint: each box in the file of a rank of its own."""
 
-    def __init__(self, directory, entry):
-        self.directory, self.entry = directory, entry
+    def __init__(self, directory, numbers, boxes):
+        self.directory, self.manifest = directory, self
+        self.files = {rank_name(rank): self._write(rank, numbers, box) for rank, box in enumerate(boxes)}
+        grids = tuple(Grid.of(RankPart(rank, box)) for rank, box in enumerate(boxes))
+        self.tensors = {"x": SavedTensor(dtype="int32", shape=numbers.shape, grids=grids)}
+
+    def _write(self, rank, numbers, box):
+        whole = Box((0,) * numbers.ndim, numbers.shape)
+        data = numpy.ascontiguousarray(numbers[box.within(whole)]).tobytes()
+        index, _ = pack_places({"x": (box, len(data))})
+        with PieceWriter(self.directory / rank_name(rank)) as writer:
+            for each in (rank_header("0" * 16, len(index)), index, data):
+                writer.write(memoryview(each))
+            return writer.close()
 
     def reader(self, name):
-        from windlass.checkpoint.hashed_file import PieceReader
-
-        return PieceReader(self.directory / name, self.entry)
+        return PieceReader(self.directory / name, self.files[name])
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_any_box_out_of_any_chunks_in_blocks_of_any_size(tmp_path, shape, seed):
+def test_any_box_out_of_any_parts_in_blocks_of_any_size(tmp_path, shape, seed):
     draw = random.Random(seed)
     numbers = numpy.arange(math.prod(shape), dtype=numpy.int32).reshape(shape)
-    chunks = []
-    with PieceWriter(tmp_path / "rank-00000.bin") as writer:
-        writer.write(memoryview(bytes(64)))
-        for box in tiles(shape, draw):
-            data = numpy.ascontiguousarray(numbers[box.within(Box((0,) * len(shape), shape))])
-            at = writer.write(memoryview(data.tobytes()))
-            chunks.append(Chunk(offsets=list(box.offsets), sizes=list(box.sizes), file="rank-00000.bin", at=at))
-        entry = writer.close()
-    tensor = SavedTensor(dtype="int32", shape=list(shape), chunks=chunks)
-    with TensorSource(Files(tmp_path, entry)) as source:
-        for box in [whole_box(tensor), *tiles(shape, draw)]:
+    boxes = [box for box in tiles(shape, draw) if box.num_elements]
+    files = Files(tmp_path, numbers, boxes)
+    whole = Box((0,) * len(shape), shape)
+    with TensorSource(files, files.tensors) as source:
+        for box in [whole, *tiles(shape, draw)]:
             for most in (4, 20, 4096):
                 found = numpy.full(box.sizes, -1, numpy.int32)
-                for part, block in source.blocks(tensor, box, most):
+                for part, block in source.blocks("x", box, most):
                     assert block.nbytes <= most
                     found[part.within(box)] = block.view(numpy.int32)[..., 0]
-                assert numpy.array_equal(found, numbers[box.within(whole_box(tensor))])
+                assert numpy.array_equal(found, numbers[box.within(whole)])
+
+
+def test_few_files_are_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("windlass.checkpoint.stream.OPEN_FILES", 2)
+    numbers = numpy.arange(40, dtype=numpy.int32).reshape(10, 4)
+    files, opened = Files(tmp_path, numbers, [Box((row, 0), (1, 4)) for row in range(10)]), []
+    reader = files.reader
+
+    def spy(name):
+        opened.append(reader(name))
+        return opened[-1]
+
+    monkeypatch.setattr(files, "reader", spy)
+    with TensorSource(files, files.tensors) as source:
+        for _ in range(2):
+            ((_, block),) = source.blocks("x", Box((0, 0), (10, 4)))
+            assert numpy.array_equal(block.view(numpy.int32)[..., 0], numbers) and len(source._open) == 2
+    assert len(opened) == 20, "opened again, with what its index says kept"
 
 
 def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
@@ -85,12 +109,12 @@ def test_a_flipped_bit_is_named_and_not_handed_out(tmp_path):
     path.write_bytes(data)
     checkpoint = Checkpoint.open(directory)
     tensors = read_index(checkpoint)
-    last = max(tensors, key=lambda name: max((chunk.at for chunk in tensors[name].chunks), default=0))
-    with (
-        TensorSource(checkpoint) as source,
-        pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash differs in bytes"),
-    ):
-        list(source.blocks(tensors[last], whole_box(tensors[last])))
+    with TensorSource(checkpoint, tensors) as source:
+        last = max(
+            tensors, key=lambda name: max((source.place(name, part) for part in tensors[name].parts()), default=0)
+        )
+        with pytest.raises(BadCheckpoint, match=r"rank-00000\.bin: hash differs in bytes"):
+            list(source.blocks(last, tensors[last].whole))
 
 
 def test_the_largest_difference_is_that_of_the_values(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 
 from tests.checkpoint.single import blank, is_state_of, make_run, save_steps
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.hashed_file import PieceReader
+from windlass.checkpoint.hashed_file import PIECE_BYTES, PieceReader
 from windlass.checkpoint.keep import list_checkpoints, prune
-from windlass.checkpoint.manifest import MANIFEST
+from windlass.checkpoint.manifest import HEADER_BYTES, MANIFEST, index_bytes_of
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.verify import Checkpoint, complaint, verify
 from windlass.errors import BadCheckpoint, UserError
@@ -130,7 +130,8 @@ def zero_a_page(directory):
     with (directory / "rank-00000.bin").open("r+b") as file:
         file.seek(4096 * 300)
         file.write(bytes(4096))
-    return "rank-00000.bin", "hash", "bytes 64 to 4194368"
+    start = HEADER_BYTES + index_bytes_of((directory / "rank-00000.bin").read_bytes()[:HEADER_BYTES])
+    return "rank-00000.bin", "hash", f"bytes {start} to {start + PIECE_BYTES}"
 
 
 def zero_all(directory):
@@ -251,7 +252,8 @@ def test_a_hostile_manifest_is_refused_though_its_hash_fits(copy, changes, why):
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"), [(1, "an older format, 1, with a capsule.json"), (3, "a newer format, 3")]
+    ("schema", "words"),
+    [(1, "an older format, 1, with a capsule.json"), (2, "an older format, 2"), (4, "a newer format, 4")],
 )
 def test_a_checkpoint_of_another_format_is_refused_by_name_and_left_alone(copy, schema, words):
     newest, told = copy / "checkpoints/step-00000200", []
@@ -260,7 +262,7 @@ def test_a_checkpoint_of_another_format_is_refused_by_name_and_left_alone(copy, 
         with pytest.raises(UserError) as caught:
             refused()
         assert not isinstance(caught.value, BadCheckpoint) and caught.value.given == f"{newest} is of {words}"
-        assert caught.value.rule.startswith("this version of windlass reads format 2 only")
+        assert caught.value.rule.startswith("this version of windlass reads format 3 only")
     assert [row.problem for row in list_checkpoints(copy)] == ["", f"{newest} is of {words}"]
     assert prune(copy / "checkpoints", CheckpointConfig(keep_last=1)) == [] and newest.is_dir() and told == []
 

@@ -24,21 +24,26 @@ def test_every_rank_has_one_parent_and_few_peers(world):
         assert depth <= most
 
 
+def test_most_edges_stay_inside_a_host():
+    inside = sum(parent_of(rank) // 8 == rank // 8 for rank in range(1, 1024))
+    assert inside == 1023 - (1024 // 8 - 1)
+
+
 def exchanged(group=None):
     tree = Tree(group or dist.group.WORLD)
     rank, world = tree.rank, tree.world
     tree.barrier()
-    joined = tree.reduce({rank}, lambda a, b: a | b)
-    given = tree.scatter([("for", one) for one in range(world)] if rank == 0 else None)
-    return tree.gather(rank * 10), given, tree.broadcast(f"from {rank}"), joined, tree.reduce(rank, max)
+    joined = tree.reduce([rank], lambda lower, higher: lower + higher)
+    led = tree.reduce(rank, max, lambda most: ("the most of", world, most))
+    return tree.gather(rank * 10), led, tree.broadcast(f"from {rank}"), joined, tree.reduce(rank, max)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 7])
 def test_values_go_up_and_down(ranks, world):
-    everyone = set(range(world))
+    everyone = list(range(world))  # in their order: what is below a rank are the ranks behind it
     for rank, found in enumerate(ranks.run(world, exchanged)):
         gathered = [10 * one for one in range(world)] if rank == 0 else None
-        assert found == (gathered, ("for", rank), "from 0", everyone, world - 1)
+        assert found == (gathered, ("the most of", world, world - 1), "from 0", everyone, world - 1)
 
 
 def exchanged_within_a_part():
@@ -56,8 +61,8 @@ def test_a_group_counts_its_own_ranks(ranks):
 
 def test_one_rank_sends_nothing():
     tree, value = Tree(None), object()
-    assert tree.broadcast(value) is value and tree.gather(1) == [1] and tree.scatter([2]) == 2
-    assert tree.reduce(3, max) == 3
+    assert tree.broadcast(value) is value and tree.gather(1) == [1]
+    assert tree.reduce(3, max) == 3 and tree.reduce(3, max, str) == "3"
 
 
 def num_sockets():

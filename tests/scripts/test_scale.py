@@ -16,26 +16,31 @@ def rows_of(*calls):
     return scale.apart(list(calls))
 
 
-def test_a_cut_over_all_ranks_asks_for_a_piece_per_rank_and_tensor():
-    few, many = rows_of((scale.plan, (2, "shard", SMALL)), (scale.plan, (8, "shard", SMALL)))
+def test_what_a_plan_and_the_index_hold_does_not_grow_with_the_ranks():
+    few, many = rows_of((scale.plan, (8, "shard", SMALL, 1)), (scale.plan, (32, "shard", SMALL, 1)))
     tensors = 3 * len(parameter_shapes(scale.architecture_of(SMALL, 1)))
-    assert (few["asked"], many["asked"]) == (2 * tensors, 8 * tensors)
-    assert few["pieces"] == few["asked"] and many["pieces"] == many["asked"], "no piece is held twice"
-    assert few["later_pieces"] == many["later_pieces"] == 0
-    assert many["later_bytes"] == 4 * few["later_bytes"], "an entry per file, whatever is in it"
-    assert many["plan_bytes"] > 20 * many["later_bytes"]
+    assert (few["tensors"], many["tensors"]) == (tensors, tensors) and (few["files"], many["files"]) == (8, 32)
+    assert (few["boxes"], many["boxes"]) == (8 * tensors, 32 * tensors), "a box per rank and tensor"
+    assert few["grids"] == many["grids"] == tensors, "a grid per tensor"
+    assert abs(few["index_bytes"] - many["index_bytes"]) < 5 * tensors, "numbers of two digits"
+    assert 1.5 < many["plan_bytes"] / few["plan_bytes"] < 1.8, "rank 0 hears of 5 ranks and of 3"
+    assert many["later_bytes"] == pytest.approx(4 * few["later_bytes"], rel=0.02), (
+        "an entry per file, whatever is in it"
+    )
 
 
-def test_replicas_ask_for_the_same_pieces_and_one_of_them_is_saved():
-    one, two = rows_of((scale.plan, (8, "hosts", SMALL)), (scale.plan, (16, "hosts", SMALL)))
-    assert two["pieces"] == one["pieces"] == one["asked"] and two["asked"] == 2 * one["asked"]
+def test_rows_that_ranks_do_not_divide_are_two_grids():
+    """1,001 rows on 512 ranks: 500 have two, one has one, 11 have none."""
+    uneven = {**SMALL, "intermediate_size": 1001}
+    (row,) = rows_of((scale.plan, (512, "shard", uneven, 1)))
+    shapes = parameter_shapes(scale.architecture_of(uneven, 1)).values()
+    assert row["boxes"] == 3 * sum(-(-shape[0] // -(-shape[0] // 512)) for shape in shapes)
+    assert row["grids"] == 3 * (len(shapes) + 2), "of the gate and of what goes up"
 
 
-@pytest.mark.parametrize(("world", "kind"), [(8, "shard"), (16, "hosts"), (512, "shard")])
-def test_the_pieces_of_a_whole_model_are_counted_from_its_shapes(world, kind):
-    (row,) = rows_of((scale.plan, (world, kind, SMALL)))
-    assert scale.pieces_of(scale.architecture_of(SMALL, 1), world, kind) == (row["pieces"], row["asked"])
-    assert row["whole_pieces"][0] > row["pieces"]
+def test_replicas_hold_the_same_boxes_and_one_of_them_is_saved():
+    one, two = rows_of((scale.plan, (8, "hosts", SMALL, 1)), (scale.plan, (16, "hosts", SMALL, 1)))
+    assert (one["boxes"], one["grids"]) == (two["boxes"], two["grids"]) and (one["files"], two["files"]) == (8, 16)
 
 
 def test_a_host_takes_its_share_of_the_samples_and_touches_most_shards(monkeypatch):

@@ -9,7 +9,7 @@ verify          decides whether a checkpoint is whole: every byte against its MA
 index           which tensors a checkpoint holds, and where their bytes are (no torch)
 keep            which checkpoints stay; list, diff and prune for the command line (no torch)
 sealed_json     strict JSON that hashes itself
-stream          a box of a saved tensor, block by block (no torch)
+grid            boxes of a tensor, and which ranks hold them, in a few numbers for any number of ranks (no torch)
 reshard         moves the bytes into the files of another layout (no torch)
 provenance      which code, packages and hosts made a checkpoint
 mirror          copies of checkpoints in an object store, and back (no torch)
@@ -19,7 +19,7 @@ Inside:
 
 save            plan, write, commit, with one verdict for all ranks
 hashed_file     a file hashed as it is written, and verified piece by piece as it is read
-storage         DCP's StorageWriter and StorageReader over the store: raw tensor bytes, no pickle
+stream          a box of a saved tensor, block by block, out of whichever files hold it (no torch)
 staging         a rank's shards, and copies of them that training cannot reach
 exchange        one verdict for all ranks: work that fails on one fails on all, with the same error
 """

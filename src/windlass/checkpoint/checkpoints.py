@@ -44,10 +44,9 @@ from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.keep import prune, survey
 from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE, step_name
 from windlass.checkpoint.restore import load_newest, load_path
-from windlass.checkpoint.save import Plan, plan_save, write_planned
+from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import seal
 from windlass.checkpoint.staging import Staging, local_shard
-from windlass.checkpoint.storage import TensorWriter
 from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
 from windlass.safe_text import say

@@ -1,7 +1,7 @@
 """One verdict for all ranks: a piece of work that fails on one rank fails on every rank, with the same error.
 
 Without this, the rank that fails exits and the others wait in a collective until it times out. Each call is one
-gather to rank 0 and one broadcast or scatter from it, along the tree of the given group (gloo; an asynchronous save needs
+gather to rank 0 and one broadcast from it, along the tree of the given group (gloo; an asynchronous save needs
 its own group, since its messages run beside the training's). One rank without torch.distributed is the same
 code with no communication. What travels is plans and results between ranks of one job; nothing that comes from a file
 is unpickled.
@@ -37,6 +37,10 @@ class _Failure:
         return _Failure(self.rank, PeerFailed(f"rank {self.rank}: {self.text}"), self.text)
 
 
+def _portable(value: Any) -> Any:
+    return value.portable() if isinstance(value, _Failure) else value
+
+
 class Exchange:
     """The ranks of one job. `group` None: the default group, or no group where world is 1."""
 
@@ -59,7 +63,7 @@ class Exchange:
 
     def _lead(self, mine: Any, lead: Callable[[list[Any]], Any]) -> Any:
         """On rank 0: the first failure, or what `lead` makes of everybody's values."""
-        values = self._tree.gather(mine.portable() if isinstance(mine, _Failure) else mine)
+        values = self._tree.gather(_portable(mine))
         if values is None:
             return None
         failures = [value for value in values if isinstance(value, _Failure)]
@@ -69,18 +73,21 @@ class Exchange:
         """Every rank runs `work`; rank 0 makes one value of all results with `lead`; every rank gets that value."""
         mine = self._attempt(work)
         made = self._lead(mine, lead)
-        verdict = self._tree.broadcast(made.portable() if isinstance(made, _Failure) else made)
+        verdict = self._tree.broadcast(_portable(made))
         return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
 
-    def reduce_scatter(self, work: Callable[[], Any], lead: Callable[[list[Any]], list[Any]]) -> Any:
-        """As `reduce`, but `lead` makes one value for each rank, and a rank gets its own."""
+    def fold(self, work: Callable[[], Any], join: Callable[[Any, Any], Any], lead: Callable[[Any], Any]) -> Any:
+        """As `reduce`, where values become one on their way to rank 0: `join` makes one of those of lower and of higher ranks."""
+
+        def joined(*both: Any) -> Any:
+            failed = [value for value in both if isinstance(value, _Failure)]
+            return failed[0] if failed else _portable(self._attempt(lambda: join(*both)))
+
+        def led(value: Any) -> Any:
+            return value if isinstance(value, _Failure) else _portable(self._attempt(lambda: lead(value)))
+
         mine = self._attempt(work)
-        made = self._lead(mine, lead)
-        if isinstance(made, _Failure):
-            verdict = self._tree.scatter([made.portable()] * self.world)
-        else:
-            verdict = self._tree.scatter(made)
-        return self._settle(mine if isinstance(mine, _Failure) else made, verdict)
+        return self._settle(mine, self._tree.reduce(_portable(mine), joined, led))
 
     def from_first(self, work: Callable[[], Any]) -> Any:
         """Rank 0 runs `work`; every rank gets its value, or raises its error."""

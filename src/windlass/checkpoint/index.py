@@ -1,18 +1,24 @@
-"""index.json: which tensors a checkpoint holds, and where the bytes of each chunk are. No torch.
+"""Which tensors a checkpoint holds, and where the bytes of each part are. No torch.
 
-name -> dtype, shape, chunks; a chunk is a box of the tensor (offsets, sizes) whose bytes begin at `at` of `file`,
-row-major.
+    index.json         name -> dtype, shape, grids: which rank's file holds which box (grid.py). A few numbers per tensor, for any
+                       number of ranks
+    rank-00003.bin     at its beginning, name -> offsets, sizes, and the byte at which the box begins behind this index
+
+A reader looks into index.json, and then into the files of the ranks that hold what it wants.
 """
 
+import json
 import math
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from windlass.checkpoint.grid import Box, Grid, JsonRecord, RankPart, Shape, overlap
 from windlass.checkpoint.hashed_file import Count
 from windlass.checkpoint.manifest import INDEX, SCHEMA, Manifest
-from windlass.checkpoint.sealed_json import bad, seal, unseal
+from windlass.checkpoint.sealed_json import bad, parse_strict, seal, unseal
 from windlass.checkpoint.verify import Checkpoint
 
 ITEM_BYTES = {
@@ -20,41 +26,56 @@ ITEM_BYTES = {
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 
-Shape = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 48)]], Field(max_length=16)]
 
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class Chunk(_Record):
-    offsets: Shape
-    sizes: Shape
-    file: str
-    at: Count
-
-
-class SavedTensor(_Record):
+class SavedTensor(JsonRecord):
     dtype: Annotated[str, Field(pattern=f"^({'|'.join(ITEM_BYTES)})$")]
     shape: Shape
-    chunks: list[Chunk]
+    grids: Annotated[tuple[Grid, ...], Field(strict=False)]
 
-    def num_bytes(self, chunk: Chunk) -> int:
-        return math.prod(chunk.sizes) * ITEM_BYTES[self.dtype]
+    @property
+    def whole(self) -> Box:
+        return Box((0,) * len(self.shape), self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_bytes_of(self.whole)
+
+    def num_bytes_of(self, box: Box) -> int:
+        return box.num_elements * ITEM_BYTES[self.dtype]
+
+    def parts(self) -> Iterator[RankPart]:
+        """All of them."""
+        for grid in self.grids:
+            yield from grid.parts()
+
+    def meeting(self, box: Box) -> Iterator[RankPart]:
+        """The parts that share elements with `box`."""
+        for grid in self.grids:
+            yield from grid.meeting(box)
+
+    def holder(self, box: Box) -> int | None:
+        """The rank whose part is `box`."""
+        return next((part.rank for part in self.meeting(box) if part.box == box), None)
 
 
-class _Index(_Record):
+class _Index(JsonRecord):
     schema_version: int
     token: str
     tensors: dict[str, SavedTensor]
 
 
-def seal_index(tensors: dict[str, SavedTensor], token: str) -> bytes:
-    return seal(_Index(schema_version=SCHEMA, token=token, tensors=tensors).model_dump())
+class _Place(JsonRecord):
+    offsets: Shape
+    sizes: Shape
+    at: Count
+
+
+def seal_index(tensors: Mapping[str, SavedTensor], token: str) -> bytes:
+    return seal(_Index.model_construct(schema_version=SCHEMA, token=token, tensors=dict(tensors)).model_dump())
 
 
 def parse_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
-    """The tensors, or BadCheckpoint where a field is not what it must be or points outside a tensor or a file."""
+    """The tensors, or BadCheckpoint where a field is not what it must be, or the parts of a tensor do not tile it."""
     body = unseal(data, INDEX)
     try:
         index = _Index.model_validate(body)
@@ -68,40 +89,70 @@ def parse_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
     if index.token != manifest.token:
         raise bad(f"{INDEX}: stale: it belongs to the save {index.token[:40]}", f"this save is {manifest.token}")
     for name, tensor in index.tensors.items():
-        _check(name[:80], tensor, manifest)
-    _check_apart(index.tensors)
+        _check(name[:80], tensor, manifest.world)
     return index.tensors
 
 
-def _check(name: str, tensor: SavedTensor, manifest: Manifest) -> None:
-    for chunk in tensor.chunks:
-        same_rank = len(chunk.offsets) == len(chunk.sizes) == len(tensor.shape)
-        if not same_rank or any(o + s > d for o, s, d in zip(chunk.offsets, chunk.sizes, tensor.shape)):
+def _check(name: str, tensor: SavedTensor, world: int) -> None:
+    rule = "parts tile a tensor"
+    for grid in tensor.grids:
+        same_rank = len(grid.offsets) == len(grid.sizes) == len(tensor.shape)
+        if not same_rank or any(axis.dim >= len(tensor.shape) for axis in grid.axes):
             raise bad(
-                f"{INDEX}: {name!r}: {chunk.offsets} + {chunk.sizes} is not in {tensor.shape}", "chunks tile a tensor"
+                f"{INDEX}: {name!r}: {list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}", rule
             )
-        if chunk.file not in manifest.files:
-            raise bad(f"{INDEX}: {name!r} is in the file {chunk.file[:80]!r}", "MANIFEST lists every file")
-        end, size = chunk.at + tensor.num_bytes(chunk), manifest.files[chunk.file].size
-        if end > size:
-            raise bad(f"{INDEX}: {name!r} ends at byte {end} of {chunk.file}", f"that file has {size} bytes")
-    volume, starts = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), {tuple(c.offsets) for c in tensor.chunks}
-    if volume != math.prod(tensor.shape) or len(starts) != len(tensor.chunks):
-        raise bad(f"{INDEX}: the chunks of {name!r} do not make up its shape {tensor.shape}", "chunks tile a tensor")
-
-
-def _check_apart(tensors: dict[str, SavedTensor]) -> None:
-    """BadCheckpoint where two chunks share bytes."""
-    spans = [
-        (c.file, c.at, c.at + t.num_bytes(c), name) for name, t in tensors.items() for c in t.chunks if t.num_bytes(c)
-    ]
-    spans.sort()
-    for (file, _, end, name), (next_file, start, _, next_name) in pairwise(spans):
-        if file == next_file and start < end:
+        if any(axis.step == 0 for axis in grid.axes):
+            raise bad(f"{INDEX}: {name!r}: an axis of step 0", rule)
+        if 0 in grid.sizes or any(end > size for end, size in zip(grid.ends(), tensor.shape)):
             raise bad(
-                f"{INDEX}: {next_name[:80]!r} shares bytes of {file} with {name[:80]!r}", "two chunks share no byte"
+                f"{INDEX}: {name!r}: {list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}", rule
             )
+        if grid.last_rank() >= world:
+            raise bad(f"{INDEX}: {name!r} is in the file of rank {grid.last_rank()}", f"{world} ranks saved")
+    if sum(grid.num_elements() for grid in tensor.grids) != math.prod(tensor.shape):
+        raise bad(f"{INDEX}: the parts of {name!r} do not make up its shape {list(tensor.shape)}", rule)
+    if box := overlap(tensor.grids):
+        raise bad(f"{INDEX}: {name!r}: {list(box.offsets)} + {list(box.sizes)} is in two parts", rule)
 
 
 def read_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:
     return parse_index(checkpoint.read(INDEX), checkpoint.manifest)
+
+
+def pack_places(boxes: Mapping[str, tuple[Box, int]]) -> tuple[bytes, list[int]]:
+    """Of a rank's boxes, in the order of its file, each with its bytes: the index that begins the file, and where each box begins
+    behind it."""
+    places, starts, at = {}, [], 0
+    for name, (box, num_bytes) in boxes.items():
+        places[name] = {"offsets": box.offsets, "sizes": box.sizes, "at": at}
+        starts.append(at)
+        at += num_bytes
+    return json.dumps(places, separators=(",", ":")).encode(), starts
+
+
+def parse_places(data: bytes, rank: int, file: str, room: int, tensors: Mapping[str, SavedTensor]) -> dict[str, int]:
+    """name -> where its box begins behind the index of `file`, which has `room` bytes there. BadCheckpoint where that is not what
+    index.json says of `rank`, or two boxes share bytes."""
+    spans, starts = [], {}
+    for name, value in parse_strict(data, file).items():
+        try:
+            place = _Place.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise bad(
+                f"{file}: {name[:80]}: {'.'.join(map(str, first['loc']))}: {first['msg']}", "its fields are fixed"
+            ) from None
+        tensor, box = tensors.get(name), Box(place.offsets, place.sizes)
+        if tensor is None or len(box.offsets) != len(tensor.shape) or tensor.holder(box) != rank:
+            raise bad(
+                f"{file}: {name[:80]!r} at {list(box.offsets)} is of another rank", f"{INDEX} says who holds what"
+            )
+        spans.append((place.at, place.at + tensor.num_bytes_of(box), name[:80]))
+        starts[name] = place.at
+    spans.sort()
+    if spans and spans[-1][1] > room:
+        raise bad(f"{file}: {spans[-1][2]!r} ends at byte {spans[-1][1]} behind the index", f"{room} bytes are there")
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise bad(f"{file}: {other!r} shares bytes with {name!r}", "two parts share no byte")
+    return starts

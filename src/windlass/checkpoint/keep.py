@@ -6,16 +6,18 @@ settings are.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from windlass.checkpoint.config import CheckpointConfig
-from windlass.checkpoint.index import Chunk, SavedTensor, read_index
-from windlass.checkpoint.manifest import Problem, step_name
+from windlass.checkpoint.grid import Box, RankPart
+from windlass.checkpoint.index import SavedTensor, read_index
+from windlass.checkpoint.manifest import Problem, rank_name, step_name
 from windlass.checkpoint.store import committed_steps, delete, quarantined
-from windlass.checkpoint.stream import TensorSource, as_bytes, whole_box
+from windlass.checkpoint.stream import TensorSource, as_bytes
 from windlass.checkpoint.verify import Checkpoint, verify
 from windlass.errors import UserError
 
@@ -140,51 +142,58 @@ def diff(first: Path, second: Path) -> Difference:
     one, two = Checkpoint.open(first), Checkpoint.open(second)
     left, right = read_index(one), read_index(two)
     form, unequal, same = [], [], 0
-    for name in sorted(set(left) & set(right)):
-        a, b = left[name], right[name]
-        if (a.dtype, a.shape) != (b.dtype, b.shape):
-            form.append(name)
-        elif _same_bytes(one, a, two, b):
-            same += 1
-        else:
-            unequal.append(name)
+    with TensorSource(one, left) as first_source, TensorSource(two, right) as second_source:
+        for name in sorted(set(left) & set(right)):
+            a, b = left[name], right[name]
+            if (a.dtype, a.shape) != (b.dtype, b.shape):
+                form.append(name)
+            elif _same_bytes(name, first_source, second_source):
+                same += 1
+            else:
+                unequal.append(name)
     return Difference(sorted(set(left) - set(right)), sorted(set(right) - set(left)), form, unequal, same)
 
 
-def _boxes(tensor: SavedTensor) -> Iterable[Chunk]:
-    return sorted((chunk for chunk in tensor.chunks if 0 not in chunk.sizes), key=lambda chunk: chunk.offsets)
+def _parts(tensor: SavedTensor) -> list[RankPart]:
+    return sorted(tensor.parts(), key=lambda part: part.box.offsets)
 
 
-def _same_bytes(one: Checkpoint, a: SavedTensor, two: Checkpoint, b: SavedTensor) -> bool:
-    cuts_a, cuts_b = [[(c.offsets, c.sizes) for c in _boxes(tensor)] for tensor in (a, b)]
-    if cuts_a == cuts_b:
-        return _hashes(one, a) == _hashes(two, b)
-    with TensorSource(one) as first, TensorSource(two) as second:
-        pairs = zip(first.blocks(a, whole_box(a)), second.blocks(b, whole_box(b)), strict=True)
-        return all((left == right).all() for (_, left), (_, right) in pairs)
+def _same_bytes(name: str, one: TensorSource, two: TensorSource) -> bool:
+    a, b = one.tensors[name], two.tensors[name]
+    if [part.box for part in _parts(a)] == [part.box for part in _parts(b)]:
+        return _hashes(name, one) == _hashes(name, two)
+    return all((left == right).all() for (_, left), (_, right) in _both(name, one, two))
+
+
+def _both(name: str, one: TensorSource, two: TensorSource) -> Iterator[tuple[tuple[Box, Any], tuple[Box, Any]]]:
+    """The blocks of a tensor in two checkpoints that hold it in one form."""
+    whole = one.tensors[name].whole
+    return zip(one.blocks(name, whole), two.blocks(name, whole), strict=True)
 
 
 def largest_difference(first: Path, second: Path, name: str) -> float:
     """max |a - b| of a tensor that both checkpoints hold in one form; nan where either holds a NaN. Reads it once."""
     import torch
 
-    from windlass.checkpoint.storage import DTYPES
+    from windlass.checkpoint.staging import DTYPES
 
     one, two = Checkpoint.open(first), Checkpoint.open(second)
-    a, b = read_index(one)[name], read_index(two)[name]
-    dtype, most = DTYPES[a.dtype], torch.zeros((), dtype=torch.float64)
-    with TensorSource(one) as left, TensorSource(two) as right:
-        for (_, ours), (_, theirs) in zip(left.blocks(a, whole_box(a)), right.blocks(b, whole_box(b)), strict=True):
+    tensors, most = read_index(one), torch.zeros((), dtype=torch.float64)
+    dtype = DTYPES[tensors[name].dtype]
+    with TensorSource(one, tensors) as left, TensorSource(two, read_index(two)) as right:
+        for (_, ours), (_, theirs) in _both(name, left, right):
             values = [torch.frombuffer(as_bytes(block), dtype=dtype).double() for block in (ours, theirs)]
             most = torch.maximum(most, (values[0] - values[1]).abs().max())  # a NaN stays
     return float(most)
 
 
-def _hashes(checkpoint: Checkpoint, tensor: SavedTensor) -> list[str]:
-    """The hashes of the pieces that hold the tensor, chunk by chunk. A chunk is whole pieces: see hashed_file.py."""
+def _hashes(name: str, source: TensorSource) -> list[str]:
+    """The hashes of the pieces that hold the tensor, part by part. A part is whole pieces: see hashed_file.py."""
     result: list[str] = []
-    for chunk in _boxes(tensor):
-        lengths, hashes = checkpoint.manifest.files[chunk.file].rows()
+    tensor = source.tensors[name]
+    for part in _parts(tensor):
+        at = source.place(name, part)
+        lengths, hashes = source.checkpoint.manifest.files[rank_name(part.rank)].rows()
         starts = [0, *accumulate(lengths)]
-        result += hashes[bisect_left(starts, chunk.at) : bisect_left(starts, chunk.at + tensor.num_bytes(chunk))]
+        result += hashes[bisect_left(starts, at) : bisect_left(starts, at + tensor.num_bytes_of(part.box))]
     return result

@@ -9,12 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from windlass.checkpoint.hashed_file import Count, FileEntry
 from windlass.checkpoint.sealed_json import digest
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST, INDEX, TRAINER_STATE = "MANIFEST", "index.json", "trainer_state.json"
 HEADER_BYTES = 64
 
 _STEP = re.compile(r"step-(\d{8,12})")
 _RANK = re.compile(r"rank-\d{5,7}\.bin")
+_HEADER = re.compile(rb'windlass \{"token":"[0-9a-f]{16}","index_bytes":(\d{1,10})\} *\n')
 
 
 class Problem(NamedTuple):
@@ -65,9 +66,17 @@ def is_rank_name(name: str) -> bool:
     return _RANK.fullmatch(name) is not None
 
 
-def rank_header(token: str) -> bytes:
-    """The first HEADER_BYTES of a rank's file: which save it belongs to."""
-    return (b'windlass {"token":"%s"}' % token.encode()).ljust(HEADER_BYTES - 1) + b"\n"
+def rank_header(token: str, index_bytes: int) -> bytes:
+    """The first HEADER_BYTES of a rank's file: which save it belongs to, and how long the index behind them is."""
+    header = b'windlass {"token":"%s","index_bytes":%d}' % (token.encode(), index_bytes)
+    assert len(header) < HEADER_BYTES
+    return header.ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def index_bytes_of(header: bytes) -> int | None:
+    """None where it is no header of a rank's file."""
+    match = _HEADER.fullmatch(header)
+    return int(match[1]) if match else None
 
 
 def new_token(run_id: str) -> str:

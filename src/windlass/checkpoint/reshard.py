@@ -16,25 +16,18 @@ half of a checkpoint. No torch: the caller gives each rank's parts.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
+from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
-from windlass.checkpoint.index import Chunk, SavedTensor, read_index, seal_index
+from windlass.checkpoint.index import SavedTensor, pack_places, read_index, seal_index
 from windlass.checkpoint.manifest import INDEX, TRAINER_STATE, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
-from windlass.checkpoint.stream import Box, TensorSource, as_bytes
+from windlass.checkpoint.stream import TensorSource, as_bytes
 from windlass.checkpoint.verify import Checkpoint, complaint
 
 FILES_AT_ONCE = 16
 IN_FLIGHT = 2
-
-
-class RankPart(NamedTuple):
-    """A box of a tensor, and the rank whose file holds it."""
-
-    rank: int
-    box: Box
 
 
 Parts = Mapping[str, list[RankPart]]
@@ -58,8 +51,8 @@ def reshard(source: Path, target: Path, parts: Parts, num_ranks: int) -> Manifes
         check_space(target, manifest.num_bytes)
         draft.create()
         try:
-            with TensorSource(checkpoint) as opened:
-                entries, moved = _move(opened, tensors, parts, draft)
+            with TensorSource(checkpoint, tensors) as source_tensors:
+                entries, moved = _move(source_tensors, parts, draft)
             for name, content in _other_files(checkpoint, draft.token):
                 entries[name] = draft.add(name, content)
             entries[INDEX] = draft.add(INDEX, seal_index(moved, draft.token))
@@ -77,42 +70,42 @@ def _other_files(checkpoint: Checkpoint, token: str) -> Iterator[tuple[str, byte
             yield name, checkpoint.read(name)
 
 
-def _move(
-    source: TensorSource, tensors: Mapping[str, SavedTensor], parts: Parts, draft: Draft
-) -> tuple[dict[str, FileEntry], dict[str, SavedTensor]]:
-    """Writes all ranks' files, some at a time -> their entries in the manifest and in the index."""
+def _move(source: TensorSource, parts: Parts, draft: Draft) -> tuple[dict[str, FileEntry], dict[str, SavedTensor]]:
+    """Writes all ranks' files, some at a time -> their entries in the manifest, and the index."""
     entries: dict[str, FileEntry] = {}
-    chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}
-    ranks = sorted({part.rank for held in parts.values() for part in held if part.box.num_elements})
+    held = {name: sorted(part for part in parts[name] if part.box.num_elements) for name in source.tensors}
+    boxes: dict[int, dict[str, tuple[Box, int]]] = {}
+    for name, own in held.items():
+        for rank, box in own:
+            boxes.setdefault(rank, {})[name] = (box, source.tensors[name].num_bytes_of(box))
+    ranks = sorted(boxes)
     for start in range(0, len(ranks), FILES_AT_ONCE):
         some = ranks[start : start + FILES_AT_ONCE]
         with ExitStack() as stack:
-            files = {rank: _File(stack.enter_context(_writer(draft, rank)), draft.token) for rank in some}
-            for name, tensor in tensors.items():
-                own = [part for part in parts[name] if part.rank in files and part.box.num_elements]
-                for part, at in _copy(source, tensor, own, files):
-                    offsets, sizes = list(part.box.offsets), list(part.box.sizes)
-                    chunks[name].append(Chunk(offsets=offsets, sizes=sizes, file=rank_name(part.rank), at=at))
+            files = {rank: _File(stack.enter_context(_writer(draft, rank)), draft.token, boxes[rank]) for rank in some}
+            for name in source.tensors:
+                _copy(source, name, [part for part in held[name] if part.rank in files], files)
             entries |= {rank_name(rank): file.close() for rank, file in files.items()}
-    return entries, {name: tensor.model_copy(update={"chunks": chunks[name]}) for name, tensor in tensors.items()}
+    grids = {name: tuple(join_all([], map(Grid.of, own))) for name, own in held.items()}
+    return entries, {name: tensor.model_copy(update={"grids": grids[name]}) for name, tensor in source.tensors.items()}
 
 
 def _writer(draft: Draft, rank: int) -> PieceWriter:
     return PieceWriter(draft.directory / rank_name(rank), in_flight=IN_FLIGHT)
 
 
-def _copy(
-    source: TensorSource, tensor: SavedTensor, parts: Iterable[RankPart], files: Mapping[int, "_File"]
-) -> Iterator[tuple[RankPart, int]]:
-    """The parts of one tensor into their files -> each with the byte at which it begins. Parts of the same rows (a cut by
-    columns) are read together, so that a row is read once for all of them."""
+def _copy(source: TensorSource, name: str, parts: Iterable[RankPart], files: Mapping[int, "_File"]) -> None:
+    """The parts of one tensor into their files. Parts of the same rows (a cut by columns) are read together: a row is read once
+    for all of them."""
+    tensor = source.tensors[name]
     same_rows: dict[tuple[int, ...], list[RankPart]] = {}
     for part in parts:
         rows = (part.box.offsets[0], part.box.sizes[0]) if tensor.shape else ()
         same_rows.setdefault(rows, []).append(part)
     for together in same_rows.values():
-        yield from [(part, files[part.rank].begin()) for part in together]
-        for block, data in source.blocks(tensor, _around([part.box for part in together])):
+        for part in together:
+            files[part.rank].begin()
+        for block, data in source.blocks(name, _around([part.box for part in together])):
             for part in together:
                 shared = part.box.common(block)
                 if shared.num_elements:
@@ -131,15 +124,18 @@ def _around(boxes: list[Box]) -> Box:
 class _File:
     """A rank's file: takes blocks of any size and writes pieces of PIECE_BYTES; each part begins a new piece."""
 
-    def __init__(self, writer: PieceWriter, token: str):
-        self._writer = writer
+    def __init__(self, writer: PieceWriter, token: str, boxes: Mapping[str, tuple[Box, int]]):
+        """`boxes`: the parts that will be written, in their order, with their bytes."""
+        index, starts = pack_places(boxes)
+        writer.write(memoryview(rank_header(token, len(index))))
+        writer.write(memoryview(index))
+        self._writer, self._starts = writer, [writer.size + start for start in starts]
         self._piece = bytearray()
-        writer.write(memoryview(rank_header(token)))
 
-    def begin(self) -> int:
-        """Where the part that begins now is written."""
+    def begin(self) -> None:
+        """The next part of the index begins."""
         assert not self._piece, "the last part has ended"
-        return self._writer.size
+        assert self._writer.size == self._starts.pop(0), "where the index says"
 
     def write(self, data: memoryview) -> None:
         while data:

@@ -1,29 +1,33 @@
 """Loading: the newest whole checkpoint of a run, or the one at a path, into any world size and sharding. checkpoints.py calls it.
 
-One attempt: rank 0 verifies MANIFEST, the small files and the listing, and sends them to all ranks; every rank compares
-names, shapes and dtypes; every rank reads and verifies its shards; all ranks agree on one verdict. After BadCheckpoint
-the next older checkpoint is tried, which overwrites what the attempt has written. Any other UserError ends the restore.
+One attempt: rank 0 verifies MANIFEST, the small files and the listing, and sends them to all ranks; every rank compares names,
+shapes and dtypes, looks up whose files hold its shards, and reads and verifies what it needs of them; all ranks agree on one
+verdict. After BadCheckpoint the next older checkpoint is tried, which overwrites what the attempt has written. Any other
+UserError ends the restore.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata
 
 from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.grid import Box, RankPart
+from windlass.checkpoint.index import SavedTensor, parse_index
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import bad, unseal
-from windlass.checkpoint.storage import TensorReader
+from windlass.checkpoint.staging import DTYPES, local_box, local_shard
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
+from windlass.checkpoint.stream import TensorSource, as_bytes, cut
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
 from windlass.safe_text import printable
 
 WHATS = ("weights", "all")
+BLOCK_BYTES: Final = 256 << 20
+"""What is read at once of a part: a piece at its border is read twice."""
 BEGUN_ANEW: Final = "program."
 """State that a run may lack or begin itself: fp16's loss scale, where the checkpoint or the run has another policy. Whether that
 may change is a matter of drift."""
@@ -63,10 +67,9 @@ def list_names(names: list[str]) -> str:
     return printable(", ".join(names[:5])) + more
 
 
-def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where: Path) -> None:
+def _compare(tensors: dict[str, torch.Tensor], saved: Mapping[str, SavedTensor], what: str, where: Path) -> None:
     """UserError where a tensor is not in the checkpoint, or has another shape or, for "all", another dtype."""
-    state: dict[str, Any] = saved.state_dict_metadata
-    missing = sorted(set(tensors) - set(state))
+    missing = sorted(set(tensors) - set(saved))
     if missing:
         raise UserError(
             f"{where} has no tensor {list_names(missing)}",
@@ -75,22 +78,22 @@ def _compare(tensors: dict[str, torch.Tensor], saved: Metadata, what: str, where
         )
     for name, tensor in tensors.items():
         assert tensor.device.type != "meta", f"{name} is on the meta device; materialise it before the restore"
-        if state[name].size != tensor.shape:
+        if saved[name].shape != tensor.shape:
             raise UserError(
-                f"{name} has shape {list(state[name].size)} in {where} and {list(tensor.shape)} in this run",
+                f"{name} has shape {list(saved[name].shape)} in {where} and {list(tensor.shape)} in this run",
                 "shapes must be equal",
                 "set the model as it was when the checkpoint was made",
             )
-        if what == "all" and state[name].properties.dtype != tensor.dtype:
+        if what == "all" and DTYPES[saved[name].dtype] != tensor.dtype:
             raise UserError(
-                f"{name} is {state[name].properties.dtype} in {where} and {tensor.dtype} in this run",
+                f"{name} is {DTYPES[saved[name].dtype]} in {where} and {tensor.dtype} in this run",
                 "to go on exactly, dtypes must be equal",
                 "set the precision as it was, or start from the weights only (run.start_what: weights)",
             )
 
 
-def _refuse_unexpected(names: list[str], saved: Metadata, where: Path) -> None:
-    unexpected = sorted(name for name in set(saved.state_dict_metadata) - set(names) if not name.startswith(BEGUN_ANEW))
+def _refuse_unexpected(names: list[str], saved: Mapping[str, SavedTensor], where: Path) -> None:
+    unexpected = sorted(name for name in set(saved) - set(names) if not name.startswith(BEGUN_ANEW))
     if unexpected:
         raise UserError(
             f"{where} also holds {list_names(unexpected)}, which this run has not",
@@ -108,10 +111,8 @@ def load_one(
     trainer_state = unseal(offer.trainer_state, TRAINER_STATE).get("trainer_state")
     if not isinstance(trainer_state, dict):
         raise bad(f"{TRAINER_STATE} holds a {type(trainer_state).__name__}", "a trainer state is one object")
-    reader = TensorReader(checkpoint, offer.index_json)
-    saved = reader.read_metadata()
-    stored = saved.state_dict_metadata
-    tensors = {name: one for name, one in tensors.items() if name in stored or not name.startswith(BEGUN_ANEW)}
+    saved = parse_index(offer.index_json, checkpoint.manifest)
+    tensors = {name: one for name, one in tensors.items() if name in saved or not name.startswith(BEGUN_ANEW)}
 
     def names() -> list[str]:
         _compare(tensors, saved, what, directory)
@@ -121,15 +122,29 @@ def load_one(
         if what == "all":  # a pipeline's ranks hold different tensors, so only the union can be compared
             _refuse_unexpected([name for rank in all_names for name in rank], saved, directory)
 
-    def read() -> None:
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(tensors), saved, exchange.rank == 0)
-        reader.set_up_storage_reader(saved, exchange.rank == 0)
-        reader.read_data(planner.create_local_plan(), planner).wait()
-
     exchange.reduce(names, no_surprise)
-    exchange.reduce(read, lambda _: None)
+    exchange.reduce(lambda: read_tensors(checkpoint, tensors, saved), lambda _: None)
     return {**trainer_state, "step": checkpoint.manifest.step}
+
+
+def read_tensors(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], saved: Mapping[str, SavedTensor]) -> int:
+    """This rank's shards of `tensors`, in place, out of whichever files hold them: one file after the other, each from its
+    beginning to its end -> the bytes that they took. Raises BadCheckpoint."""
+    wanted: dict[int, list[tuple[str, RankPart, Box]]] = {}
+    own = {name: local_box(tensor) for name, tensor in tensors.items()}
+    for name, box in own.items():
+        for part in saved[name].meeting(box):
+            wanted.setdefault(part.rank, []).append((name, part, part.box.common(box)))
+    num_bytes = 0
+    with TensorSource(checkpoint, saved) as source:
+        for rank in sorted(wanted):
+            for name, part, shared in sorted(wanted[rank], key=lambda one: source.place(one[0], one[1])):
+                target, dtype = local_shard(tensors[name]), DTYPES[saved[name].dtype]
+                for block in cut(shared, max(1, BLOCK_BYTES // dtype.itemsize)):
+                    data = as_bytes(source.read(name, part, block))
+                    target[block.within(own[name])].copy_(torch.frombuffer(data, dtype=dtype).view(block.sizes))
+                    num_bytes += len(data)
+    return num_bytes
 
 
 def _newest(checkpoints: Path) -> Path | None:

@@ -1,66 +1,67 @@
 """Writing one checkpoint: plan, write, commit, with one verdict for all ranks. checkpoints.py calls it.
 
-This is what dcp.save does with the same planner and writer, in four exchanges: whether every rank holds the pieces that it held
-at the last save; if not, the plans go to rank 0 and come back without duplicates; rank 0 makes a draft and sends its token; the
-places of all chunks go to rank 0, which commits. Our own loop, because an error must arrive as itself on every rank (dcp wraps
-it), and one process without torch.distributed must save without a warning.
+A plan says which rank writes which box. Each rank gives the boxes that it holds; along the tree they become grids (grid.py); rank
+0 has of every tensor a few of them, chooses who writes where several ranks hold the same (DDP, HSDP's replicas), and sends that
+down. It is index.json as well. So no rank lists the parts of all: rank 0 of 16,384 does what log2 N = 14 joins and a choice per
+tensor take, and another rank looks for its own parts (docs/scale.md). A run plans once, in the background as it starts,
+since shapes and cuts stay; a later save asks only whether everything is as it was.
 
-Planning is central: rank 0 looks at every piece of every rank, tens of microseconds each (docs/scale.md). Which piece a rank
-writes follows from names, shapes and cuts, and none of them changes while a run trains. So a run plans once, in the background
-as it starts, and a later save asks only whether everything is as it was. From the second on a rank sends the hashes of its file.
+A save is three exchanges more: rank 0 makes a draft and sends its token; each rank writes its file and sends the file's hashes;
+rank 0 commits. An error of one rank is raised on all.
 
-A rank knows what it will write before a byte is copied: of what N ranks hold alike (DDP, HSDP's replicas) each copies and holds
-one N-th.
+A rank knows what it will write before a byte is copied: of what N ranks hold alike each copies and holds one N-th.
+
+    rank-00003.bin   64 bytes of header; where each box of rank 3 begins; the boxes, one after the other, row-major, as in memory
+
+Only tensors are stored, as raw bytes. Objects are refused: the trainer state is JSON (checkpoints.py).
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.index import SavedTensor
-from windlass.checkpoint.staging import LocalPlanner
-from windlass.checkpoint.storage import Entries, TensorWriter, chunk_bytes, entries_of, saved_tensors
+from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join_all
+from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
+from windlass.checkpoint.index import SavedTensor, pack_places, seal_index
+from windlass.checkpoint.manifest import INDEX, Manifest, new_token, rank_header, rank_name
+from windlass.checkpoint.sealed_json import digest
+from windlass.checkpoint.staging import DTYPES, local_box, raw_bytes
+from windlass.checkpoint.store import Draft, check_space, named_errors
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class HeldTensor(NamedTuple):
+    """A tensor, and which ranks hold which boxes of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    grids: list[Grid]
 
 
 @dataclass
 class Plan:
-    """Which rank writes what, and from the first commit on, where. Empty until it is made."""
+    """Which rank writes what. Empty until it is made."""
 
     held: dict[str, Any] | None = None
     """The tensors of this rank: their shapes, dtypes and cuts."""
-    own: SavePlan | None = None
-    """The pieces that it writes."""
-    starts: list[int] = field(default_factory=list)
-    """Where each of them begins in its file, once that was committed."""
-    metadata: Metadata | None = None
-    """On rank 0, until the first commit."""
+    own: dict[str, Box] | None = None
+    """What it writes, in the order of its file."""
     tensors: dict[str, SavedTensor] | None = None
-    """On rank 0, from the first commit on: the index."""
-    num_bytes: int = 0
-    """On rank 0: of all tensors."""
-    num_planned: int = 0
-    """Pieces that this rank has planned for all ranks, over all saves of the process: for the counts of scripts/scale.py."""
+    """The index."""
+    times_made: int = 0
 
     @property
     def written(self) -> set[str]:
         """Names of the tensors of which this rank writes what it holds."""
         assert self.own is not None
-        return {item.index.fqn for item in self.own.items}
-
-
-def write_checkpoint(
-    tensors: dict[str, torch.Tensor], local: dict[str, torch.Tensor], writer: TensorWriter, exchange: Exchange
-) -> None:
-    """Plans and writes. `tensors` give shapes, dtypes and placements; the bytes come from `local`, this rank's shards by name."""
-    plan = Plan()
-    plan_save(tensors, exchange, plan)
-    write_planned(local, writer, exchange, plan)
+        return set(self.own)
 
 
 def plan_save(tensors: dict[str, torch.Tensor], exchange: Exchange, plan: Plan) -> None:
@@ -68,73 +69,180 @@ def plan_save(tensors: dict[str, torch.Tensor], exchange: Exchange, plan: Plan) 
     found: dict[str, Any] = {}
 
     def is_same() -> bool:
-        found.update({name: _held(name, tensor) for name, tensor in tensors.items()})
+        found.update({name: _form(name, tensor) for name, tensor in tensors.items()})
         return plan.own is not None and plan.held == found
 
     if exchange.reduce(is_same, all):
         return
-    plan.held = plan.own = plan.tensors = plan.metadata = None
-    planner, first = LocalPlanner({}), exchange.rank == 0
-
-    def asked() -> SavePlan:
-        planner.set_up_planner(tensors, None, first)
-        return planner.create_local_plan()
-
-    def of_all(plans: list[SavePlan]) -> list[SavePlan]:
-        plan.num_planned += sum(len(one.items) for one in plans)
-        plans, plan.metadata = planner.create_global_plan(plans)
-        plan.num_bytes = sum(chunk_bytes(item) for one in plans for item in one.items)
-        return plans
-
-    own: SavePlan = exchange.reduce_scatter(asked, of_all)
-    plan.held, plan.own, plan.starts = found, own, []
+    plan.held = plan.own = plan.tensors = None
+    rank, world = exchange.rank, exchange.world
+    saved = exchange.fold(lambda: held_by(rank, tensors), join_held, lambda held: choose_writers(held, world))
+    boxes = {name: local_box(tensor) for name, tensor in tensors.items()}
+    plan.own = {name: box for name, box in boxes.items() if saved[name].holder(box) == rank}
+    plan.held, plan.tensors, plan.times_made = found, saved, plan.times_made + 1
 
 
-def _held(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What decides which pieces of a tensor a rank has."""
+def _form(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What decides which part of a tensor a rank has."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} is not a tensor; put it into the trainer state")
+    if tensor.dtype not in DTYPE_NAMES:
+        raise TypeError(f"{name} is {tensor.dtype}, which no checkpoint holds")
     cut = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else ()
     return tensor.shape, tensor.dtype, *cut
 
 
-def write_planned(local: dict[str, torch.Tensor], writer: TensorWriter, exchange: Exchange, plan: Plan) -> None:
+def held_by(rank: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, HeldTensor]:
+    held = {}
+    for name, tensor in tensors.items():
+        box = local_box(tensor)
+        grids = [Grid.of(RankPart(rank, box))] if box.num_elements else []
+        held[name] = HeldTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), grids)
+    return held
+
+
+def join_held(lower: dict[str, HeldTensor], higher: dict[str, HeldTensor]) -> dict[str, HeldTensor]:
+    """What ranks hold, of those of lower and of higher numbers."""
+    joined = dict(lower)
+    for name, theirs in higher.items():
+        ours = lower.get(name, HeldTensor(theirs.dtype, theirs.shape, []))
+        if ours[:2] != theirs[:2]:
+            raise ValueError(
+                f"{name} is {ours.dtype} {ours.shape} on one rank and {theirs.dtype} {theirs.shape} on another"
+            )
+        joined[name] = HeldTensor(ours.dtype, ours.shape, join_all(ours.grids, theirs.grids))
+    return joined
+
+
+def choose_writers(held: dict[str, HeldTensor], world: int) -> dict[str, SavedTensor]:
+    """Of every tensor grids without replicas: of ranks that hold the same, those write that have least to write yet. Large
+    tensors are given first."""
+    load, chosen = np.zeros(world), {}
+    for name, tensor in sorted(
+        held.items(), key=lambda pair: -max((g.num_elements() for g in pair[1].grids), default=0)
+    ):
+        item = DTYPES[tensor.dtype].itemsize
+        grids = [_least_loaded(grid, load, item) for grid in tensor.grids]
+        num_elements = int(np.prod(tensor.shape, dtype=np.int64))
+        if sum(grid.num_elements() for grid in grids) != num_elements:  # replicas that are no axis of one grid
+            grids = _each_box_once(tensor.grids, load, item)
+        if sum(grid.num_elements() for grid in grids) != num_elements:
+            raise ValueError(f"the parts of {name} that ranks hold do not make up its shape {tensor.shape}")
+        chosen[name] = SavedTensor.model_construct(dtype=tensor.dtype, shape=tensor.shape, grids=tuple(grids))
+    return {name: chosen[name] for name in held}
+
+
+def _least_loaded(grid: Grid, load: np.ndarray, item_bytes: int) -> Grid:
+    """`grid` on one of its replicas; adds what its ranks then write to `load`."""
+    replicas = [axis for axis in grid.axes if not axis.step]
+    axes = tuple(axis for axis in grid.axes if axis.step)
+    ranks_P, starts_R = grid.rank + _offsets(axes), _offsets(replicas)
+    first = starts_R[load[ranks_P[None] + starts_R[:, None]].max(axis=1).argmin()]
+    load[ranks_P + first] += np.prod(grid.sizes) * item_bytes
+    return grid.model_copy(update={"rank": int(grid.rank + first), "axes": axes})
+
+
+def _offsets(axes: Iterable[Axis]) -> np.ndarray:
+    """How far behind the first rank each is."""
+    offsets = np.zeros(1, np.int64)
+    for axis in axes:
+        offsets = (np.arange(axis.count)[:, None] * axis.ranks + offsets).reshape(-1)
+    return offsets
+
+
+def _each_box_once(grids: Iterable[Grid], load: np.ndarray, item_bytes: int) -> list[Grid]:
+    """For replicas that no axis describes."""
+    holders: dict[Box, list[int]] = {}
+    for grid in grids:
+        for part in grid.parts():
+            holders.setdefault(part.box, []).append(part.rank)
+    parts = []
+    for box, ranks in holders.items():
+        parts.append(RankPart(min(ranks, key=lambda rank: load[rank]), box))
+        load[parts[-1].rank] += box.num_elements * item_bytes
+    return join_all([], map(Grid.of, sorted(parts)))
+
+
+def write_planned(local: dict[str, torch.Tensor], writer: "TensorWriter", exchange: Exchange, plan: Plan) -> None:
     """Returns on all ranks when the checkpoint is committed. Where it is not, raises on all ranks and removes the draft.
 
-    `local`: at least what `plan.written` names.
+    `local`: this rank's shards by name, or copies of them; at least what `plan.written` names.
     """
-    first = exchange.rank == 0
-    writer.set_up_storage_writer(first, rank=exchange.rank)
+    assert plan.own is not None and plan.tensors is not None
+    own, tensors, rank, world = plan.own, plan.tensors, exchange.rank, exchange.world
+    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     try:
-        _write(local, writer, exchange, plan)
+        token = exchange.from_first(lambda: writer.begin(num_bytes))
+        exchange.reduce(
+            lambda: writer.write(token, rank, own, local),
+            lambda written: writer.commit(
+                tensors, {name: entry for one in written for name, entry in one.items()}, world
+            ),
+        )
     finally:
-        if first and writer.draft is not None and writer.manifest is None:
+        if rank == 0 and writer.draft is not None and writer.manifest is None:
             writer.draft.discard()
 
 
-def _write(local: dict[str, torch.Tensor], writer: TensorWriter, exchange: Exchange, plan: Plan) -> None:
-    """Where the same pieces were committed before, they are at the same places of the same files: a rank sends the entry of its
-    file alone."""
-    token, is_again = exchange.from_first(lambda: (writer.begin(plan.num_bytes), plan.tensors is not None))
-    assert plan.own is not None
-    planner, own, starts = LocalPlanner(local), replace(plan.own, storage_data=token), list[int]()
+class TensorWriter:
+    """Writes one checkpoint of step `step` into `checkpoints`.
 
-    def write() -> list[WriteResult] | Entries:
-        results = writer.write_data(planner.finish_plan(own), planner).value()
-        starts.extend(result.storage_data.at for result in results)
-        assert not is_again or starts == plan.starts, "a piece has moved in its file"
-        return entries_of(results) if is_again else results
+    `files` (rank 0's are used) is called with the token and gives the other files of the checkpoint. On rank 0 `draft` is there
+    from `begin` on, and `manifest` once it is committed.
+    """
 
-    def commit(written: list[Any]) -> None:
-        entries = written if is_again else [entries_of(results) for results in written]
-        if not is_again:
-            assert plan.metadata is not None
-            tensors = saved_tensors(plan.metadata, [result for results in written for result in results])
-        else:
-            assert plan.tensors is not None
-            tensors = plan.tensors
-        writer.commit(tensors, {name: entry for one in entries for name, entry in one.items()}, exchange.world)
-        plan.tensors, plan.metadata = tensors, None
+    def __init__(
+        self,
+        checkpoints: Path,
+        step: int,
+        run_id: str,
+        files: Callable[[str], dict[str, bytes | Path]],
+        metric: float | None = None,
+        digest: Callable[[Any], str] = digest,
+    ):
+        self._checkpoints, self._step, self._run_id = checkpoints, step, run_id
+        self._files, self._metric, self._digest = files, metric, digest
+        self.draft: Draft | None = None
+        self.manifest: Manifest | None = None
 
-    exchange.reduce(write, commit)
-    plan.starts = starts
+    def begin(self, tensor_bytes: int) -> str:
+        """Rank 0: is there space for the tensors and the other files, and make the draft -> its token."""
+        token = new_token(self._run_id)
+        files = self._files(token)
+        need = sum(len(content) if isinstance(content, bytes) else content.stat().st_size for content in files.values())
+        need += tensor_bytes
+        draft = Draft(self._checkpoints, self._step, token)
+        with named_errors(self._checkpoints, need):
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+            check_space(self._checkpoints, need)
+            draft.create()
+        self.draft = draft
+        return token
+
+    def write(
+        self, token: str, rank: int, own: Mapping[str, Box], local: Mapping[str, torch.Tensor]
+    ) -> dict[str, FileEntry]:
+        """The file of `rank`, hashed as it is written -> its name and its entry in MANIFEST. Nothing to write: no file."""
+        if not own:
+            return {}
+        sizes = {name: local[name].numel() * local[name].element_size() for name in own}
+        index, _ = pack_places({name: (box, sizes[name]) for name, box in own.items()})
+        path = Draft(self._checkpoints, self._step, token).directory / rank_name(rank)
+        with (
+            named_errors(self._checkpoints, sum(sizes.values())),
+            PieceWriter(path, self._digest) as writer,
+        ):
+            writer.write(memoryview(rank_header(token, len(index))))
+            writer.write(memoryview(index))
+            for name in own:
+                writer.write(raw_bytes(local[name]))
+            return {path.name: writer.close()}
+
+    def commit(self, tensors: Mapping[str, SavedTensor], entries: dict[str, FileEntry], world: int) -> None:
+        """Rank 0, when every rank's file is on disk: index, other files, MANIFEST, commit. `entries`: of the ranks' files."""
+        assert self.draft is not None
+        files: dict[str, bytes | Path] = dict(self._files(self.draft.token))
+        files[INDEX] = seal_index(tensors, self.draft.token)
+        with named_errors(self._checkpoints, sum(entry.size for entry in entries.values())):
+            entries = entries | {name: self.draft.add(name, content) for name, content in sorted(files.items())}
+            self.manifest = self.draft.commit(self._run_id, world, self._metric, entries)

@@ -13,27 +13,32 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from windlass.checkpoint.grid import Box
+from windlass.checkpoint.index import ITEM_BYTES
 
 PIECE_BYTES: Final = 64 << 20
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-class LocalPlanner(DefaultSavePlanner):
-    """DCP's planner over live tensors, whose bytes come from `local`: name -> this rank's shard or a copy of it."""
+def local_box(tensor: torch.Tensor) -> Box:
+    """Which part of the whole tensor this rank's shard is."""
+    if not isinstance(tensor, DTensor):
+        return Box((0,) * tensor.dim(), tuple(tensor.shape))
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(offsets), tuple(sizes))
 
-    def __init__(self, local: dict[str, torch.Tensor]):
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._local = local
 
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self._local[index.fqn]
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes in row-major order; a copy only where it is not on the CPU or not contiguous."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 class Staging:

@@ -1,53 +1,26 @@
-"""A box of a saved tensor, block by block, from whichever chunks hold it: what reshard and diff read. No torch.
+"""A box of a saved tensor, block by block, from whichever parts hold it: what restore, reshard and diff read. No torch.
 
-A checkpoint's chunks are boxes, cut as the ranks that saved it were. A box that is asked for is walked in row-major order in
-blocks of at most BLOCK_BYTES; for each, the rows it needs of every chunk it overlaps are read (one contiguous range each) and
-verified piece by piece before a byte of them is handed out. In memory: a block, the range being read for it, and nothing that
-grows with the tensor. Read: a piece at a block's border twice; where chunks are cut by columns, whole rows of a chunk.
+A checkpoint's parts are boxes, cut as the ranks that saved it were. A box that is asked for is walked in row-major order in
+blocks of at most BLOCK_BYTES; for each, the rows it needs of every part it overlaps are read (one contiguous range each) and
+verified piece by piece before a byte of them is handed out. In memory: a block, the range being read for it, where the parts of
+the files begin that were read, and nothing that grows with the tensor. Read: a piece at a block's border twice; where parts are
+cut by columns, whole rows of a part.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.index import ITEM_BYTES, Chunk, SavedTensor
-from windlass.checkpoint.manifest import HEADER_BYTES
+from windlass.checkpoint.index import ITEM_BYTES, SavedTensor, parse_places
+from windlass.checkpoint.manifest import HEADER_BYTES, index_bytes_of, rank_name
+from windlass.checkpoint.sealed_json import bad
 from windlass.checkpoint.verify import Checkpoint
 
 BLOCK_BYTES = 32 << 20  # 8 pieces: the one at its border that is read twice costs an eighth more
 OPEN_FILES = 64
-
-
-class Box(NamedTuple):
-    """A part of a tensor: where it begins and how long it is, per dim."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    @staticmethod
-    def of(chunk: Chunk) -> "Box":
-        return Box(tuple(chunk.offsets), tuple(chunk.sizes))
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.sizes)
-
-    def common(self, other: "Box") -> "Box":
-        """What both hold; a size of it is 0 where they hold nothing in common."""
-        first = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets))
-        ends = ((a + n, b + m) for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes))
-        return Box(first, tuple(max(min(pair) - start, 0) for pair, start in zip(ends, first)))
-
-    def within(self, other: "Box") -> tuple[slice, ...]:
-        """This box as slices of an array that holds `other`."""
-        starts = (a - b for a, b in zip(self.offsets, other.offsets))
-        return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes))
-
-
-def whole_box(tensor: SavedTensor) -> Box:
-    return Box((0,) * len(tensor.shape), tuple(tensor.shape))
 
 
 def cut(box: Box, most_elements: int) -> Iterator[Box]:
@@ -65,12 +38,21 @@ def cut(box: Box, most_elements: int) -> Iterator[Box]:
         yield from cut(Box(tuple(offsets), tuple(sizes)), most_elements)
 
 
+class _Places(NamedTuple):
+    """Where the boxes of a rank's file begin."""
+
+    data_at: int
+    """The first byte behind the file's index."""
+    starts: dict[str, int]
+
+
 class TensorSource:
     """A checkpoint's tensors as streams. Holds at most OPEN_FILES open; use it in a `with`."""
 
-    def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
-        self._open: dict[str, PieceReader] = {}
+    def __init__(self, checkpoint: Checkpoint, tensors: Mapping[str, SavedTensor]):
+        self.checkpoint, self.tensors = checkpoint, tensors
+        self._open: dict[int, PieceReader] = {}
+        self._places: dict[int, _Places] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -81,45 +63,70 @@ class TensorSource:
         while self._open:
             self._open.popitem()[1].__exit__(kind, error, trace)
 
-    def blocks(self, tensor: SavedTensor, box: Box, most_bytes: int = BLOCK_BYTES) -> Iterator[tuple[Box, Any]]:
+    def blocks(self, name: str, box: Box, most_bytes: int = BLOCK_BYTES) -> Iterator[tuple[Box, Any]]:
         """(part of `box`, its bytes as a uint8 array [*sizes, bytes per element]), in row-major order. Raises BadCheckpoint."""
         import numpy
 
-        item = ITEM_BYTES[tensor.dtype]
-        chunks = [(Box.of(chunk), chunk) for chunk in tensor.chunks]
+        tensor = self.tensors[name]
+        item, held = ITEM_BYTES[tensor.dtype], list(tensor.meeting(box))
         for part in cut(box, max(1, most_bytes // item)):
             block = numpy.empty((*part.sizes, item), numpy.uint8)
-            for held, chunk in chunks:
-                shared = part.common(held)
+            for one in held:
+                shared = part.common(one.box)
                 if shared.num_elements:
-                    block[shared.within(part)] = self._read(chunk, held, shared, item)
+                    block[shared.within(part)] = self.read(name, one, shared)
             yield part, block
 
-    def _read(self, chunk: Chunk, held: Box, wanted: Box, item: int) -> Any:
-        """`wanted`, a box inside of the chunk's: read from its first row to its last, then narrowed."""
+    def read(self, name: str, part: RankPart, wanted: Box) -> Any:
+        """`wanted`, a box inside of the part's: read from its first row to its last, then narrowed -> as in `blocks`."""
         import numpy
 
+        at, reader, item = self.place(name, part), self._reader(part.rank), ITEM_BYTES[self.tensors[name].dtype]
+        held = part.box
         if not held.sizes:
-            return numpy.frombuffer(self._reader(chunk.file).read(chunk.at, item), numpy.uint8)
+            return numpy.frombuffer(reader.read(at, item), numpy.uint8)
         where, last = wanted.within(held), len(held.sizes) - 1
         dim = next((index for index, size in enumerate(wanted.sizes) if size > 1), last)
         strides = [math.prod(held.sizes[index + 1 :]) * item for index in range(last + 1)]  # in bytes
         first = sum(where[index].start * strides[index] for index in range(dim + 1))
-        data = self._reader(chunk.file).read(chunk.at + first, wanted.sizes[dim] * strides[dim])
+        data = reader.read(at + first, wanted.sizes[dim] * strides[dim])
         array = numpy.frombuffer(data, numpy.uint8).reshape(*wanted.sizes[: dim + 1], *held.sizes[dim + 1 :], item)
         return array[(*(slice(None),) * (dim + 1), *where[dim + 1 :])]
 
-    def _reader(self, file: str) -> PieceReader:
-        reader = self._open.pop(file, None)
+    def place(self, name: str, part: RankPart) -> int:
+        """The byte of its file at which a part begins."""
+        if part.rank not in self._places:
+            self._reader(part.rank)
+        places = self._places[part.rank]
+        if name not in places.starts:
+            raise bad(f"{rank_name(part.rank)} has no part of {name[:80]!r}", "index.json says who holds what")
+        return places.data_at + places.starts[name]
+
+    def _reader(self, rank: int) -> PieceReader:
+        reader = self._open.pop(rank, None)
         if reader is None:
             while len(self._open) >= OPEN_FILES:
                 oldest = next(iter(self._open))
                 self._open.pop(oldest).__exit__(None, None, None)
-            reader = self.checkpoint.reader(file)
-            reader.check_size()
-            reader.read(0, HEADER_BYTES)  # no tensor is there, but a whole file is whole everywhere
-        self._open[file] = reader  # the newest is the last
+            reader = self.checkpoint.reader(rank_name(rank))
+            self._open[rank] = reader
+            if rank not in self._places:
+                self._places[rank] = self._read_places(rank, reader)
+        self._open[rank] = reader  # the newest is the last
         return reader
+
+    def _read_places(self, rank: int, reader: PieceReader) -> _Places:
+        file = rank_name(rank)
+        reader.check_size()
+        size = self.checkpoint.manifest.files[file].size
+        length = index_bytes_of(bytes(reader.read(0, HEADER_BYTES))) if size > HEADER_BYTES else None
+        if not length or HEADER_BYTES + length > size:
+            raise bad(
+                f"{file} begins with no header of a rank's file", "the header says how long the index behind it is"
+            )
+        data_at = HEADER_BYTES + length
+        index = bytes(reader.read(HEADER_BYTES, length))
+        return _Places(data_at, parse_places(index, rank, file, size - data_at, self.tensors))
 
 
 def as_bytes(array: Any) -> memoryview:

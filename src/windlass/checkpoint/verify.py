@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.manifest import MANIFEST, SCHEMA, TRAINER_STATE, Manifest, Problem, is_rank_name, step_of
+from windlass.checkpoint.manifest import MANIFEST, SCHEMA, Manifest, Problem, is_rank_name, step_of
 from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad, check_name, unseal
 from windlass.checkpoint.store import check_directory
 from windlass.errors import BadCheckpoint, UserError
@@ -61,7 +61,7 @@ class Checkpoint:
             age = "an older" if schema < SCHEMA else "a newer"
             raise UserError(
                 f"{directory} is of {age} format, {schema}" + (", with a capsule.json" if schema == 1 else ""),
-                f"this version of windlass reads format {SCHEMA} only, whose trainer state is {TRAINER_STATE}",
+                f"this version of windlass reads format {SCHEMA} only",
                 "read it with the version that wrote it, or begin another run.directory",
             )
         try:

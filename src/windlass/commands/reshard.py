@@ -19,10 +19,10 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.distributed.tensor import DTensor
 
+from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.index import SavedTensor, read_index
 from windlass.checkpoint.manifest import step_name
-from windlass.checkpoint.reshard import RankPart, reshard
-from windlass.checkpoint.stream import Box, whole_box
+from windlass.checkpoint.reshard import reshard
 from windlass.checkpoint.verify import Checkpoint
 from windlass.config import RunConfig, check_recipe
 from windlass.errors import UserError
@@ -163,8 +163,8 @@ def parts_of(tensors: Mapping[str, SavedTensor], held: Mapping[str, Held]) -> di
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
         own = held.get(rest if kind == "model" else rest.rpartition(".")[0])
-        whole = RankPart(own.parts[0].rank if own else 0, whole_box(tensor))
-        parts[name] = own.parts if own and own.shape == tensor.shape else [whole]
+        whole = RankPart(own.parts[0].rank if own else 0, tensor.whole)
+        parts[name] = own.parts if own and own.shape == list(tensor.shape) else [whole]
     return parts
 
 

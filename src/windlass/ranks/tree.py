@@ -1,8 +1,8 @@
 """A group of ranks as a binomial tree: values go up to its first rank and down from it.
 
-    0 -> 1, 2, 4, 8, ...        the parent of a rank is its number without the highest bit:
-    1 -> 3, 5, 9, ...           13 = 0b1101 -> 5 = 0b101 -> 1 -> 0
-    2 -> 6, 10, ...
+    0 -> 1, 2, 4, 8, ...        the parent of a rank is its number without the lowest bit:
+    4 -> 5, 6                   13 = 0b1101 -> 12 = 0b1100 -> 8 = 0b1000 -> 0
+    8 -> 9, 10, 12              so below a rank are the ranks behind it, and most edges stay inside a host
 
 A rank talks to its parent and its children alone: log2 N peers at most, and N - 1 connections in the whole group, where
 torch's gather and scatter connect the first rank to every other one, its all-reduce waits for 2 (N - 1) messages one after the
@@ -10,7 +10,7 @@ other, and its barrier has 2 log2 N - 1 peers. gloo connects a pair when it is f
 later), so a group whose only traffic is this one holds no more sockets than that.
 
     messages   2 per edge and direction (the length, then the bytes); a value waits for 2 log2 N of them
-    bytes      up: what a subtree holds, over each of its edges; down: the value, or what a subtree is to be given
+    bytes      up: what a subtree holds, over each of its edges, or what it was joined to; down: the value
 
 What travels is pickled, between ranks of one job; nothing that comes from a file is, and one rank pickles nothing. An error of
 the connection (a rank that died) is raised where it is met, and not carried on.
@@ -28,12 +28,13 @@ Value = TypeVar("Value")
 
 def parent_of(rank: int) -> int | None:
     """None for the first rank."""
-    return rank ^ (1 << (rank.bit_length() - 1)) if rank else None
+    return rank & (rank - 1) if rank else None
 
 
 def children_of(rank: int, world: int) -> list[int]:
-    bits = range(rank.bit_length(), world.bit_length())
-    return [rank | (1 << bit) for bit in bits if rank | (1 << bit) < world]
+    """In their order: the last has the most ranks below it."""
+    lowest = (rank & -rank).bit_length() - 1 if rank else world.bit_length()
+    return [rank + (1 << bit) for bit in range(lowest) if rank + (1 << bit) < world]
 
 
 class Tree:
@@ -57,45 +58,29 @@ class Tree:
             return None
         return [pickle.loads(packed[rank]) for rank in range(self.world)]
 
-    def scatter(self, values: list[Value] | None) -> Value:
-        """The first rank's `values[rank]`. Every rank hands on what its subtree is to be given."""
-        if self._parent is None:
-            assert values is not None and len(values) == self.world
-            if self.world == 1:
-                return values[0]
-            packed = {rank: pickle.dumps(value) for rank, value in enumerate(values)}
-        else:
-            packed = self._receive(self._parent)
-        for child in self._children:
-            self._send({rank: packed[rank] for rank in packed if self._is_below(rank, child)}, child)
-        value: Value = pickle.loads(packed[self.rank])
-        return value
-
     def broadcast(self, value: Value) -> Value:
         """The first rank's value, on every rank; on the first rank the object itself."""
         if self._parent is not None:
             value = self._receive(self._parent)
-        for child in self._children:
+        for child in reversed(self._children):
             self._send(value, child)
         return value
 
-    def reduce(self, value: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """All values joined, two at a time, on every rank alike."""
+    def reduce(
+        self, value: Value, join: Callable[[Value, Value], Value], lead: Callable[[Value], Value] = lambda value: value
+    ) -> Value:
+        """All values joined, two at a time, the first of lower ranks than the second, and what `lead` makes of that on the first
+        rank: on every rank alike."""
         for child in self._children:
             value = join(value, self._receive(child))
         if self._parent is not None:
             self._send(value, self._parent)
-        return self.broadcast(value)
+        return self.broadcast(lead(value) if self.rank == 0 else value)
 
     def barrier(self) -> None:
         """Returns when every rank has called it. The first call of a group connects its tree, so that a rank that dies later is
         noticed at once, by all who would wait for it."""
         self.reduce(None, lambda *_: None)
-
-    @staticmethod
-    def _is_below(rank: int, child: int) -> bool:
-        """Whether `rank` is `child` or below it: the low bits of a number are the path to it."""
-        return rank & ((1 << child.bit_length()) - 1) == child
 
     def _send(self, value: Any, peer: int) -> None:
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

@@ -78,7 +78,7 @@ def test_a_wide_norm_is_drawn_on_a_log_axis(charts):
 
 
 def test_the_axis_of_the_loss_is_in_what_it_is_a_mean_over(charts):
-    for more, unit in (({}, "nats per token"), ({"pairs": 4}, "loss per pair")):
+    for more, unit in (({}, "nats per target token"), ({"pairs": 4}, "loss per pair")):
         assert charts(*[step_line(step, **more) for step in (1, 2)])["loss"]["unit"] == unit
 
 

@@ -118,7 +118,7 @@ def test_the_page_as_it_is_written_draws_without_a_complaint(browse, run):
     canvases = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<canvas[^>]*>", dom)]
     assert [canvas["id"] for canvas in canvases] == [f"plot-{key}" for key in CHARTS]
     assert all(canvas["role"] == "img" and canvas["tabindex"] == "0" for canvas in canvases)
-    begins = "Loss in nats per token against steps. training: 7.98 at step 1, 4 at step 200; web: 6 at step 50"
+    begins = "Loss in nats per target token against steps. training: 7.98 at step 1, 4 at step 200; web: 6 at step 50"
     assert canvases[0]["aria-label"].startswith(begins)
 
 

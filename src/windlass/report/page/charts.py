@@ -67,12 +67,14 @@ def loss_chart(runs: Runs, baselines: Baselines) -> Chart:
     levels = [
         {"name": f"{name} {row['loss']:.2f}", "y": row["loss"]} for name, row in baselines.items() if "loss" in row
     ]
-    unit = "loss per pair" if any(_has(run, "pairs") for run in runs) else "nats per token"
+    unit = "loss per pair" if any(_has(run, "pairs") for run in runs) else "nats per target token"
     return Chart("loss", "Loss", unit, lines, smooth=True, levels=levels[:MAX_LEVELS])
 
 
 def source_loss_chart(runs: Runs) -> Chart:
-    return Chart("source_losses", "Loss per source", "nats per token", _group(runs, "source_losses"), smooth=True)
+    return Chart(
+        "source_losses", "Loss per source", "nats per target token", _group(runs, "source_losses"), smooth=True
+    )
 
 
 def learning_rate_chart(runs: Runs) -> Chart:

@@ -1,0 +1,210 @@
+"""Boxes of a tensor, and grids of them: which rank holds which part, in a few numbers for any number of ranks. No torch.
+
+Layouts cut regularly: each rank holds the rows behind those of the rank before it. A grid says so once, as a box, its rank, and
+axes along which both repeat:
+
+    14336 x 4096 in rows over 8 ranks    the box 1792 x 4096 at (0, 0) of rank 0, 8 times: 1,792 rows and 1 rank further each time
+
+Nothing here knows of layouts. Each rank gives the box that it holds, and `join` makes one grid of two where the second goes on as
+the first ends. The ranks of a run join theirs two at a time along their tree (ranks/tree.py), so that no rank ever sees more than
+a few grids per tensor, and 16,384 ranks are 14 joins. What is cut irregularly stays in several grids.
+
+Where ranks hold the same box (DDP, the replicas of HSDP), an axis has step 0, until one of them is chosen to write.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Size = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
+Shape = Annotated[tuple[Size, ...], Field(max_length=16, strict=False)]
+
+
+class JsonRecord(BaseModel):
+    """Of a checkpoint's JSON."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Box(NamedTuple):
+    """A part of a tensor: where it begins and how long it is, per dim."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.sizes)
+
+    def common(self, other: "Box") -> "Box":
+        """What both hold; a size of it is 0 where they hold nothing in common."""
+        first = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets))
+        ends = ((a + n, b + m) for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes))
+        return Box(first, tuple(max(min(pair) - start, 0) for pair, start in zip(ends, first)))
+
+    def within(self, other: "Box") -> tuple[slice, ...]:
+        """This box as slices of an array that holds `other`."""
+        starts = (a - b for a, b in zip(self.offsets, other.offsets))
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes))
+
+
+class RankPart(NamedTuple):
+    """A box of a tensor, and the rank whose file holds it."""
+
+    rank: int
+    box: Box
+
+
+class Axis(JsonRecord):
+    """`count` times; each time `step` elements further along `dim`, and `ranks` ranks further."""
+
+    count: Annotated[int, Field(ge=2)]
+    dim: Annotated[int, Field(ge=0)]
+    step: Annotated[int, Field(ge=0)]
+    ranks: Annotated[int, Field(ge=1)]
+
+
+class Grid(JsonRecord):
+    """Parts of one size. The first axis changes fastest."""
+
+    offsets: Shape
+    sizes: Shape
+    rank: Annotated[int, Field(ge=0)]
+    axes: Annotated[tuple[Axis, ...], Field(max_length=16, strict=False)] = ()
+
+    @staticmethod
+    def of(part: RankPart) -> "Grid":
+        return Grid.model_construct(offsets=part.box.offsets, sizes=part.box.sizes, rank=part.rank, axes=())
+
+    def num_parts(self) -> int:
+        return math.prod(axis.count for axis in self.axes)
+
+    def num_elements(self) -> int:
+        return math.prod(self.sizes) * self.num_parts()
+
+    def last_rank(self) -> int:
+        return self.rank + sum((axis.count - 1) * axis.ranks for axis in self.axes)
+
+    def ends(self) -> list[int]:
+        """Behind its last element, per dim."""
+        return [offset + self.extent(dim, self.axes) for dim, offset in enumerate(self.offsets)]
+
+    def extent(self, dim: int, axes: Iterable[Axis]) -> int:
+        """From the first element to behind the last along `dim`, of the parts that `axes` make."""
+        return self.sizes[dim] + sum((axis.count - 1) * axis.step for axis in axes if axis.dim == dim)
+
+    def parts(self) -> Iterator[RankPart]:
+        """All of them, the first axis fastest."""
+        for places in itertools.product(*(range(axis.count) for axis in reversed(self.axes))):
+            offsets, rank = list(self.offsets), self.rank
+            for place, axis in zip(places, reversed(self.axes)):
+                rank += place * axis.ranks
+                if axis.step:
+                    offsets[axis.dim] += place * axis.step
+            yield RankPart(rank, Box(tuple(offsets), self.sizes))
+
+    def meeting(self, box: Box) -> Iterator[RankPart]:
+        """The parts that share elements with `box`, without looking at the others. For a grid without replicas."""
+        return self._meeting(box, self.offsets, self.rank, len(self.axes))
+
+    def _meeting(self, box: Box, offsets: tuple[int, ...], rank: int, num_axes: int) -> Iterator[RankPart]:
+        if num_axes == 0:
+            part = RankPart(rank, Box(offsets, self.sizes))
+            if part.box.common(box).num_elements:
+                yield part
+            return
+        inner, axis = self.axes[: num_axes - 1], self.axes[num_axes - 1]
+        dim, step = axis.dim, axis.step
+        start, end, extent = box.offsets[dim], box.offsets[dim] + box.sizes[dim], self.extent(dim, inner)
+        first = max(0, (start - extent - offsets[dim]) // step + 1)
+        behind = min(axis.count, -((offsets[dim] - end) // step))  # rounded up
+        for place in range(first, behind):
+            moved = (*offsets[:dim], offsets[dim] + place * step, *offsets[dim + 1 :])
+            yield from self._meeting(box, moved, rank + place * axis.ranks, num_axes - 1)
+
+
+def join(one: Grid, two: Grid) -> Grid | None:
+    """One grid of both; None where they are no grid. `two`'s ranks come behind `one`'s."""
+    moved = [(dim, b - a) for dim, (a, b) in enumerate(zip(one.offsets, two.offsets)) if a != b]
+    ranks = two.rank - one.rank
+    if one.sizes != two.sizes or len(moved) > 1 or ranks < 1:
+        return None
+    dim, step = moved[0] if moved else (0, 0)
+    if step < 0:
+        return None
+    if both := _as_one_axis(one, two, dim, step, ranks):
+        return both
+    if one.axes == two.axes:
+        return _with(one, (*one.axes, Axis.model_construct(count=2, dim=dim, step=step, ranks=ranks)))
+    return None
+
+
+def _as_one_axis(one: Grid, two: Grid, dim: int, step: int, ranks: int) -> Grid | None:
+    """`one`'s last axis longer by `two`, or `two`'s by `one`, where `two` is so much further than `one`."""
+    for grid, other in ((one, two), (two, one)):
+        if not grid.axes:
+            continue
+        *inner, last = grid.axes
+        count = _count_along(other, tuple(inner), last)
+        before = last.count if grid is one else count
+        if count and dim == last.dim and (step, ranks) == (last.step * before, last.ranks * before):
+            return _with(one, (*inner, last.model_copy(update={"count": last.count + count})))
+    return None
+
+
+def _count_along(grid: Grid, inner: tuple[Axis, ...], last: Axis) -> int:
+    """How often `grid` repeats what `inner` makes along an axis like `last`; 0 where it is something else."""
+    if grid.axes == inner:
+        return 1
+    same = grid.axes[:-1] == inner and grid.axes[-1].model_copy(update={"count": last.count}) == last
+    return grid.axes[-1].count if same else 0
+
+
+def _with(grid: Grid, axes: tuple[Axis, ...]) -> Grid:
+    return grid.model_copy(update={"axes": axes})
+
+
+def join_all(ours: Iterable[Grid], theirs: Iterable[Grid]) -> list[Grid]:
+    """The grids of lower ranks and those of higher ranks, joined where two of one size that follow each other make one."""
+    joined: dict[tuple[int, ...], list[Grid]] = {}
+    for grid in ours:
+        joined.setdefault(grid.sizes, []).append(grid)
+    for grid in theirs:
+        before = joined.setdefault(grid.sizes, [])
+        while before and (both := join(before[-1], grid)):
+            before.pop()
+            grid = both
+        before.append(grid)
+    return [grid for grids in joined.values() for grid in grids]
+
+
+def overlap(grids: Iterable[Grid]) -> Box | None:
+    """A part that shares elements with another one of these grids; None where there is none. Grids are compared where their rows
+    meet."""
+    open_: list[tuple[int, Grid]] = []
+    for grid in sorted(grids, key=lambda one: one.offsets):
+        if repeated := _overlap_within(grid):
+            return repeated
+        start = grid.offsets[0] if grid.offsets else 0
+        open_ = [(end, other) for end, other in open_ if end > start]
+        for _, other in open_:
+            fewer, more = sorted((grid, other), key=Grid.num_parts)
+            for part in fewer.parts():
+                if next(more.meeting(part.box), None) is not None:
+                    return part.box
+        open_.append((grid.ends()[0] if grid.offsets else 1, grid))
+    return None
+
+
+def _overlap_within(grid: Grid) -> Box | None:
+    """Along each dim the parts of the axis with the smaller step must end before the next of the larger."""
+    for dim in {axis.dim for axis in grid.axes}:
+        extent = grid.sizes[dim]
+        for axis in sorted((axis for axis in grid.axes if axis.dim == dim), key=lambda axis: axis.step):
+            if axis.step < extent:
+                return Box(grid.offsets, grid.sizes)
+            extent += (axis.count - 1) * axis.step
+    return None

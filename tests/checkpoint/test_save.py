@@ -1,0 +1,145 @@
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoint import cases
+from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
+from tests.checkpoint.test_grid import layouts
+from windlass.checkpoint.exchange import Exchange
+from windlass.checkpoint.grid import Box, Grid, RankPart
+from windlass.checkpoint.index import read_index
+from windlass.checkpoint.restore import read_tensors
+from windlass.checkpoint.save import HeldTensor, Plan, TensorWriter, choose_writers, join_held, plan_save, write_planned
+from windlass.checkpoint.staging import DTYPES, raw_bytes
+from windlass.checkpoint.verify import Checkpoint
+from windlass.ranks.tree import children_of
+
+
+def read(run, tensors):
+    checkpoint = Checkpoint.open(run / "checkpoints/step-00000100")
+    return read_tensors(checkpoint, tensors, read_index(checkpoint))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype):
+    bits = torch.randint(0, 2 if dtype == torch.bool else 256, (3, 5, dtype.itemsize), dtype=torch.uint8)
+    tensor = bits.view(dtype).reshape(3, 5)
+    tensor = tensor[:, ::2] if dtype != torch.bool else tensor  # not contiguous; NaNs with any payload
+    writer, exchange, plan = (
+        TensorWriter(tmp_path / "checkpoints", 100, "run", lambda token: {}),
+        Exchange(0, 1, None),
+        Plan(),
+    )
+    plan_save({"x": tensor}, exchange, plan)
+    write_planned({"x": tensor}, writer, exchange, plan)
+    loaded = torch.zeros_like(tensor)
+    assert read(tmp_path, {"x": loaded}) == tensor.numel() * dtype.itemsize
+    assert raw_bytes(loaded) == raw_bytes(tensor)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a", "b"}, "scheduler is not a tensor; put it into the trainer state"),
+        (torch.zeros(2, dtype=torch.complex64), "scheduler is torch.complex64, which no checkpoint holds"),
+    ],
+)
+def test_what_is_no_tensor_or_of_another_dtype_is_refused_by_name(tmp_path, value, words):
+    checkpoints = make_run(tmp_path)
+    with pytest.raises(TypeError, match=words):
+        checkpoints.save(1, {"scheduler": value}, {}, {})
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_nothing_is_pickled_or_unpickled(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("pickle")
+
+    for name in ("dumps", "loads", "dump", "load", "Pickler", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    for name in ("save", "load"):
+        monkeypatch.setattr(torch, name, refuse)
+    save_steps(tmp_path, 100)
+    state = blank()
+    assert make_run(tmp_path).restore(state) is not None and is_state_of(state, 100)
+    for path in (tmp_path / "checkpoints/step-00000100").rglob("*.json"):
+        assert path.read_bytes()[:1] == b"{"
+
+
+def test_a_rank_reads_its_own_share_and_no_file_twice(tmp_path, ranks):
+    """2 ranks save 12 MiB in rows; bytes read per rank, in the layout that saved and in others."""
+    ranks.run(2, cases.save_big, tmp_path / "checkpoints")
+    mib = 1 << 20
+    for world, share in ((1, 12 * mib), (2, 6 * mib), (4, 3 * mib)):
+        found = ranks.run(world, cases.bytes_read, tmp_path / "checkpoints")
+        assert all(asked == share and share <= read <= share + 2 * 4 * mib for asked, read in found)
+
+
+def test_columns_of_rows_are_read(tmp_path, ranks):
+    ranks.run(2, cases.save_big, tmp_path / "checkpoints")
+    assert all(ranks.run(3, cases.load_columns, tmp_path / "checkpoints"))
+
+
+def test_tensors_of_one_step_only(tmp_path):
+    """Weights alone: a part of the checkpoint is read, the rest is not."""
+    save_steps(tmp_path, 100)
+    only = {"model.bias": torch.zeros(7, dtype=torch.bfloat16)}
+    assert read(tmp_path, only) == 14
+    assert torch.equal(only["model.bias"], make_tensors(100)["model.bias"])
+
+
+def held(shape, kinds, sizes, rank=0):
+    """What a rank's subtree gives of one tensor."""
+    boxes = layouts(shape, kinds, sizes)
+    box = boxes[rank]
+    mine = {"x": HeldTensor("float32", shape, [Grid.of(RankPart(rank, box))] if box.num_elements else [])}
+    for child in children_of(rank, len(boxes)):
+        mine = join_held(mine, held(shape, kinds, sizes, child))
+    return mine
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes"),
+    [
+        ((None,), (6,)),  # DDP
+        ((0,), (8,)),  # ZeRO
+        ((None, 0), (4, 8)),  # HSDP
+        ((0, None), (4, 2)),  # what tensor ranks hold whole
+        ((0, None), (4, 3)),  # the same on three, whose replicas are no axis
+        ((None, 0, 1), (2, 4, 3)),
+        ((None, 0, 0), (3, 5, 2)),
+    ],
+)
+def test_each_part_has_one_writer_that_holds_it(kinds, sizes):
+    boxes = layouts((40, 12), kinds, sizes)
+    tensor = choose_writers(held((40, 12), kinds, sizes), len(boxes))["x"]
+    found = {part.box: part.rank for part in tensor.parts()}
+    assert sum(1 for _ in tensor.parts()) == len(found) and set(found) == set(boxes)
+    assert all(boxes[rank] == box for box, rank in found.items())
+
+
+def test_ranks_that_hold_the_same_write_equal_shares():
+    """Of 100 tensors of two sizes on 8 replicas each writes an eighth of the bytes, to within one small tensor; beside what only
+    the first four hold."""
+    everywhere = held((40, 12), (None,), (8,))["x"]
+    small, large = everywhere, everywhere._replace(shape=(400, 12), grids=[
+        everywhere.grids[0].model_copy(update={"sizes": (400, 12)})
+    ])  # fmt: skip
+    four = HeldTensor("float32", (400, 12), held((400, 12), (0,), (4,))["x"].grids)
+    tensors = {f"t{number}": large if number % 10 == 0 else small for number in range(100)} | {"four": four}
+    written = np.zeros(8)
+    for tensor in choose_writers(tensors, 8).values():
+        for part in tensor.parts():
+            written[part.rank] += part.box.num_elements
+    assert written.sum() == 10 * 400 * 12 + 90 * 40 * 12 + 400 * 12
+    assert written.max() - written.min() <= 40 * 12
+
+
+def test_what_ranks_do_not_agree_on_is_named():
+    one = {"x": HeldTensor("float32", (4,), [Grid.of(RankPart(0, Box((0,), (2,))))])}
+    with pytest.raises(ValueError, match=r"x is float32 \(4,\) on one rank and bfloat16 \(4,\) on another"):
+        join_held(one, {"x": one["x"]._replace(dtype="bfloat16")})
+    with pytest.raises(ValueError, match=r"the parts of x that ranks hold do not make up its shape \(4,\)"):
+        choose_writers(one, 1)
