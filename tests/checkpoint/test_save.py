@@ -141,5 +141,7 @@ def test_what_ranks_do_not_agree_on_is_named():
     one = {"x": HeldTensor("float32", (4,), [Grid.of(RankPart(0, Box((0,), (2,))))])}
     with pytest.raises(ValueError, match=r"x is float32 \(4,\) on one rank and bfloat16 \(4,\) on another"):
         join_held(one, {"x": one["x"]._replace(dtype="bfloat16")})
-    with pytest.raises(ValueError, match=r"the parts of x that ranks hold do not make up its shape \(4,\)"):
-        choose_writers(one, 1)
+    hole = [*one["x"].grids, Grid.of(RankPart(1, Box((1,), (2,))))]  # two and two, and the last row is nobody's
+    for grids in (one["x"].grids, hole):
+        with pytest.raises(ValueError, match=r"the parts of x that ranks hold do not make up its shape \(4,\)"):
+            choose_writers({"x": one["x"]._replace(grids=grids)}, 2)

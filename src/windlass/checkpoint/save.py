@@ -1,12 +1,12 @@
 """Writing one checkpoint: plan, write, commit, with one verdict for all ranks. checkpoints.py calls it.
 
-A plan says which rank writes which box. Each rank gives the boxes that it holds; along the tree they become grids (grid.py); rank
-0 has of every tensor a few of them, chooses who writes where several ranks hold the same (DDP, HSDP's replicas), and sends that
-down. It is index.json as well. So no rank lists the parts of all: rank 0 of 16,384 does what log2 N = 14 joins and a choice per
-tensor take, and another rank looks for its own parts (docs/scale.md). A run plans once, in the background as it starts,
-since shapes and cuts stay; a later save asks only whether everything is as it was.
+A plan says which rank writes which box. Each rank gives the boxes that it holds; along the tree they become grids (grid.py). Rank
+0 receives a few per tensor, chooses who writes where several ranks hold the same (DDP, HSDP's replicas), and sends that down;
+it is index.json as well. So no rank lists the parts of all: for each tensor rank 0 of 16,384 joins 14 times and chooses, and the
+others look for their own parts (docs/scale.md). A run plans once, in the background as it starts; a later save asks
+only whether shapes and cuts are as they were.
 
-A save is three exchanges more: rank 0 makes a draft and sends its token; each rank writes its file and sends the file's hashes;
+A save is two exchanges more: rank 0 makes a draft and sends its token; each rank writes its file and sends the file's hashes, and
 rank 0 commits. An error of one rank is raised on all.
 
 A rank knows what it will write before a byte is copied: of what N ranks hold alike each copies and holds one N-th.
@@ -16,6 +16,7 @@ A rank knows what it will write before a byte is copied: of what N ranks hold al
 Only tensors are stored, as raw bytes. Objects are refused: the trainer state is JSON (checkpoints.py).
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from windlass.checkpoint.exchange import Exchange
-from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join_all
+from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join_all, overlap
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
 from windlass.checkpoint.index import SavedTensor, pack_places, seal_index
 from windlass.checkpoint.manifest import INDEX, Manifest, new_token, rank_header, rank_name
@@ -118,28 +119,33 @@ def choose_writers(held: dict[str, HeldTensor], world: int) -> dict[str, SavedTe
     """Of every tensor grids without replicas: of ranks that hold the same, those write that have least to write yet. Large
     tensors are given first."""
     load, chosen = np.zeros(world), {}
-    for name, tensor in sorted(
-        held.items(), key=lambda pair: -max((g.num_elements() for g in pair[1].grids), default=0)
-    ):
-        item = DTYPES[tensor.dtype].itemsize
-        grids = [_least_loaded(grid, load, item) for grid in tensor.grids]
-        num_elements = int(np.prod(tensor.shape, dtype=np.int64))
-        if sum(grid.num_elements() for grid in grids) != num_elements:  # replicas that are no axis of one grid
+    for name, tensor in sorted(held.items(), key=lambda pair: -_largest(pair[1].grids)):
+        item, num_elements = DTYPES[tensor.dtype].itemsize, math.prod(tensor.shape)
+        if sum(_without_replicas(grid).num_elements() for grid in tensor.grids) == num_elements:
+            grids = [_least_loaded(grid, load, item) for grid in tensor.grids]
+        else:  # replicas that are no axis of one grid
             grids = _each_box_once(tensor.grids, load, item)
-        if sum(grid.num_elements() for grid in grids) != num_elements:
+        if sum(grid.num_elements() for grid in grids) != num_elements or overlap(grids):
             raise ValueError(f"the parts of {name} that ranks hold do not make up its shape {tensor.shape}")
         chosen[name] = SavedTensor.model_construct(dtype=tensor.dtype, shape=tensor.shape, grids=tuple(grids))
     return {name: chosen[name] for name in held}
 
 
+def _largest(grids: Iterable[Grid]) -> int:
+    return max((grid.num_elements() for grid in grids), default=0)
+
+
+def _without_replicas(grid: Grid) -> Grid:
+    return grid.model_copy(update={"axes": tuple(axis for axis in grid.axes if axis.step)})
+
+
 def _least_loaded(grid: Grid, load: np.ndarray, item_bytes: int) -> Grid:
     """`grid` on one of its replicas; adds what its ranks then write to `load`."""
-    replicas = [axis for axis in grid.axes if not axis.step]
-    axes = tuple(axis for axis in grid.axes if axis.step)
-    ranks_P, starts_R = grid.rank + _offsets(axes), _offsets(replicas)
-    first = starts_R[load[ranks_P[None] + starts_R[:, None]].max(axis=1).argmin()]
-    load[ranks_P + first] += np.prod(grid.sizes) * item_bytes
-    return grid.model_copy(update={"rank": int(grid.rank + first), "axes": axes})
+    one = _without_replicas(grid)
+    ranks_P, starts_R = grid.rank + _offsets(one.axes), _offsets(axis for axis in grid.axes if not axis.step)
+    start = starts_R[load[ranks_P[None] + starts_R[:, None]].max(axis=1).argmin()]
+    load[ranks_P + start] += math.prod(grid.sizes) * item_bytes
+    return one.model_copy(update={"rank": int(grid.rank + start)})
 
 
 def _offsets(axes: Iterable[Axis]) -> np.ndarray:
