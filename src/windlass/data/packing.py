@@ -19,7 +19,7 @@ there the ends are stored beside the ids (shards/mds).
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -76,10 +76,22 @@ def pack_best_fit(
     ids: Iterable[np.ndarray], eos_id: int, sequence_length: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """As `pack`, with whole documents. The same documents give the same samples, however `ids` is cut into arrays."""
+    for samples in best_fit(_pieces(ids, eos_id, sequence_length), sequence_length):
+        for start in range(0, len(samples), SAMPLES_AT_ONCE):
+            yield samples_of_pieces(samples[start : start + SAMPLES_AT_ONCE], eos_id, sequence_length)
+
+
+Piece = TypeVar("Piece", bound=tuple[Any, ...])
+"""Begins with the ids of a document with its EOS, at most T of them, or with a range that stands for them; and whether they are
+the rest of a cut one."""
+
+
+def best_fit(pieces: Iterable[Piece], sequence_length: int) -> Iterator[list[list[Piece]]]:
+    """The pieces of each sample, some samples at a time."""
     budget = BUFFER_SAMPLES * sequence_length
-    held: list[_Piece] = []
+    held: list[Piece] = []
     num_held = 0
-    for piece in _pieces(ids, eos_id, sequence_length):
+    for piece in pieces:
         held.append(piece)
         num_held += len(piece[0])
         if num_held >= budget:
@@ -88,37 +100,46 @@ def pack_best_fit(
             if num_held > budget * 3 // 4:  # documents that do not fit together will not do so later: bound the buffer
                 (full, left), num_held = _fit(held, sequence_length, keep=False), 0
             held = left
-            yield from _samples(full, eos_id, sequence_length)
+            yield full
     if held:
-        yield from _samples(_fit(held, sequence_length, keep=False)[0], eos_id, sequence_length)
+        yield _fit(held, sequence_length, keep=False)[0]
 
 
-_Piece = tuple[np.ndarray, bool]
-"""Ids of a document with its EOS, at most T, and whether they are the rest of a cut one."""
+def ends_of(ids: np.ndarray, eos_id: int) -> list[int]:
+    """Behind the last id of each document."""
+    ends: list[int] = (np.flatnonzero(ids == eos_id) + 1).tolist()
+    return ends
 
 
-def _pieces(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[_Piece]:
+def ranges_of(ends: Iterable[int], sequence_length: int, is_rest: bool = False) -> Iterator[tuple[int, int, bool]]:
+    """(begin, end, whether it is the rest of a cut one) of each piece of the documents with these ends. `is_rest`: whether the
+    first of them began before."""
+    start = 0
+    for end in ends:
+        while end - start > sequence_length:
+            cut = sequence_length - (end - start == sequence_length + 1)  # a rest of EOS alone would not be learned
+            yield start, start + cut, is_rest
+            start, is_rest = start + cut, True
+        yield start, end, is_rest
+        start, is_rest = end, False
+
+
+def _pieces(ids: Iterable[np.ndarray], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, bool]]:
     """Whole documents; of longer ones all pieces of T ids, and the rest. Holds one piece at a time."""
     held = np.empty(0, np.int32)
     is_rest = False
     for part in ids:
-        held = np.concatenate([held, part])
-        start = 0
-        for end in (np.flatnonzero(held == eos_id) + 1).tolist():
-            while end - start > sequence_length:
-                cut = sequence_length - (end - start == sequence_length + 1)  # a rest of EOS alone would not be learned
-                yield held[start : start + cut], is_rest
-                start, is_rest = start + cut, True
-            yield held[start:end], is_rest
-            start, is_rest = end, False
-        held = held[start:]
+        held, end = np.concatenate([held, part]), 0
+        for start, end, of_cut in ranges_of(ends_of(held, eos_id), sequence_length, is_rest):
+            yield held[start:end], of_cut
+        held, is_rest = held[end:], is_rest and not end
         while len(held) > sequence_length:  # a document that is longer than what has come so far
             yield held[:sequence_length], is_rest
             held, is_rest = held[sequence_length:], True
     assert not len(held), "a document without EOS"
 
 
-def _fit(pieces: list[_Piece], capacity: int, keep: bool) -> tuple[list[list[_Piece]], list[_Piece]]:
+def _fit(pieces: list[Piece], capacity: int, keep: bool) -> tuple[list[list[Piece]], list[Piece]]:
     """Best-fit decreasing -> (samples, pieces of samples that were dissolved: none unless `keep`), in the pieces' order."""
     bins: list[list[int]] = []
     rooms: list[int] = []
@@ -147,20 +168,21 @@ def _fit(pieces: list[_Piece], capacity: int, keep: bool) -> tuple[list[list[_Pi
     return [[pieces[number] for number in numbers] for numbers in sorted(full)], [pieces[number] for number in left]
 
 
-def _samples(bins: list[list[_Piece]], eos_id: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, len(bins), SAMPLES_AT_ONCE):
-        some = bins[start : start + SAMPLES_AT_ONCE]
-        dtype = np.result_type(np.int32, *{ids.dtype for pieces in some for ids, _ in pieces})
-        input_ids = np.full((len(some), sequence_length + 1), eos_id, dtype)
-        labels = np.full((len(some), sequence_length + 1), NOT_COUNTED, dtype)
-        for row, pieces in enumerate(some):
-            at = 1
-            for ids, is_rest in pieces:
-                input_ids[row, at : at + len(ids)] = labels[row, at : at + len(ids)] = ids
-                if is_rest:
-                    labels[row, at] = NOT_COUNTED
-                at += len(ids)
-        yield input_ids, labels
+def samples_of_pieces(
+    samples: list[list[tuple[np.ndarray, bool]]], eos_id: int, sequence_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(input_ids [n, T+1], labels [n, T+1]) of the pieces of n samples."""
+    dtype = np.result_type(np.int32, *{ids.dtype for pieces in samples for ids, _ in pieces})
+    input_ids = np.full((len(samples), sequence_length + 1), eos_id, dtype)
+    labels = np.full((len(samples), sequence_length + 1), NOT_COUNTED, dtype)
+    for row, pieces in enumerate(samples):
+        at = 1
+        for ids, is_rest in pieces:
+            input_ids[row, at : at + len(ids)] = labels[row, at : at + len(ids)] = ids
+            if is_rest:
+                labels[row, at] = NOT_COUNTED
+            at += len(ids)
+    return input_ids, labels
 
 
 def isolate(ends_BS: np.ndarray, labels_BS: np.ndarray, max_documents: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,8 @@ KINDS = {
     "zstd": {"compression": "zstd"},
     "mixture": {"mixture": True},
     "limited": {"documents": 25},
+    "best-fit": {"packing": "best-fit"},
+    "best-fit mixture": {"packing": "best-fit", "mixture": True},
 }
 
 
@@ -62,6 +64,8 @@ def test_the_files_are_the_same_to_the_byte(kind, sources, small_chunks, tmp_pat
         "zstd": {("train", (0, 1, 2)), *(("validation", (number,)) for number in numbers)},
         "mixture": {(name, (number,)) for name in ("train", "validation") for number in numbers},
         "limited": {("validation", (0,)), ("validation", (2,))},  # the training set is one stream
+        "best-fit": {("train", (0, 1, 2)), *(("validation", (number,)) for number in numbers)},
+        "best-fit mixture": {(name, (number,)) for name in ("train", "validation") for number in numbers},
     }[kind]
     assert {(name, tuple(of)) for name, of in by_workers} == wanted
     assert sum(path.endswith((".mds", ".zstd")) for path in found["parent"][0]) > 4
@@ -98,9 +102,10 @@ def test_the_parent_opens_no_part(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("victim", ["000000-", "000001-"])
 @pytest.mark.parametrize("harm", ["bits", "gone"])
-def test_a_part_damaged_after_it_was_written_is_made_again(tmp_path, monkeypatch, harm, victim):
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
+def test_a_part_damaged_after_it_was_written_is_made_again(tmp_path, monkeypatch, harm, victim, packing):
     write_corpus(tmp_path / "corpus", num_documents=40)
-    prepare(config := data_config(tmp_path), {}, log=lambda _: None)
+    prepare(config := data_config(tmp_path, packing=packing), {}, log=lambda _: None)
     wanted = files_of(tmp_path / "data")
     monkeypatch.setattr(resume, "PART_TOKENS", 500)
     real, harmed = ShardsOfWorkers._parts, []
@@ -118,8 +123,30 @@ def test_a_part_damaged_after_it_was_written_is_made_again(tmp_path, monkeypatch
     assert harmed and files_of(tmp_path / "again") == wanted
 
 
-def test_parts_are_deleted_as_soon_as_their_shards_are_there(tmp_path, monkeypatch):
-    """Of 30 parts or more at most ten are on disk at once: what one chunk gives, and one that a shard still needs."""
+@pytest.mark.parametrize("harm", ["bits", "gone"])
+def test_a_part_damaged_before_its_documents_are_written_is_made_again(tmp_path, monkeypatch, harm):
+    """Where they end is known by then."""
+    write_corpus(tmp_path / "corpus", num_documents=40)
+    prepare(config := data_config(tmp_path, packing="best-fit"), {}, log=lambda _: None)
+    wanted, real, harmed = files_of(tmp_path / "data"), ShardsOfWorkers._ends_of, []
+
+    def damaging(self, path):
+        found = real(self, path)
+        if not harmed:
+            harmed.append(path)
+            path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:-1])
+        return found
+
+    monkeypatch.setattr(ShardsOfWorkers, "_ends_of", damaging)
+    prepare(config.model_copy(update={"directory": str(tmp_path / "again")}), {}, log=lambda _: None)
+    assert harmed and files_of(tmp_path / "again") == wanted
+
+
+@pytest.mark.parametrize(("packing", "most"), [("concatenate", 10), ("best-fit", 12)])
+def test_parts_are_deleted_as_soon_as_their_shards_are_there(tmp_path, monkeypatch, packing, most):
+    """Of 30 parts or more few are on disk at once: what one chunk gives, and one that a shard still needs, or those of a buffer
+    of eight samples."""
+    monkeypatch.setattr("windlass.data.packing.BUFFER_SAMPLES", 8)
     write_corpus(tmp_path / "corpus", num_documents=60)
     cut_small(monkeypatch.setattr)
     monkeypatch.setattr(resume, "PART_TOKENS", 100)
@@ -133,16 +160,18 @@ def test_parts_are_deleted_as_soon_as_their_shards_are_there(tmp_path, monkeypat
         on_disk.append(len(parts))
 
     monkeypatch.setattr(Writer, "adopt", counting)
-    prepared = prepare(data_config(tmp_path, shard_bytes=4096), {}, log=lambda _: None)
-    assert prepared.sets["validation"].samples and len(made) > 30 and max(on_disk) <= 10
+    prepared = prepare(data_config(tmp_path, shard_bytes=4096, packing=packing), {}, log=lambda _: None)
+    assert prepared.sets["validation"].samples and len(made) > 30 and max(on_disk) <= most
     assert not (tmp_path / ".data.work").exists()
 
 
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit"])
 @pytest.mark.parametrize("at", [1, 20, 60])
-def test_what_is_made_before_a_kill_is_not_made_again(tmp_path, monkeypatch, at):
+def test_what_is_made_before_a_kill_is_not_made_again(tmp_path, monkeypatch, at, packing):
     write_corpus(tmp_path / "corpus", num_documents=60)
     cut_small(monkeypatch.setattr)
-    config = data_config(tmp_path, shard_bytes=4096)
+    monkeypatch.setattr("windlass.data.packing.BUFFER_SAMPLES", 8)
+    config = data_config(tmp_path, shard_bytes=4096, packing=packing)
     prepare(config.model_copy(update={"directory": str(tmp_path / "whole")}), {}, log=lambda _: None)
     real, made, encoded = Writer.adopt, [], []
     real_write, real_encode = WriteShard._write, pool.Encoder.__call__

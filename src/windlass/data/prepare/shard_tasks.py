@@ -1,18 +1,20 @@
-"""Shards of concatenated texts, which workers write: nothing but numbers passes through the parent.
+"""Shards of texts, which workers write: nothing but numbers passes through the parent.
 
     parts, in order    | 1,048,611 ids | 1,049,002 | 1,048,580 | ...      on disk, encoded by workers (chunk_tasks)
     the stream         EOS . . . . . . . . . . . . . . . . . . . . .
     shards             |  S T + 1 ids  |    neighbours share one id: packing's `concatenate`, cut at every S samples of T
 
 Shard k needs the ids from k S T to (k + 1) S T alone. So it is written as soon as those are encoded, by whoever is free, and
-parts are deleted as soon as their shards are there. A shard is made beside the parts, under the hash of what it is made of, and
-linked into its set by the parent. So one that is there after a kill is not made again, and a worker that outlives a killed parent
-harms no set.
+parts are deleted as soon as their shards are there. Where documents are packed best-fit, the parent knows where those of each
+part end, and decides which go into which sample; a shard needs the parts that its documents are in.
+
+A shard is made beside the parts, under the hash of what it is made of, and linked into its set by the parent. So one that is
+there after a kill is not made again, and a worker that outlives a killed parent harms no set.
 """
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,10 +46,46 @@ class WrittenShard(NamedTuple):
     """In one sample."""
 
 
-class WriteShard(NamedTuple):
+class Joined(NamedTuple):
+    """Samples of slices of parts, one behind the other."""
+
     slices: list[PartSlice]
     is_first: bool
     """Whether the stream begins here, with an EOS."""
+
+    @property
+    def parts(self) -> list[Path]:
+        return [path for path, _, _ in self.slices]
+
+    def made_of(self) -> list[Any]:
+        # a part's name has the hash of what is in it
+        return [[[path.name, begin, end] for path, begin, end in self.slices], self.is_first]
+
+    def samples(self, ids: list[np.ndarray], eos_id: int, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
+        found = [part[begin:end] for part, (_, begin, end) in zip(ids, self.slices)]
+        stream = np.concatenate([np.array([eos_id] * self.is_first, np.int32), *found])
+        return packing.samples_of(stream, eos_id, sequence_length)
+
+
+class Fitted(NamedTuple):
+    """Samples of documents that were packed best-fit."""
+
+    parts: list[Path]
+    places_P5: np.ndarray
+    """Of each document, or piece of one: sample, number of the part, begin and end in it, whether it is the rest of a cut one."""
+
+    def made_of(self) -> list[Any]:
+        return [[path.name for path in self.parts], xxhash.xxh3_64_hexdigest(self.places_P5.tobytes())]
+
+    def samples(self, ids: list[np.ndarray], eos_id: int, sequence_length: int) -> tuple[np.ndarray, np.ndarray]:
+        pieces: list[list[tuple[np.ndarray, bool]]] = [[] for _ in range(int(self.places_P5[-1, 0]) + 1)]
+        for sample, part, begin, end, is_rest in self.places_P5.tolist():
+            pieces[sample].append((ids[part][begin:end], bool(is_rest)))
+        return packing.samples_of_pieces(pieces, eos_id, sequence_length)
+
+
+class WriteShard(NamedTuple):
+    made: Joined | Fitted
     number: int
     directory: Path
     """Where the shard is made."""
@@ -56,9 +94,7 @@ class WriteShard(NamedTuple):
 
     @property
     def path(self) -> Path:
-        # a part's name has the hash of what is in it
-        made_of = [[path.name, begin, end] for path, begin, end in self.slices]
-        known = json.dumps([made_of, self.is_first, self.number, self.eos_id, self.format])
+        known = json.dumps([*self.made.made_of(), self.number, self.eos_id, self.format])
         return self.directory / f"{self.number:05}-{xxhash.xxh3_64_hexdigest(known.encode())}"
 
     def __call__(self, _kept: object) -> WrittenShard | None:
@@ -74,13 +110,13 @@ class WriteShard(NamedTuple):
         return written
 
     def _write(self, path: Path) -> WrittenShard | None:
-        found = [np.array([self.eos_id] * self.is_first, np.int32)]
-        for file, begin, end in self.slices:
+        ids = []
+        for file in self.made.parts:
             part = read_part(file)
             if part is None:
                 return None
-            found.append(part.ids[begin:end])
-        ids_NL, labels_NL = packing.samples_of(np.concatenate(found), self.eos_id, self.format.num_ids - 1)
+            ids.append(part.ids)
+        ids_NL, labels_NL = self.made.samples(ids, self.eos_id, self.format.num_ids - 1)
         entry, stored = self.format.encoded(self.number, [ids_NL, labels_NL])
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, *stored, is_alone=False)
@@ -118,3 +154,50 @@ def slices_of_shards(parts: Iterable[tuple[Path, int]], num_ids: int) -> Iterato
 def _cut(held: Iterable[tuple[Path, int, int]], begin: int, end: int) -> list[PartSlice]:
     found = (PartSlice(path, max(begin, start) - start, min(end, stop) - start) for path, start, stop in held)
     return [one for one in found if one.begin < one.end]
+
+
+def joined_shards(parts: Iterable[tuple[Path, int]], num_ids: int) -> Iterator[tuple[Joined, list[Path]]]:
+    """What each shard is made of, where texts are concatenated. As `slices_of_shards`."""
+    for number, (slices, consumed) in enumerate(slices_of_shards(parts, num_ids)):
+        yield Joined(slices, number == 0), consumed
+
+
+def fitted_shards(
+    parts: Iterable[Path], ends_of: Callable[[Path], Iterable[int]], sequence_length: int, num_samples: int
+) -> Iterator[tuple[Fitted, list[Path]]]:
+    """What each shard of `num_samples` is made of, where documents are packed best-fit, and the parts that no later one needs.
+    The samples are those of packing.pack_best_fit. ends_of: a part -> where its documents end."""
+    files, left, waiting = list[Path](), list[int](), list[list[_Piece]]()
+
+    def pieces() -> Iterator[_Piece]:
+        for number, path in enumerate(parts):
+            found = list(packing.ranges_of(ends_of(path), sequence_length))
+            files.append(path)
+            left.append(len(found))
+            for begin, end, is_rest in found:
+                yield range(begin, end), is_rest, number
+
+    def shard() -> tuple[Fitted, list[Path]]:
+        places = [
+            (sample, number, ids.start, ids.stop, is_rest)
+            for sample, held in enumerate(waiting[:num_samples])
+            for ids, is_rest, number in held
+        ]
+        del waiting[:num_samples]
+        places_P5 = np.array(places, np.int32)
+        numbers, places_P5[:, 1], counts = np.unique(places_P5[:, 1], return_inverse=True, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist()):
+            left[number] -= count
+        used = [files[number] for number in numbers]
+        return Fitted(used, places_P5), [path for path, number in zip(used, numbers) if not left[number]]
+
+    for samples in packing.best_fit(pieces(), sequence_length):
+        waiting += samples
+        while len(waiting) >= num_samples:
+            yield shard()
+    if waiting:
+        yield shard()
+
+
+_Piece = tuple[range, bool, int]
+"""Ids of a part, whether they are the rest of a document, and the part's number."""

@@ -1,4 +1,4 @@
-"""The shards of a set whose texts are concatenated, written by the workers that encode them (shard_tasks)."""
+"""The shards of a set of texts, written by the workers that encode them (shard_tasks)."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,15 +7,24 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from windlass.data.packing import ends_of
 from windlass.data.prepare.chunk_tasks import TextSettings
 from windlass.data.prepare.chunked_sets import ChunkedSets, Settings
 from windlass.data.prepare.counted_set import CountedSet
-from windlass.data.prepare.shard_tasks import MOST_IDS, WriteShard, WrittenShard, slices_of_shards
+from windlass.data.prepare.shard_tasks import (
+    MOST_IDS,
+    Fitted,
+    Joined,
+    WriteShard,
+    WrittenShard,
+    fitted_shards,
+    joined_shards,
+)
 from windlass.data.shards.mds import Writer
 from windlass.data.shards.shard_format import ShardFormat
 from windlass.data.sources.bad_rows import BadRows
 from windlass.data.sources.source_files import Source
-from windlass.data.tokenize.resume import read_part
+from windlass.data.tokenize.resume import found_once, read_part
 
 TOKEN_BYTES_NAME: Final = "token_bytes.npy"
 
@@ -44,30 +53,35 @@ class ShardsOfWorkers(NamedTuple):
             for number in numbers
         )
 
-    def write(self, settings: Mapping[int, SettingsOf], writer: Writer, counted: CountedSet) -> tuple[int, int]:
+    def write(
+        self, settings: Mapping[int, SettingsOf], writer: Writer, counted: CountedSet, is_best_fit: bool
+    ) -> tuple[int, int]:
         """The sources of these numbers, one stream, as the next shards -> samples, most documents in one. Raises UserError."""
         assert self.chunked is not None
         np.save(self.work / TOKEN_BYTES_NAME, self.known[1])
         first, made, all_consumed = writer.num_shards, self.work / self.name / "shards", deque[list[Path]]()
+        T, num_samples, eos_id = writer.format.num_ids - 1, writer.samples_per_shard, self.known[0]
 
         def tasks() -> Iterator[WriteShard]:
-            parts = (
-                (path, size) for number in settings for path, size in self._parts(number, settings[number], counted)
-            )
-            cut = slices_of_shards(parts, writer.samples_per_shard * (writer.format.num_ids - 1))
-            for number, (slices, consumed) in enumerate(cut, first):
+            parts = (part for number in settings for part in self._parts(number, settings[number], counted))
+            paths = (path for path, _ in parts)
+            shards: Iterator[tuple[Joined | Fitted, list[Path]]] = joined_shards(parts, num_samples * T)
+            if is_best_fit:
+                shards = fitted_shards(paths, self._ends_of, T, num_samples)
+            for number, (made_of, consumed) in enumerate(shards, first):
                 all_consumed.append(consumed)
-                yield WriteShard(slices, number == first, number, made, self.known[0], writer.format)
+                yield WriteShard(made_of, number, made, eos_id, writer.format)
 
         num_bytes = sum(self.chunked.num_bytes_of(self.name, number) for number in settings)
-        num_samples = most_documents = 0
+        written_samples = most_documents = 0
         for task, shard in self.chunked.run(tasks(), num_bytes):
             written = shard or self._again(task)
             writer.adopt(written.entry, task.path)
             for part in all_consumed.popleft():
                 part.unlink(missing_ok=True)
-            num_samples, most_documents = num_samples + written.num_samples, max(most_documents, written.most_documents)
-        return num_samples, most_documents
+            written_samples += written.num_samples
+            most_documents = max(most_documents, written.most_documents)
+        return written_samples, most_documents
 
     def _parts(self, number: int, settings: SettingsOf, counted: CountedSet) -> Iterator[tuple[Path, int]]:
         """(file, ids) of each part of a source, counted."""
@@ -81,13 +95,33 @@ class ShardsOfWorkers(NamedTuple):
         if isinstance(bad_rows := self.sources[number].bad_rows, BadRows):
             bad_rows.end(self.log)
 
+    def _ends_of(self, path: Path) -> list[int]:
+        """Where the documents of a part end; known after a kill too, when the part may be deleted."""
+
+        def find() -> list[int]:
+            assert self.chunked is not None
+            part = read_part(path)
+            if part is None:  # damaged since it was written
+                self.chunked.encode_again(path)
+                part = read_part(path)
+            if part is None:
+                raise _damaged_again(path.parent)
+            return ends_of(part.ids, self.known[0])
+
+        found: list[int] = found_once(path.with_suffix(".ends"), find)
+        return found
+
     def _again(self, task: WriteShard) -> WrittenShard:
         """Of parts that were damaged after they were written, or deleted for a shard that is damaged."""
         assert self.chunked is not None
-        for path, _, _ in task.slices:
+        for path in task.made.parts:
             if read_part(path) is None:
                 self.chunked.encode_again(path)
         written = task(None)
         if written is None:
-            raise OSError(f"{task.directory}: ids were written twice and are damaged again")
+            raise _damaged_again(task.directory)
         return written
+
+
+def _damaged_again(directory: Path) -> OSError:
+    return OSError(f"{directory}: ids were written twice and are damaged again")

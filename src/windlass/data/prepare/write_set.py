@@ -98,9 +98,9 @@ def write_set(
     num_samples, max_documents, shards = _take_kept(kept, writer, counted)
     by_workers = ShardsOfWorkers(chunked, directory.name, selection.sources, parts, (eos_id, tokenizer.bytes_V), log)
     for numbers in _streams(selection.sources, is_apart)[len(shards) :]:
-        if usual is packing.pack and growing is None and by_workers.can_write(numbers, writer.format):
+        if not is_chat and growing is None and by_workers.can_write(numbers, writer.format):
             settings = [SourceSettings(selection.sources[number], tokenizer, config) for number in numbers]
-            written = by_workers.write(dict(zip(numbers, settings)), writer, counted)
+            written = by_workers.write(dict(zip(numbers, settings)), writer, counted, config.packing == "best-fit")
         else:
             pack = pack_samples if selection.sources[numbers[0]].is_samples else usual
             samples = pack(chain.from_iterable(map(stream, numbers)), eos_id, T)
@@ -118,7 +118,7 @@ def workers_write_all(config: DataConfig, sets: Iterable[Selection], chunked: Ch
     """Whether workers write the shards of all sets, so that ids are deleted as their shards are there."""
     is_text = all(source.format == "text" for selection in sets for source in selection.sources)
     is_held = config.shard_bytes // BYTES_PER_ID <= MOST_IDS
-    return is_text and is_held and config.packing == "concatenate" and not chunked.rest()
+    return is_text and is_held and not chunked.rest()
 
 
 def _write_samples(
