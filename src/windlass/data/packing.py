@@ -82,8 +82,8 @@ def pack_best_fit(
 
 
 Piece = TypeVar("Piece", bound=tuple[Any, ...])
-"""Begins with the ids of a document with its EOS, at most T of them, or with a range that stands for them; and whether they are
-the rest of a cut one."""
+"""Begins with the ids of a document with its EOS, at most T of them, or with their range in an array; and whether they are the
+rest of a cut one."""
 
 
 def best_fit(pieces: Iterable[Piece], sequence_length: int) -> Iterator[list[list[Piece]]]:
