@@ -33,7 +33,7 @@ import windlass.runtime
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import FileEntry
-from windlass.checkpoint.index import pack_places, parse_index, parse_places, seal_index
+from windlass.checkpoint.index import pack_boxes, parse_boxes, parse_index, seal_index
 from windlass.checkpoint.manifest import SCHEMA, Manifest, rank_name
 from windlass.checkpoint.save import HeldTensor, choose_writers, held_by, join_held
 from windlass.checkpoint.sealed_json import seal, unseal
@@ -134,16 +134,15 @@ def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32)
     assert all(local_box(tensor) == cuts[tensor.shape][0] for tensor in tensors.values()), "as torch says of rank 0"
     sent = [_sent_by(child, tensors, cuts) for child in children_of(0, world)]
     start_s = time.process_time()
-    held = held_by(0, tensors)
+    held = held_by(0, tensors, {name: local_box(tensor) for name, tensor in tensors.items()})
     for message in sent:
         held = join_held(held, pickle.loads(message))
     saved = choose_writers(held, world)
     answer = pickle.dumps(saved)
     plan_s = time.process_time() - start_s
     own, lookup_s = timed(lambda: {n: box for n, t in tensors.items() if saved[n].holder(box := local_box(t)) == 0})
-    boxes = {name: (box, saved[name].num_bytes_of(box)) for name, box in own.items()}
     index, index_s = timed(lambda: seal_index(saved, TOKEN))
-    entry = FileEntry(size=sum(num_bytes for _, num_bytes in boxes.values()), hash="0" * 32)
+    entry = FileEntry(size=sum(saved[name].num_bytes_of(box) for name, box in own.items()), hash="0" * 32)
     writers = {
         part.rank for grid in {grid for tensor in saved.values() for grid in tensor.grids} for part in grid.parts()
     }
@@ -154,12 +153,12 @@ def plan(world: int, kind: str, model: dict[str, Any] = LLAMA, layers: int = 32)
     )  # fmt: skip
     sealed = seal(manifest.model_dump())
     _, parse_s = timed(lambda: parse_index(index, manifest))
-    places, _ = pack_places(boxes)
-    _, file_parse_s = timed(lambda: parse_places(places, 0, rank_name(0), entry.size, saved))
+    places = pack_boxes(own)
+    _, file_parse_s = timed(lambda: parse_boxes(places, 0, rank_name(0), entry.size, saved))
     manifest_s = timed(lambda: Manifest.model_validate(unseal(sealed, "MANIFEST")))[1]
     return {
         "what": "plan", "layout": kind, "ranks": world, "tensors": len(tensors),
-        "boxes": sum(grid.num_parts() for tensor in saved.values() for grid in tensor.grids),
+        "boxes": sum(grid.num_parts for tensor in saved.values() for grid in tensor.grids),
         "grids": sum(len(tensor.grids) for tensor in saved.values()),
         "plan_s": round(plan_s, 2), "plan_bytes": sum(map(len, sent)), "answer_bytes": len(answer),
         "lookup_s": round(lookup_s, 2), "index_s": round(index_s, 2), "index_bytes": len(index), "parse_s": round(parse_s, 2),

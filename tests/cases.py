@@ -18,7 +18,6 @@ from windlass.model.lora.adapter import adapted_shapes, adapter_of, called, is_f
 from windlass.model.names import VOCABULARY as VOCABULARY_NAMES
 from windlass.model.names import Stored, stored_as
 from windlass.model.open_config import architecture_of
-from windlass.model.slices import local_part, owned_ranges
 from windlass.objectives.config import ObjectiveConfig
 from windlass.objectives.objective import objective_of
 from windlass.objectives.preference import REFERENCE
@@ -36,6 +35,7 @@ from windlass.precision.policy import precision_of
 from windlass.proof.proxy_adapter import low_rank
 from windlass.proof.reference import Preferred, ReferenceSettings, by_matrix
 from windlass.proof.reference_adapter import LowRank
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 VOCABULARY = 157  # not divisible by anything; padded to 256
 LENGTH = 13

@@ -85,11 +85,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "report.sinks": ("report",),
     **dict.fromkeys(
         MODEL,
-        (*MODEL, "adapters", "hub"),
+        (*MODEL, "adapters", "hub", "ranks"),
     ),
     **dict.fromkeys(("parallel", "parallel.rules"), PARALLEL),
     "objectives": ("model", "model.head", "parallel"),
-    "adapters": ("model", "model.lora"),
+    "adapters": ("model", "model.lora", "ranks"),
     "training": ("training.sizing", *BELOW_TRAINING),
     "training.sizing": ("training", *BELOW_TRAINING),
     "commands": ("training", "launch", "doctor", *BELOW_TRAINING),
@@ -255,7 +255,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "precision": ("config", "policy", "masters", "sums", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),
-    "ranks": ("meeting", "tree", "stopping", "open_files"),
+    "ranks": ("meeting", "tree", "stopping", "owned_part", "open_files"),
     "report": ("config", "events", "metrics", "console"),
     "report.page": ("write", "serve", "child", "data_page"),
     "report.sinks": ("sync", "start", "follow", "sink"),
@@ -411,7 +411,6 @@ NO_TEST_OF_ITS_OWN = {
     "launch/volume.py": "launch/test_kubernetes.py and launch/test_flyte.py: what is not on the volume is refused",
     "parallel/cut.py": "parallel/test_tensor.py: what it sends, and what it computes",
     "model/lora/linear.py": "model/lora/test_adapter.py computes with it, with and without factors",
-    "model/slices.py": "model/test_init.py and test_hf.py: what a rank draws and reads of its shards",
 }
 
 

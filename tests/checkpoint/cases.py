@@ -14,16 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from windlass.checkpoint import save
+from windlass.checkpoint import restore, save
 from windlass.checkpoint import shared_storage as probe
 from windlass.checkpoint.checkpoints import Checkpoints
 from windlass.checkpoint.config import CheckpointConfig
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.restore import read_tensors
 from windlass.checkpoint.save import TensorWriter
-from windlass.checkpoint.staging import local_shard
 from windlass.checkpoint.verify import Checkpoint
 from windlass.errors import BadCheckpoint, UserError
+from windlass.ranks.owned_part import local_part
 
 
 class Net(torch.nn.Module):
@@ -169,10 +169,14 @@ def bytes_read(directory: Path) -> tuple[int, int]:
     return asked, int(Path("/proc/self/io").read_text().split()[1]) - before
 
 
-def load_columns(directory: Path) -> bool:
+def load_columns(directory: Path, block_bytes: int = restore.BLOCK_BYTES) -> bool:
     expected, tensor = big_tensor(1), big_tensor(1)
     tensor.to_local().zero_()
-    read_big(directory, tensor)
+    most, restore.BLOCK_BYTES = restore.BLOCK_BYTES, block_bytes
+    try:
+        read_big(directory, tensor)
+    finally:
+        restore.BLOCK_BYTES = most
     return torch.equal(tensor.to_local(), expected.to_local())
 
 
@@ -188,7 +192,7 @@ def constant_state(value: float, mib: int = 1) -> dict[str, torch.Tensor]:
 
 
 def values_of(tensors: dict[str, torch.Tensor]) -> set[float]:
-    return {float(value) for tensor in tensors.values() for value in local_shard(tensor).unique()}
+    return {float(value) for tensor in tensors.values() for value in local_part(tensor).unique()}
 
 
 def save_values(directory: Path, steps: list[int]) -> None:

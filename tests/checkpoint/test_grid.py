@@ -70,7 +70,7 @@ def test_what_ranks_hold_is_few_grids(shape, kinds, sizes, most):
 def test_16_384_ranks_are_one_grid_of_one_axis():
     boxes = [Box((8 * rank, 0), (8, 4096)) for rank in range(16384)]
     (grid,) = along_the_tree(boxes)
-    assert grid.axes == (Axis(count=16384, dim=0, step=8, ranks=1),) and grid.last_rank() == 16383
+    assert grid.axes == (Axis(count=16384, dim=0, step=8, ranks=1),) and grid.last_rank == 16383
     assert [part.rank for part in grid.meeting(Box((80_001, 7), (16, 1)))] == [10000, 10001, 10002]
 
 
@@ -125,6 +125,11 @@ def test_parts_that_meet_are_found():
     assert overlap([rows]) is None and overlap([rows, one((16, 0), (2, 8), 4)]) is None
     assert overlap([rows, one((14, 2), (4, 1), 4)]) == Box((14, 2), (4, 1))
     assert overlap([one((0, 0), (4, 8), 0, Axis(count=4, dim=0, step=3, ranks=1))]) is not None
+    later = one((18, 0), (2, 8), 9, Axis(count=2, dim=0, step=4, ranks=1))
+    assert overlap([later, one((22, 3), (2, 1), 3)]) == Box((22, 3), (2, 1)), "its second part"
+    assert overlap([one((18, 0), (1, 1)), later, rows]) == Box((18, 0), (1, 1))
+    many = [one((0, 2 * column), (16, 2), column) for column in range(2000)]
+    assert overlap(many) is None and overlap([*many, one((3, 401), (1, 1), 2000)]) == Box((0, 400), (16, 2))
     columns = one((0, 0), (16, 2), 0, Axis(count=4, dim=1, step=2, ranks=1))
     assert overlap([rows, columns]) is not None
     woven = one((0,), (2,), 0, Axis(count=4, dim=0, step=8, ranks=1), Axis(count=4, dim=0, step=2, ranks=4))

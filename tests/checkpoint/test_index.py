@@ -7,7 +7,7 @@ from tests.checkpoint import cases
 from tests.checkpoint.single import save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_places, parse_index, parse_places, read_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, parse_boxes, parse_index, read_index
 from windlass.checkpoint.manifest import HEADER_BYTES, INDEX, index_bytes_of, rank_header
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.stream import TensorSource
@@ -89,7 +89,10 @@ def axis(**changes):
         (lambda b: grid_of(b).update(axes=[axis(step=0)]), "an axis of step 0"),
         (lambda b: grid_of(b).update(axes=[axis(count=1)]), "count: Input should be greater"),
         (lambda b: grid_of(b).update(axes=[axis(ranks=0)]), "ranks: Input should be greater"),
-        (lambda b: grid_of(b).update(axes=[axis(count=1 << 70)]), "is not in"),
+        (lambda b: grid_of(b).update(axes=[axis(count=10**4299)]), "count: Input should be"),
+        (lambda b: grid_of(b).update(axes=[axis(ranks=10**4299)]), "ranks: Input should be"),
+        (lambda b: grid_of(b).update(axes=[axis(step=10**4299)]), "step: Input should be"),
+        (lambda b: grid_of(b).update(rank=10**7), "rank: Input should be less"),
         (lambda b: grid_of(b).update(axes=[axis()] * 17), "axes: Tuple should have at most 16"),
     ],
 )
@@ -116,32 +119,41 @@ TENSORS = {
 
 
 def test_a_files_index_is_read_back():
-    index, starts = pack_places({"a": (Box((2, 0), (2, 2)), 16), "b": (Box((), ()), 1)})
-    assert parse_places(index, 1, "rank-00001.bin", 17, TENSORS) == {"a": 0, "b": 16} and starts == [0, 16]
-
-
-def place(**changes):
-    return {"offsets": [2, 0], "sizes": [2, 2], "at": 0, **changes}
+    index = pack_boxes({"b": Box((), ()), "a": Box((2, 0), (2, 2))})
+    assert parse_boxes(index, 1, "rank-00001.bin", 17, TENSORS) == {"b": 0, "a": 1}, "in the order of the file"
 
 
 @pytest.mark.parametrize(
-    ("places", "why"),
+    ("boxes", "why"),
     [
-        ({"c": place()}, "'c' at .2, 0. is of another rank"),
-        ({"a": place(offsets=[0, 0])}, "'a' at .0, 0. is of another rank"),
-        ({"a": place(sizes=[1, 2])}, "'a' at .2, 0. is of another rank"),
-        ({"a": place(offsets=[2])}, "'a' at .2. is of another rank"),
-        ({"a": place(at=-1)}, "a: at: Input should be greater"),
-        ({"a": place(at=1.5)}, "a: at: Input should be a valid integer"),
-        ({"a": place(more=1)}, "a: more: Extra inputs"),
-        ({"a": []}, "a: : Input should be a valid dictionary"),
-        ({"a": place(at=2)}, "'a' ends at byte 18 behind the index"),
-        ({"a": place(), "b": {"offsets": [], "sizes": [], "at": 3}}, "'b' shares bytes with 'a'"),
+        ({"c": [[2, 0], [2, 2]]}, "'c' at .2, 0. is of another rank"),
+        ({"a": [[0, 0], [2, 2]]}, "'a' at .0, 0. is of another rank"),
+        ({"a": [[2, 0], [1, 2]]}, "'a' at .2, 0. is of another rank"),
+        ({"a": [[2], [2, 2]]}, "'a' at .2. is of another rank"),
+        ({"a": [[2, 0], [2]]}, "'a' at .2, 0. is of another rank"),
+        ({"a": [[2, 0]]}, "a: 1: Field required"),
+        ({"a": [[2, 0], [2, 2], [0]]}, "a: : Tuple should have at most 2"),
+        ({"a": [[2, -1], [2, 2]]}, "a: 0.1: Input should be greater"),
+        ({"a": [[2, 0], [2, 10**4299]]}, "a: 1.1: Input should be"),
+        ({"a": [[2, 0], [2, 2.0]]}, "a: 1.1: Input should be a valid integer"),
+        ({"a": {}}, "a: : Input should be a valid tuple"),
+        ({"a": [[2, 0], [2, 2]]}, "its boxes have 16 bytes"),
+        ({}, "its boxes have 0 bytes"),
     ],
 )
-def test_a_hostile_index_of_a_file_is_refused(places, why):
+def test_a_hostile_index_of_a_file_is_refused(boxes, why):
     with pytest.raises(BadCheckpoint, match=f"rank-00001.bin: .*{why}"):
-        parse_places(json.dumps(places).encode(), 1, "rank-00001.bin", 17, TENSORS)
+        parse_boxes(json.dumps(boxes).encode(), 1, "rank-00001.bin", 17, TENSORS)
+
+
+def test_grids_of_too_many_parts_are_refused_and_soon(checkpoint):
+    """Two grids of 2^22 parts each whose parts alternate: not compared one by one."""
+    body, count = copy.deepcopy(unseal(checkpoint.read(INDEX), INDEX)), 1 << 22
+    one = {"offsets": [0], "sizes": [1], "rank": 0, "axes": [axis(count=count, step=2)]}
+    body["tensors"]["model.bias"].update(shape=[2 * count], grids=[one, {**one, "offsets": [1]}])
+    manifest = checkpoint.manifest.model_copy(update={"world": 10**7})
+    with pytest.raises(BadCheckpoint, match=r"'model\.bias': 2 grids meet in more than 131072 parts"):
+        parse_index(seal(body), manifest)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +162,7 @@ def test_a_hostile_index_of_a_file_is_refused(places, why):
         (b"windlass".ljust(64), "begins with no header"),
         (rank_header("0" * 16, 1 << 30), "begins with no header"),
         (rank_header("0" * 16, 0), "begins with no header"),
-        (rank_header("0" * 16, 2), "has no part of 'model.bias'"),
+        (rank_header("0" * 16, 2), "its boxes have 0 bytes"),
         (rank_header("0" * 16, 4), "cannot be read"),
     ],
 )

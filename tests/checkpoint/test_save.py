@@ -1,19 +1,25 @@
+import math
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.checkpoint import cases
 from tests.checkpoint.single import blank, is_state_of, make_run, make_tensors, save_steps
 from tests.checkpoint.test_grid import layouts
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Box, Grid, RankPart
+from windlass.checkpoint.hashed_file import PieceReader
 from windlass.checkpoint.index import read_index
 from windlass.checkpoint.restore import read_tensors
 from windlass.checkpoint.save import HeldTensor, Plan, TensorWriter, choose_writers, join_held, plan_save, write_planned
 from windlass.checkpoint.staging import DTYPES, raw_bytes
 from windlass.checkpoint.verify import Checkpoint
+from windlass.ranks.owned_part import local_part
 from windlass.ranks.tree import children_of
 
 
@@ -90,6 +96,24 @@ def test_tensors_of_one_step_only(tmp_path):
     assert torch.equal(only["model.bias"], make_tensors(100)["model.bias"])
 
 
+def test_a_part_is_read_in_blocks_and_a_file_from_its_beginning_to_its_end(tmp_path, ranks, monkeypatch):
+    """Rows and columns in blocks that are no whole rows of 4 KiB."""
+    ranks.run(2, cases.save_big, tmp_path / "checkpoints")
+    assert all(ranks.run(3, cases.load_columns, tmp_path / "checkpoints", 10_000))
+    read_piece, read_at = PieceReader.read, []
+
+    def spy(self, at, length):
+        read_at.append((self._path.name, at))
+        return read_piece(self, at, length)
+
+    monkeypatch.setattr(PieceReader, "read", spy)
+    save_steps(tmp_path / "one", 100)
+    state = dict(reversed(blank().items()))
+    assert make_run(tmp_path / "one").restore(state) is not None and is_state_of(state, 100)
+    of_tensors = [at for name, at in read_at if name == "rank-00000.bin"]
+    assert len(of_tensors) > 5 and of_tensors == sorted(of_tensors)
+
+
 def held(shape, kinds, sizes, rank=0):
     """What a rank's subtree gives of one tensor."""
     boxes = layouts(shape, kinds, sizes)
@@ -135,6 +159,57 @@ def test_ranks_that_hold_the_same_write_equal_shares():
             written[part.rank] += part.box.num_elements
     assert written.sum() == 10 * 400 * 12 + 90 * 40 * 12 + 400 * 12
     assert written.max() - written.min() <= 40 * 12
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sizes"), [((0, None), (4, 3)), ((0, None), (4, 6)), ((0, None), (8, 2)), ((None, 0), (3, 4))]
+)
+def test_replicas_of_parts_write_equal_shares_too(kinds, sizes):
+    """60 equal tensors; with three tensor ranks their replicas are no axis of a grid."""
+    one = held((48, 12), kinds, sizes)["x"]
+    written = np.zeros(math.prod(sizes))
+    for tensor in choose_writers({f"t{number}": one for number in range(60)}, len(written)).values():
+        for part in tensor.parts():
+            written[part.rank] += 1
+    assert written.sum() == 60 * sizes[kinds.index(0)] and written.max() - written.min() <= 1
+
+
+def outside_of_a_mesh(directory):
+    tensor = distribute_tensor(torch.arange(8.0).view(4, 2), DeviceMesh("cpu", [0, 1]), [Shard(0)])
+    checkpoints = cases.make_checkpoints(directory)
+    checkpoints.save(1, {"x": tensor, "y": torch.ones(3)}, {}, {})
+    with torch.no_grad():
+        tensor.mul_(0)
+    assert checkpoints.restore({"x": tensor, "y": torch.zeros(3)}) is not None
+    return local_part(tensor).tolist()
+
+
+def test_ranks_outside_of_a_tensors_mesh_write_nothing_of_it(ranks, tmp_path):
+    found = ranks.run(3, outside_of_a_mesh, tmp_path / "checkpoints")
+    assert found[:2] == [[[0.0, 1.0], [2.0, 3.0]], [[4.0, 5.0], [6.0, 7.0]]]
+
+
+def cut_twice(directory, rows):
+    """FSDP2's placement: rows by two tensor ranks, then by three others, where neither divides them."""
+    mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(2.0 * rows).view(rows, 2)
+    by_tensor_ranks = distribute_tensor(whole, mesh["tp"], [Shard(0)]).to_local()
+    parts = torch.chunk(by_tensor_ranks, 3)
+    own = parts[mesh.get_local_rank("dp")] if mesh.get_local_rank("dp") < len(parts) else whole[:0]
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    tensor = DTensor.from_local(
+        own.clone(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    checkpoints = cases.make_checkpoints(directory)
+    checkpoints.save(1, {"x": tensor}, {}, {})
+    back = torch.zeros_like(whole)
+    assert checkpoints.restore({"x": back}) is not None
+    return torch.equal(back, whole)
+
+
+@pytest.mark.parametrize("rows", [7, 10, 13])
+def test_rows_that_tensor_ranks_do_not_divide_come_back(ranks, tmp_path, rows):
+    assert all(ranks.run(6, cut_twice, tmp_path / "checkpoints", rows))
 
 
 def test_what_ranks_do_not_agree_on_is_named():

@@ -7,7 +7,8 @@ import torch
 
 from tests.checkpoint import cases, single
 from windlass.checkpoint import staging
-from windlass.checkpoint.staging import Bounce, Staging, local_shard
+from windlass.checkpoint.staging import Bounce, Staging
+from windlass.ranks.owned_part import local_part
 
 
 def tensors():
@@ -101,7 +102,7 @@ def made_ahead(path, is_async, is_ahead):
     for tensor in given.values():
         tensor.zero_()
     assert checkpoints.restore(given) is not None
-    return held, checkpoints._plan.times_made, [local_shard(tensor).tolist() for tensor in given.values()]
+    return held, checkpoints._plan.times_made, [local_part(tensor).tolist() for tensor in given.values()]
 
 
 @pytest.mark.parametrize("is_ahead", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.single import make_run, make_tensors, save_steps
 from windlass.checkpoint.grid import Box, Grid, RankPart
 from windlass.checkpoint.hashed_file import PieceReader, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_places, read_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index
 from windlass.checkpoint.keep import largest_difference
 from windlass.checkpoint.manifest import rank_header, rank_name
 from windlass.checkpoint.stream import TensorSource, cut
@@ -54,7 +54,7 @@ class Files:
     def _write(self, rank, numbers, box):
         whole = Box((0,) * numbers.ndim, numbers.shape)
         data = numpy.ascontiguousarray(numbers[box.within(whole)]).tobytes()
-        index, _ = pack_places({"x": (box, len(data))})
+        index = pack_boxes({"x": box})
         with PieceWriter(self.directory / rank_name(rank)) as writer:
             for each in (rank_header("0" * 16, len(index)), index, data):
                 writer.write(memoryview(each))

@@ -10,10 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, each, make_program
 from windlass.model.attention.layout import AttentionLayout
-from windlass.model.slices import local_part
 from windlass.parallel.config import MeshLayout as Axes
 from windlass.parallel.context import cut_rows
 from windlass.parallel.mesh import make_mesh
+from windlass.ranks.owned_part import local_part
 
 BLOCKS, HEADS, KV_HEADS, CHANNELS, TOKENS, ROWS = 3, 4, 2, 8, 16, 2
 HEADED = MODEL | {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS}

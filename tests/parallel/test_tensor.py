@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.parallel.tiny import MODEL, each, full, make_program
 from windlass.model.attention.layout import AttentionLayout
-from windlass.model.slices import local_part, owned_ranges
 from windlass.optim.rounding import place_of
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 BLOCKS, HIDDEN, HEAD_DIM, WIDTH, TOKENS, ROWS = 3, 24, 8, 40, 16, 2
 HEADED = MODEL | {"num_attention_heads": 4, "num_key_value_heads": 2}

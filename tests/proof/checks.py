@@ -21,11 +21,11 @@ from windlass.adapters.config import AdapterConfig
 from windlass.model.config import ModelConfig
 from windlass.model.lora.adapter import adapter_of, frozen_base
 from windlass.model.open_config import architecture_of
-from windlass.model.slices import local_part, owned_ranges
 from windlass.model.transformer import Decoder
 from windlass.parallel.build import store
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 FP32, BF16 = "torch.float32", "torch.bfloat16"

@@ -27,7 +27,7 @@ from windlass.model.architecture import Architecture, parameter_shapes
 from windlass.model.hf import read_into
 from windlass.model.lora.adapter import A, Adapter, B, adapted_shapes, is_factor
 from windlass.model.names import stored_as
-from windlass.model.slices import local_part, owned_ranges
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 PREFIX: Final = "base_model.model."
 BASE_HASHES: Final = "base_hashes"

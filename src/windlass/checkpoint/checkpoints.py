@@ -46,9 +46,10 @@ from windlass.checkpoint.manifest import INDEX, MANIFEST, SCHEMA, TRAINER_STATE,
 from windlass.checkpoint.restore import load_newest, load_path
 from windlass.checkpoint.save import Plan, TensorWriter, plan_save, write_planned
 from windlass.checkpoint.sealed_json import seal
-from windlass.checkpoint.staging import Staging, local_shard
+from windlass.checkpoint.staging import Staging
 from windlass.checkpoint.store import sweep
 from windlass.errors import UserError
+from windlass.ranks.owned_part import local_part
 from windlass.safe_text import say
 
 
@@ -187,7 +188,7 @@ class Checkpoints:
             is_far = any(tensor.device.type != "cpu" for tensor in tensors.values())  # a copy to new memory is slow
             staged = self._config.async_ and is_far
             own = self._written(tensors)
-            local = self._staging.copy(own) if staged else {name: local_shard(tensor) for name, tensor in own.items()}
+            local = self._staging.copy(own) if staged else {name: local_part(tensor) for name, tensor in own.items()}
             self._saved.append(self._write(job, local, None))
         self._last_step, self._last_time_s = step, time.monotonic()
         return True

@@ -7,20 +7,26 @@ axes along which both repeat:
 
 Nothing here knows of layouts. Each rank gives the box that it holds, and `join` makes one grid of two where the second goes on as
 the first ends. The ranks of a run join theirs two at a time along their tree (ranks/tree.py), so that no rank ever sees more than
-a few grids per tensor, and 16,384 ranks are 14 joins. What is cut irregularly stays in several grids.
+a few grids per tensor, and 16,384 ranks are 14 joins. What is cut irregularly stays in several grids. On its way so does what the
+ranks of an axis of 3, 6 or 12 hold whole, since subtrees are powers of two: a grid per group of them.
 
 Where ranks hold the same box (DDP, the replicas of HSDP), an axis has step 0, until one of them is chosen to write.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator
-from typing import Annotated, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Size = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
+Ranks = Annotated[int, Field(ge=0, lt=10**7)]
+"""A rank, or a number of them: what a file's name has room for."""
 Shape = Annotated[tuple[Size, ...], Field(max_length=16, strict=False)]
+
+
+MOST_COMPARED: Final = 1 << 17
 
 
 class JsonRecord(BaseModel):
@@ -61,10 +67,10 @@ class RankPart(NamedTuple):
 class Axis(JsonRecord):
     """`count` times; each time `step` elements further along `dim`, and `ranks` ranks further."""
 
-    count: Annotated[int, Field(ge=2)]
-    dim: Annotated[int, Field(ge=0)]
-    step: Annotated[int, Field(ge=0)]
-    ranks: Annotated[int, Field(ge=1)]
+    count: Annotated[Ranks, Field(ge=2)]
+    dim: Annotated[int, Field(ge=0, lt=16)]
+    step: Size
+    ranks: Annotated[Ranks, Field(ge=1)]
 
 
 class Grid(JsonRecord):
@@ -72,19 +78,22 @@ class Grid(JsonRecord):
 
     offsets: Shape
     sizes: Shape
-    rank: Annotated[int, Field(ge=0)]
+    rank: Ranks
     axes: Annotated[tuple[Axis, ...], Field(max_length=16, strict=False)] = ()
 
     @staticmethod
     def of(part: RankPart) -> "Grid":
         return Grid.model_construct(offsets=part.box.offsets, sizes=part.box.sizes, rank=part.rank, axes=())
 
+    @property
     def num_parts(self) -> int:
         return math.prod(axis.count for axis in self.axes)
 
+    @property
     def num_elements(self) -> int:
-        return math.prod(self.sizes) * self.num_parts()
+        return math.prod(self.sizes) * self.num_parts
 
+    @property
     def last_rank(self) -> int:
         return self.rank + sum((axis.count - 1) * axis.ranks for axis in self.axes)
 
@@ -98,13 +107,16 @@ class Grid(JsonRecord):
 
     def parts(self) -> Iterator[RankPart]:
         """All of them, the first axis fastest."""
-        for places in itertools.product(*(range(axis.count) for axis in reversed(self.axes))):
-            offsets, rank = list(self.offsets), self.rank
-            for place, axis in zip(places, reversed(self.axes)):
-                rank += place * axis.ranks
-                if axis.step:
-                    offsets[axis.dim] += place * axis.step
-            yield RankPart(rank, Box(tuple(offsets), self.sizes))
+        return self._parts(self.offsets, self.rank, len(self.axes))
+
+    def _parts(self, offsets: tuple[int, ...], rank: int, num_axes: int) -> Iterator[RankPart]:
+        if num_axes == 0:
+            yield RankPart(rank, Box(offsets, self.sizes))
+            return
+        axis = self.axes[num_axes - 1]
+        for place in range(axis.count):
+            moved = _moved(offsets, axis.dim, place * axis.step) if axis.step else offsets
+            yield from self._parts(moved, rank + place * axis.ranks, num_axes - 1)
 
     def meeting(self, box: Box) -> Iterator[RankPart]:
         """The parts that share elements with `box`, without looking at the others. For a grid without replicas."""
@@ -122,8 +134,12 @@ class Grid(JsonRecord):
         first = max(0, (start - extent - offsets[dim]) // step + 1)
         behind = min(axis.count, -((offsets[dim] - end) // step))  # rounded up
         for place in range(first, behind):
-            moved = (*offsets[:dim], offsets[dim] + place * step, *offsets[dim + 1 :])
+            moved = _moved(offsets, dim, place * step)
             yield from self._meeting(box, moved, rank + place * axis.ranks, num_axes - 1)
+
+
+def _moved(offsets: tuple[int, ...], dim: int, step: int) -> tuple[int, ...]:
+    return (*offsets[:dim], offsets[dim] + step, *offsets[dim + 1 :])
 
 
 def join(one: Grid, two: Grid) -> Grid | None:
@@ -181,26 +197,45 @@ def join_all(ours: Iterable[Grid], theirs: Iterable[Grid]) -> list[Grid]:
     return [grid for grids in joined.values() for grid in grids]
 
 
-def overlap(grids: Iterable[Grid]) -> Box | None:
-    """A part that shares elements with another one of these grids; None where there is none. Grids are compared where their rows
-    meet."""
-    open_: list[tuple[int, Grid]] = []
-    for grid in sorted(grids, key=lambda one: one.offsets):
+class TooIrregular(ValueError):
+    """Grids that are compared in too many pairs of parts."""
+
+
+def overlap(grids: Sequence[Grid]) -> Box | None:
+    """A part that shares elements with another one of these grids; None where there is none. Raises TooIrregular where that takes
+    more than MOST_COMPARED comparisons, which no layout's grids do.
+
+    Grids are compared where they meet along one dim: the dim along which fewest do.
+    """
+    for grid in grids:
         if repeated := _overlap_within(grid):
             return repeated
-        start = grid.offsets[0] if grid.offsets else 0
-        open_ = [(end, other) for end, other in open_ if end > start]
-        for _, other in open_:
-            fewer, more = sorted((grid, other), key=Grid.num_parts)
-            for part in fewer.parts():
-                if next(more.meeting(part.box), None) is not None:
-                    return part.box
-        open_.append((grid.ends()[0] if grid.offsets else 1, grid))
+    dims = range(len(grids[0].sizes)) if grids else ()
+    pairs = min((list(islice(_meeting_along(dim, grids), MOST_COMPARED + 1)) for dim in dims), key=len, default=[])
+    num_compared = 0
+    for one, two in pairs:
+        fewer, more = sorted((one, two), key=lambda grid: grid.num_parts)
+        num_compared += fewer.num_parts
+        if num_compared > MOST_COMPARED:
+            raise TooIrregular(f"{len(grids)} grids meet in more than {MOST_COMPARED} parts")
+        for part in fewer.parts():
+            if next(more.meeting(part.box), None) is not None:
+                return part.box
     return None
 
 
+def _meeting_along(dim: int, grids: Iterable[Grid]) -> Iterator[tuple[Grid, Grid]]:
+    """Pairs whose extents along `dim` share an index."""
+    open_: list[tuple[int, Grid]] = []
+    for grid in sorted(grids, key=lambda one: one.offsets[dim]):
+        open_ = [(end, other) for end, other in open_ if end > grid.offsets[dim]]
+        yield from ((other, grid) for _, other in open_)
+        open_.append((grid.ends()[dim], grid))
+
+
 def _overlap_within(grid: Grid) -> Box | None:
-    """Along each dim the parts of the axis with the smaller step must end before the next of the larger."""
+    """The first part, unless along each dim the parts of the axis with the smaller step end before the next of the larger, as
+    those of every layout do."""
     for dim in {axis.dim for axis in grid.axes}:
         extent = grid.sizes[dim]
         for axis in sorted((axis for axis in grid.axes if axis.dim == dim), key=lambda axis: axis.step):

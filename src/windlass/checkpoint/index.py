@@ -2,7 +2,7 @@
 
     index.json         name -> dtype, shape, grids: which rank's file holds which box (grid.py). A few numbers per tensor, for any
                        number of ranks
-    rank-00003.bin     at its beginning, name -> offsets, sizes, and the byte at which the box begins behind this index
+    rank-00003.bin     at its beginning, name -> offsets and sizes of its box, in the order in which the boxes follow
 
 A reader looks into index.json, and then into the files of the ranks that hold what it wants.
 """
@@ -10,13 +10,11 @@ A reader looks into index.json, and then into the files of the ranks that hold w
 import json
 import math
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Final
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from windlass.checkpoint.grid import Box, Grid, JsonRecord, RankPart, Shape, overlap
-from windlass.checkpoint.hashed_file import Count
+from windlass.checkpoint.grid import Box, Grid, JsonRecord, RankPart, Shape, TooIrregular, overlap
 from windlass.checkpoint.manifest import INDEX, SCHEMA, Manifest
 from windlass.checkpoint.sealed_json import bad, parse_strict, seal, unseal
 from windlass.checkpoint.verify import Checkpoint
@@ -64,10 +62,7 @@ class _Index(JsonRecord):
     tensors: dict[str, SavedTensor]
 
 
-class _Place(JsonRecord):
-    offsets: Shape
-    sizes: Shape
-    at: Count
+_BOX: Final = TypeAdapter(tuple[Shape, Shape])
 
 
 def seal_index(tensors: Mapping[str, SavedTensor], token: str) -> bytes:
@@ -107,11 +102,15 @@ def _check(name: str, tensor: SavedTensor, world: int) -> None:
             raise bad(
                 f"{INDEX}: {name!r}: {list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}", rule
             )
-        if grid.last_rank() >= world:
-            raise bad(f"{INDEX}: {name!r} is in the file of rank {grid.last_rank()}", f"{world} ranks saved")
-    if sum(grid.num_elements() for grid in tensor.grids) != math.prod(tensor.shape):
+        if grid.last_rank >= world:
+            raise bad(f"{INDEX}: {name!r} is in the file of rank {grid.last_rank}", f"{world} ranks saved")
+    if sum(grid.num_elements for grid in tensor.grids) != math.prod(tensor.shape):
         raise bad(f"{INDEX}: the parts of {name!r} do not make up its shape {list(tensor.shape)}", rule)
-    if box := overlap(tensor.grids):
+    try:
+        box = overlap(tensor.grids)
+    except TooIrregular as error:
+        raise bad(f"{INDEX}: {name!r}: {error}", rule) from None
+    if box is not None:
         raise bad(f"{INDEX}: {name!r}: {list(box.offsets)} + {list(box.sizes)} is in two parts", rule)
 
 
@@ -119,40 +118,28 @@ def read_index(checkpoint: Checkpoint) -> dict[str, SavedTensor]:
     return parse_index(checkpoint.read(INDEX), checkpoint.manifest)
 
 
-def pack_places(boxes: Mapping[str, tuple[Box, int]]) -> tuple[bytes, list[int]]:
-    """Of a rank's boxes, in the order of its file, each with its bytes: the index that begins the file, and where each box begins
-    behind it."""
-    places, starts, at = {}, [], 0
-    for name, (box, num_bytes) in boxes.items():
-        places[name] = {"offsets": box.offsets, "sizes": box.sizes, "at": at}
-        starts.append(at)
-        at += num_bytes
-    return json.dumps(places, separators=(",", ":")).encode(), starts
+def pack_boxes(boxes: Mapping[str, Box]) -> bytes:
+    """The index that begins a rank's file, of its boxes in their order."""
+    return json.dumps(boxes, separators=(",", ":")).encode()
 
 
-def parse_places(data: bytes, rank: int, file: str, room: int, tensors: Mapping[str, SavedTensor]) -> dict[str, int]:
+def parse_boxes(data: bytes, rank: int, file: str, room: int, tensors: Mapping[str, SavedTensor]) -> dict[str, int]:
     """name -> where its box begins behind the index of `file`, which has `room` bytes there. BadCheckpoint where that is not what
-    index.json says of `rank`, or two boxes share bytes."""
-    spans, starts = [], {}
+    index.json says of `rank`, or the boxes take other room."""
+    starts, at = {}, 0
     for name, value in parse_strict(data, file).items():
         try:
-            place = _Place.model_validate(value)
+            box = Box(*_BOX.validate_python(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise bad(
-                f"{file}: {name[:80]}: {'.'.join(map(str, first['loc']))}: {first['msg']}", "its fields are fixed"
-            ) from None
-        tensor, box = tensors.get(name), Box(place.offsets, place.sizes)
-        if tensor is None or len(box.offsets) != len(tensor.shape) or tensor.holder(box) != rank:
+            where, message = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+            raise bad(f"{file}: {name[:80]}: {where}: {message}", "its fields are fixed") from None
+        tensor = tensors.get(name)
+        if tensor is None or not len(box.offsets) == len(box.sizes) == len(tensor.shape) or tensor.holder(box) != rank:
             raise bad(
                 f"{file}: {name[:80]!r} at {list(box.offsets)} is of another rank", f"{INDEX} says who holds what"
             )
-        spans.append((place.at, place.at + tensor.num_bytes_of(box), name[:80]))
-        starts[name] = place.at
-    spans.sort()
-    if spans and spans[-1][1] > room:
-        raise bad(f"{file}: {spans[-1][2]!r} ends at byte {spans[-1][1]} behind the index", f"{room} bytes are there")
-    for (_, end, name), (start, _, other) in pairwise(spans):
-        if start < end:
-            raise bad(f"{file}: {other!r} shares bytes with {name!r}", "two parts share no byte")
+        starts[name] = at
+        at += tensor.num_bytes_of(box)
+    if at != room:
+        raise bad(f"{file}: its boxes have {at} bytes", f"{room} bytes are behind the index")
     return starts

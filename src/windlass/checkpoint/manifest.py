@@ -35,7 +35,7 @@ class Manifest(BaseModel):
     schema_version: Count
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     step: Count
-    world: Annotated[int, Field(ge=1)]
+    world: Annotated[int, Field(ge=1, le=10**7)]
     token: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     time: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
     """When it was committed, ISO 8601, UTC."""

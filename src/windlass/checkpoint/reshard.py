@@ -19,7 +19,7 @@ from pathlib import Path
 
 from windlass.checkpoint.grid import Box, Grid, RankPart, join_all
 from windlass.checkpoint.hashed_file import PIECE_BYTES, FileEntry, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_places, read_index, seal_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, read_index, seal_index
 from windlass.checkpoint.manifest import INDEX, TRAINER_STATE, Manifest, is_rank_name, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import seal, unseal
 from windlass.checkpoint.store import Draft, check_space, named_errors, sweep
@@ -74,10 +74,11 @@ def _move(source: TensorSource, parts: Parts, draft: Draft) -> tuple[dict[str, F
     """Writes all ranks' files, some at a time -> their entries in the manifest, and the index."""
     entries: dict[str, FileEntry] = {}
     held = {name: sorted(part for part in parts[name] if part.box.num_elements) for name in source.tensors}
-    boxes: dict[int, dict[str, tuple[Box, int]]] = {}
+    boxes: dict[int, dict[str, Box]] = {}
     for name, own in held.items():
         for rank, box in own:
-            boxes.setdefault(rank, {})[name] = (box, source.tensors[name].num_bytes_of(box))
+            assert name not in boxes.setdefault(rank, {}), f"two parts of {name} for rank {rank}"
+            boxes[rank][name] = box
     ranks = sorted(boxes)
     for start in range(0, len(ranks), FILES_AT_ONCE):
         some = ranks[start : start + FILES_AT_ONCE]
@@ -104,7 +105,7 @@ def _copy(source: TensorSource, name: str, parts: Iterable[RankPart], files: Map
         same_rows.setdefault(rows, []).append(part)
     for together in same_rows.values():
         for part in together:
-            files[part.rank].begin()
+            files[part.rank].begin(name)
         for block, data in source.blocks(name, _around([part.box for part in together])):
             for part in together:
                 shared = part.box.common(block)
@@ -124,18 +125,17 @@ def _around(boxes: list[Box]) -> Box:
 class _File:
     """A rank's file: takes blocks of any size and writes pieces of PIECE_BYTES; each part begins a new piece."""
 
-    def __init__(self, writer: PieceWriter, token: str, boxes: Mapping[str, tuple[Box, int]]):
-        """`boxes`: the parts that will be written, in their order, with their bytes."""
-        index, starts = pack_places(boxes)
+    def __init__(self, writer: PieceWriter, token: str, boxes: Mapping[str, Box]):
+        """`boxes`: what will be written, in its order."""
+        index = pack_boxes(boxes)
         writer.write(memoryview(rank_header(token, len(index))))
         writer.write(memoryview(index))
-        self._writer, self._starts = writer, [writer.size + start for start in starts]
-        self._piece = bytearray()
+        self._writer, self._piece, self._rest = writer, bytearray(), list(boxes)
 
-    def begin(self) -> None:
-        """The next part of the index begins."""
+    def begin(self, name: str) -> None:
+        """The box of this tensor begins."""
         assert not self._piece, "the last part has ended"
-        assert self._writer.size == self._starts.pop(0), "where the index says"
+        assert self._rest.pop(0) == name, "in the order of the index"
 
     def write(self, data: memoryview) -> None:
         while data:

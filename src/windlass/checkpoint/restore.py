@@ -18,11 +18,12 @@ from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.index import SavedTensor, parse_index
 from windlass.checkpoint.manifest import INDEX, MANIFEST, TRAINER_STATE, is_rank_name, step_name
 from windlass.checkpoint.sealed_json import bad, unseal
-from windlass.checkpoint.staging import DTYPES, local_box, local_shard
+from windlass.checkpoint.staging import DTYPES, local_box
 from windlass.checkpoint.store import committed_steps, quarantine, quarantined
 from windlass.checkpoint.stream import TensorSource, as_bytes, cut
 from windlass.checkpoint.verify import Checkpoint, complaint
 from windlass.errors import BadCheckpoint, UserError
+from windlass.ranks.owned_part import local_part
 from windlass.safe_text import printable
 
 WHATS = ("weights", "all")
@@ -133,13 +134,13 @@ def read_tensors(checkpoint: Checkpoint, tensors: Mapping[str, torch.Tensor], sa
     wanted: dict[int, list[tuple[str, RankPart, Box]]] = {}
     own = {name: local_box(tensor) for name, tensor in tensors.items()}
     for name, box in own.items():
-        for part in saved[name].meeting(box):
+        for part in saved[name].meeting(box) if box.num_elements else ():
             wanted.setdefault(part.rank, []).append((name, part, part.box.common(box)))
     num_bytes = 0
     with TensorSource(checkpoint, saved) as source:
         for rank in sorted(wanted):
             for name, part, shared in sorted(wanted[rank], key=lambda one: source.place(one[0], one[1])):
-                target, dtype = local_shard(tensors[name]), DTYPES[saved[name].dtype]
+                target, dtype = local_part(tensors[name]), DTYPES[saved[name].dtype]
                 for block in cut(shared, max(1, BLOCK_BYTES // dtype.itemsize)):
                     data = as_bytes(source.read(name, part, block))
                     target[block.within(own[name])].copy_(torch.frombuffer(data, dtype=dtype).view(block.sizes))

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from windlass.checkpoint.exchange import Exchange
 from windlass.checkpoint.grid import Axis, Box, Grid, RankPart, join_all, overlap
 from windlass.checkpoint.hashed_file import FileEntry, PieceWriter
-from windlass.checkpoint.index import SavedTensor, pack_places, seal_index
+from windlass.checkpoint.index import SavedTensor, pack_boxes, seal_index
 from windlass.checkpoint.manifest import INDEX, Manifest, new_token, rank_header, rank_name
 from windlass.checkpoint.sealed_json import digest
 from windlass.checkpoint.staging import DTYPES, local_box, raw_bytes
@@ -77,9 +77,14 @@ def plan_save(tensors: dict[str, torch.Tensor], exchange: Exchange, plan: Plan) 
         return
     plan.held = plan.own = plan.tensors = None
     rank, world = exchange.rank, exchange.world
-    saved = exchange.fold(lambda: held_by(rank, tensors), join_held, lambda held: choose_writers(held, world))
-    boxes = {name: local_box(tensor) for name, tensor in tensors.items()}
-    plan.own = {name: box for name, box in boxes.items() if saved[name].holder(box) == rank}
+    boxes: dict[str, Box] = {}
+
+    def held() -> dict[str, HeldTensor]:
+        boxes.update({name: local_box(tensor) for name, tensor in tensors.items()})
+        return held_by(rank, tensors, boxes)
+
+    saved = exchange.fold(held, join_held, lambda held: choose_writers(held, world))
+    plan.own = {name: box for name, box in boxes.items() if box.num_elements and saved[name].holder(box) == rank}
     plan.held, plan.tensors, plan.times_made = found, saved, plan.times_made + 1
 
 
@@ -93,11 +98,10 @@ def _form(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, *cut
 
 
-def held_by(rank: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, HeldTensor]:
+def held_by(rank: int, tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, Box]) -> dict[str, HeldTensor]:
     held = {}
     for name, tensor in tensors.items():
-        box = local_box(tensor)
-        grids = [Grid.of(RankPart(rank, box))] if box.num_elements else []
+        grids = [Grid.of(RankPart(rank, boxes[name]))] if boxes[name].num_elements else []
         held[name] = HeldTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), grids)
     return held
 
@@ -121,18 +125,18 @@ def choose_writers(held: dict[str, HeldTensor], world: int) -> dict[str, SavedTe
     load, chosen = np.zeros(world), {}
     for name, tensor in sorted(held.items(), key=lambda pair: -_largest(pair[1].grids)):
         item, num_elements = DTYPES[tensor.dtype].itemsize, math.prod(tensor.shape)
-        if sum(_without_replicas(grid).num_elements() for grid in tensor.grids) == num_elements:
+        if sum(_without_replicas(grid).num_elements for grid in tensor.grids) == num_elements:
             grids = [_least_loaded(grid, load, item) for grid in tensor.grids]
         else:  # replicas that are no axis of one grid
             grids = _each_box_once(tensor.grids, load, item)
-        if sum(grid.num_elements() for grid in grids) != num_elements or overlap(grids):
+        if sum(grid.num_elements for grid in grids) != num_elements or overlap(grids):
             raise ValueError(f"the parts of {name} that ranks hold do not make up its shape {tensor.shape}")
         chosen[name] = SavedTensor.model_construct(dtype=tensor.dtype, shape=tensor.shape, grids=tuple(grids))
     return {name: chosen[name] for name in held}
 
 
 def _largest(grids: Iterable[Grid]) -> int:
-    return max((grid.num_elements() for grid in grids), default=0)
+    return max((grid.num_elements for grid in grids), default=0)
 
 
 def _without_replicas(grid: Grid) -> Grid:
@@ -232,7 +236,7 @@ class TensorWriter:
         if not own:
             return {}
         sizes = {name: local[name].numel() * local[name].element_size() for name in own}
-        index, _ = pack_places({name: (box, sizes[name]) for name, box in own.items()})
+        index = pack_boxes(own)
         path = Draft(self._checkpoints, self._step, token).directory / rank_name(rank)
         with (
             named_errors(self._checkpoints, sum(sizes.values())),

@@ -13,27 +13,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from windlass.checkpoint.grid import Box
 from windlass.checkpoint.index import ITEM_BYTES
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 PIECE_BYTES: Final = 64 << 20
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
 
 
-def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def local_box(tensor: torch.Tensor) -> Box:
     """Which part of the whole tensor this rank's shard is."""
-    if not isinstance(tensor, DTensor):
-        return Box((0,) * tensor.dim(), tuple(tensor.shape))
-    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Box(tuple(offsets), tuple(sizes))
+    ranges = owned_ranges(tensor)
+    return Box(tuple(one.start for one in ranges), tuple(map(len, ranges)))
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
@@ -51,11 +44,11 @@ class Staging:
     def make(self, tensors: dict[str, torch.Tensor]) -> None:
         """The buffers of these tensors, ahead of `copy`."""
         for name, tensor in tensors.items():
-            touch(self._buffer(name, local_shard(tensor)))
+            touch(self._buffer(name, local_part(tensor)))
 
     def copy(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """name -> a host copy of this rank's shard. Complete when it returns. Buffers of other tensors are given back."""
-        shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
+        shards = {name: local_part(tensor) for name, tensor in tensors.items()}
         self._buffers = {name: buffer for name, buffer in self._buffers.items() if name in shards}
         far = []
         for name, shard in shards.items():

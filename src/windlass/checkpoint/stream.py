@@ -2,9 +2,8 @@
 
 A checkpoint's parts are boxes, cut as the ranks that saved it were. A box that is asked for is walked in row-major order in
 blocks of at most BLOCK_BYTES; for each, the rows it needs of every part it overlaps are read (one contiguous range each) and
-verified piece by piece before a byte of them is handed out. In memory: a block, the range being read for it, where the parts of
-the files begin that were read, and nothing that grows with the tensor. Read: a piece at a block's border twice; where parts are
-cut by columns, whole rows of a part.
+verified piece by piece before a byte of them is handed out. In memory: a block, the rows being read for it, and where the parts
+of the files begin that were read. Read: a piece at a block's border twice; of a part cut by columns, whole rows.
 """
 
 import math
@@ -14,9 +13,9 @@ from typing import Any, NamedTuple, Self
 
 from windlass.checkpoint.grid import Box, RankPart
 from windlass.checkpoint.hashed_file import PieceReader
-from windlass.checkpoint.index import ITEM_BYTES, SavedTensor, parse_places
+from windlass.checkpoint.index import ITEM_BYTES, SavedTensor, parse_boxes
 from windlass.checkpoint.manifest import HEADER_BYTES, index_bytes_of, rank_name
-from windlass.checkpoint.sealed_json import bad
+from windlass.checkpoint.sealed_json import MAX_SEALED_BYTES, bad
 from windlass.checkpoint.verify import Checkpoint
 
 BLOCK_BYTES = 32 << 20  # 8 pieces: the one at its border that is read twice costs an eighth more
@@ -120,13 +119,13 @@ class TensorSource:
         reader.check_size()
         size = self.checkpoint.manifest.files[file].size
         length = index_bytes_of(bytes(reader.read(0, HEADER_BYTES))) if size > HEADER_BYTES else None
-        if not length or HEADER_BYTES + length > size:
+        if not length or length > min(size - HEADER_BYTES, MAX_SEALED_BYTES):
             raise bad(
                 f"{file} begins with no header of a rank's file", "the header says how long the index behind it is"
             )
         data_at = HEADER_BYTES + length
         index = bytes(reader.read(HEADER_BYTES, length))
-        return _Places(data_at, parse_places(index, rank, file, size - data_at, self.tensors))
+        return _Places(data_at, parse_boxes(index, rank, file, size - data_at, self.tensors))
 
 
 def as_bytes(array: Any) -> memoryview:

@@ -29,13 +29,13 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.config import architecture_from_hf
 from windlass.model.lora.adapter import adapter_of
-from windlass.model.slices import ranges_at
 from windlass.parallel.build import build_program
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.mesh import make_mesh
 from windlass.parallel.rules.check_layout import Beside, check_layout
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
+from windlass.ranks.owned_part import ranges_at
 from windlass.training.open_saved import find_checkpoint, read_trainer_state
 from windlass.training.restore import nothing
 from windlass.training.run_directory import hold

@@ -28,8 +28,9 @@ from windlass.model.lora.adapter import BLOCK, CODES, SCALES
 from windlass.model.names import VOCABULARY, expected_name, stored_as, stored_shapes
 from windlass.model.open_config import StoredSizes, fewer_rows
 from windlass.model.shard_writer import ShardWriter, write_json
-from windlass.model.slices import GrownRows, local_part, owned_ranges
+from windlass.model.slices import GrownRows
 from windlass.model.weight_files import check_stored_head, is_pointer, listed, weight_files
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 GENERATION: Final = "generation_config.json"
 FLOATS: Final = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that a weight may have

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import A, B
-from windlass.model.slices import local_part, owned_ranges
+from windlass.ranks.owned_part import local_part, owned_ranges
 
 BLOCK: Final = 1 << 20
 EMBEDDING: Final = "model.embed_tokens.weight"

@@ -1,8 +1,9 @@
-"""What ranks say to each other on the host, beside the training's collectives, with few connections.
+"""What ranks say to each other on the host, beside the training's collectives, with few connections; and what each holds.
 
 meeting     where they meet before the first step, and who has not come
-tree        a group as a binomial tree: gather, reduce, broadcast and scatter of Python values, log2 N peers per rank
+tree        a group as a binomial tree: gather, reduce and broadcast of Python values, log2 N peers per rank
 stopping    the step after which all stop, where one of them was signalled
+owned_part  which part of a tensor this rank holds
 open_files  how many files a process may have open
 
 Inside:
