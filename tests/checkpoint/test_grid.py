@@ -128,6 +128,8 @@ def test_parts_that_meet_are_found():
     later = one((18, 0), (2, 8), 9, Axis(count=2, dim=0, step=4, ranks=1))
     assert overlap([later, one((22, 3), (2, 1), 3)]) == Box((22, 3), (2, 1)), "its second part"
     assert overlap([one((18, 0), (1, 1)), later, rows]) == Box((18, 0), (1, 1))
+    apart = one((0, 0), (2, 8), 0, Axis(count=2, dim=0, step=10, ranks=1))
+    assert overlap([apart, one((8, 0), (4, 8), 2, Axis(count=4, dim=0, step=4, ranks=1))]) == Box((10, 0), (2, 8))
     many = [one((0, 2 * column), (16, 2), column) for column in range(2000)]
     assert overlap(many) is None and overlap([*many, one((3, 401), (1, 1), 2000)]) == Box((0, 400), (16, 2))
     columns = one((0, 0), (16, 2), 0, Axis(count=4, dim=1, step=2, ranks=1))
