@@ -11,7 +11,7 @@ rank 0 commits. An error of one rank is raised on all.
 
 A rank knows what it will write before a byte is copied: of what N ranks hold alike each copies and holds one N-th.
 
-    rank-00003.bin   64 bytes of header; where each box of rank 3 begins; the boxes, one after the other, row-major, as in memory
+    rank-00003.bin   64 bytes of header; a list of the boxes; the boxes, one after the other, row-major, as in memory
 
 Only tensors are stored, as raw bytes. Objects are refused: the trainer state is JSON (checkpoints.py).
 """
