@@ -177,7 +177,7 @@ def test_further_sets_are_whole_before_the_training_set_begins(corpus, tmp_path,
     ("changes", "keeps"),
     [
         ({}, False),
-        ({"packing": "best-fit"}, True),
+        ({"packing": "best-fit"}, False),
         ({"sources": [{"path": "corpus", "documents": 20}]}, True),
         ({"shard_bytes": 256 << 20}, True),
     ],

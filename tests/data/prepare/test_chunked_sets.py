@@ -5,6 +5,7 @@ import pytest
 from tests.data.conftest import data_config
 from tests.data.prepare.conftest import BAD
 from tests.data.prepare.test_prepare import content, quietly
+from windlass.data.prepare import shards_of_workers
 from windlass.data.prepare.fingerprint import settings_of
 from windlass.data.sources import formats, source_files
 from windlass.data.sources.bad_rows import TooManyBadRows
@@ -66,6 +67,7 @@ def test_a_refusal_of_rows_keeps_nothing_half_done_and_names_all(tmp_path, sourc
 
 def test_parts_of_chunks_are_kept_and_one_that_is_damaged_is_made_again(tmp_path, sources, small_chunks, monkeypatch):
     """Where the parent packs: where workers do, parts are deleted (test_shards_of_workers)."""
+    monkeypatch.setattr(shards_of_workers, "MOST_IDS", 0)
     packed = {"sources": sources, "packing": "best-fit"}
     whole = quietly(data_config(tmp_path, **packed, directory=str(tmp_path / "whole")))
     small_chunks()
