@@ -24,13 +24,12 @@ Size = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Ranks = Annotated[int, Field(ge=0, lt=10**7)]
 """A rank, or a number of them: what a file's name has room for."""
 Shape = Annotated[tuple[Size, ...], Field(max_length=16, strict=False)]
-
-
 MOST_COMPARED: Final = 1 << 17
+"""Parts that `overlap` compares, a second or two; an index of a few hundred bytes can ask for any number."""
 
 
 class JsonRecord(BaseModel):
-    """Of a checkpoint's JSON."""
+    """An object in the JSON of a checkpoint: strict, and with no other keys."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -74,7 +73,8 @@ class Axis(JsonRecord):
 
 
 class Grid(JsonRecord):
-    """Parts of one size. The first axis changes fastest."""
+    """Boxes of one size and their ranks: the first is given, the others are those that the axes repeat. The first axis changes
+    fastest."""
 
     offsets: Shape
     sizes: Shape
@@ -159,7 +159,8 @@ def join(one: Grid, two: Grid) -> Grid | None:
 
 
 def _as_one_axis(one: Grid, two: Grid, dim: int, step: int, ranks: int) -> Grid | None:
-    """`one`'s last axis longer by `two`, or `two`'s by `one`, where `two` is so much further than `one`."""
+    """Both as one longer axis: `one`'s last continued by `two`, or `two`'s last begun by `one`. dim, step, ranks: how much
+    further `two` is."""
     for grid, other in ((one, two), (two, one)):
         if not grid.axes:
             continue
@@ -198,7 +199,7 @@ def join_all(ours: Iterable[Grid], theirs: Iterable[Grid]) -> list[Grid]:
 
 
 class TooIrregular(ValueError):
-    """Grids that are compared in too many pairs of parts."""
+    """Grids whose parts meet in too many places to be compared."""
 
 
 def overlap(grids: Sequence[Grid]) -> Box | None:
@@ -226,11 +227,11 @@ def overlap(grids: Sequence[Grid]) -> Box | None:
 
 def _meeting_along(dim: int, grids: Iterable[Grid]) -> Iterator[tuple[Grid, Grid]]:
     """Pairs whose extents along `dim` share an index."""
-    open_: list[tuple[int, Grid]] = []
+    reaching: list[tuple[int, Grid]] = []  # of those that begin before, with their ends: what reaches this far
     for grid in sorted(grids, key=lambda one: one.offsets[dim]):
-        open_ = [(end, other) for end, other in open_ if end > grid.offsets[dim]]
-        yield from ((other, grid) for _, other in open_)
-        open_.append((grid.ends()[dim], grid))
+        reaching = [(end, other) for end, other in reaching if end > grid.offsets[dim]]
+        yield from ((other, grid) for _, other in reaching)
+        reaching.append((grid.ends()[dim], grid))
 
 
 def _overlap_within(grid: Grid) -> Box | None:

@@ -91,17 +91,13 @@ def parse_index(data: bytes, manifest: Manifest) -> dict[str, SavedTensor]:
 def _check(name: str, tensor: SavedTensor, world: int) -> None:
     rule = "parts tile a tensor"
     for grid in tensor.grids:
-        same_rank = len(grid.offsets) == len(grid.sizes) == len(tensor.shape)
-        if not same_rank or any(axis.dim >= len(tensor.shape) for axis in grid.axes):
-            raise bad(
-                f"{INDEX}: {name!r}: {list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}", rule
-            )
+        is_of_shape = len(grid.offsets) == len(grid.sizes) == len(tensor.shape)
+        is_of_shape = is_of_shape and all(axis.dim < len(tensor.shape) for axis in grid.axes)
+        if not is_of_shape or 0 in grid.sizes or any(end > size for end, size in zip(grid.ends(), tensor.shape)):
+            given = f"{list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}"
+            raise bad(f"{INDEX}: {name!r}: {given}", rule)
         if any(axis.step == 0 for axis in grid.axes):
             raise bad(f"{INDEX}: {name!r}: an axis of step 0", rule)
-        if 0 in grid.sizes or any(end > size for end, size in zip(grid.ends(), tensor.shape)):
-            raise bad(
-                f"{INDEX}: {name!r}: {list(grid.offsets)} + {list(grid.sizes)} is not in {list(tensor.shape)}", rule
-            )
         if grid.last_rank >= world:
             raise bad(f"{INDEX}: {name!r} is in the file of rank {grid.last_rank}", f"{world} ranks saved")
     if sum(grid.num_elements for grid in tensor.grids) != math.prod(tensor.shape):

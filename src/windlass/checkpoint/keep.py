@@ -136,7 +136,7 @@ class Difference:
 def diff(first: Path, second: Path) -> Difference:
     """Which tensors of two checkpoint directories differ.
 
-    By the manifests' hashes alone where both cut a tensor alike; a tensor that was saved in another layout is read
+    By hashes, without reading a byte of it, where both cut a tensor alike; a tensor that was saved in another layout is read
     (verified) and compared byte by byte, a block of it in memory at a time.
     """
     one, two = Checkpoint.open(first), Checkpoint.open(second)

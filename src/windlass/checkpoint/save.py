@@ -183,12 +183,7 @@ def write_planned(local: dict[str, torch.Tensor], writer: "TensorWriter", exchan
     num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     try:
         token = exchange.from_first(lambda: writer.begin(num_bytes))
-        exchange.reduce(
-            lambda: writer.write(token, rank, own, local),
-            lambda written: writer.commit(
-                tensors, {name: entry for one in written for name, entry in one.items()}, world
-            ),
-        )
+        exchange.reduce(lambda: writer.write(token, rank, own, local), lambda done: writer.commit(tensors, done, world))
     finally:
         if rank == 0 and writer.draft is not None and writer.manifest is None:
             writer.draft.discard()
@@ -248,11 +243,14 @@ class TensorWriter:
                 writer.write(raw_bytes(local[name]))
             return {path.name: writer.close()}
 
-    def commit(self, tensors: Mapping[str, SavedTensor], entries: dict[str, FileEntry], world: int) -> None:
-        """Rank 0, when every rank's file is on disk: index, other files, MANIFEST, commit. `entries`: of the ranks' files."""
+    def commit(
+        self, tensors: Mapping[str, SavedTensor], written: Iterable[Mapping[str, FileEntry]], world: int
+    ) -> None:
+        """Rank 0, when every rank's file is on disk: index, other files, MANIFEST, commit. `written`: what each `write` gave."""
         assert self.draft is not None
         files: dict[str, bytes | Path] = dict(self._files(self.draft.token))
         files[INDEX] = seal_index(tensors, self.draft.token)
+        entries = {name: entry for one in written for name, entry in one.items()}
         with named_errors(self._checkpoints, sum(entry.size for entry in entries.values())):
-            entries = entries | {name: self.draft.add(name, content) for name, content in sorted(files.items())}
+            entries |= {name: self.draft.add(name, content) for name, content in sorted(files.items())}
             self.manifest = self.draft.commit(self._run_id, world, self._metric, entries)

@@ -64,10 +64,11 @@ class ShardsOfWorkers(NamedTuple):
 
         def tasks() -> Iterator[WriteShard]:
             parts = (part for number in settings for part in self._parts(number, settings[number], counted))
-            paths = (path for path, _ in parts)
-            shards: Iterator[tuple[Joined | Fitted, list[Path]]] = joined_shards(parts, num_samples * T)
-            if is_best_fit:
-                shards = fitted_shards(paths, self._ends_of, T, num_samples)
+            shards: Iterator[tuple[Joined | Fitted, list[Path]]] = (
+                fitted_shards((path for path, _ in parts), self._ends_of, T, num_samples)
+                if is_best_fit
+                else joined_shards(parts, num_samples * T)
+            )
             for number, (made_of, consumed) in enumerate(shards, first):
                 all_consumed.append(consumed)
                 yield WriteShard(made_of, number, made, eos_id, writer.format)
