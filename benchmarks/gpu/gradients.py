@@ -7,10 +7,10 @@ same bits twice?
 `loss`: the distance from fp32's. `worst` and `median`: over tensors, the norm of the difference by fp32's norm; bf16 gives some
 0.1, the worst a router's. `differ`: tensors whose gradients have other bits in a second step from the same weights and tokens.
 `races`: kernels that were compiled for it and that windlass's own check finds to race (training/sizing/compiled.py).
-What windlass refuses on a GPU (compiled experts) is measured here all the same.
 
-What one process trains on a CPU is proved elsewhere (tests/proof). This is about kernels that only a GPU has: experts compiled
-for an H200 by torch 2.11 had a worst of 590, then 7,900, then 16,200, with the right loss.
+What one process trains on a CPU is proved elsewhere (tests/proof). This is about kernels that only a GPU has: blocks with
+experts, compiled whole for an H200 by torch 2.11, had a worst of 590, then 7,900, then 16,200, with the right loss. Since then
+only their first half is compiled, and no GPU has run that.
 """
 
 import os

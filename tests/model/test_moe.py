@@ -83,7 +83,8 @@ def test_weights_multiply_once_and_are_normed_where_the_config_says_so():
     with torch.no_grad():  # all experts alike: what comes out is one expert's word, times the sum of the weights
         for matrix in (made.experts.gate_proj, made.experts.up_proj, made.experts.down_proj):
             matrix.weight.copy_(matrix.weight[:1].expand_as(matrix.weight))
-    one = made.experts.compute(hidden[0], torch.tensor([4, 0, 0, 0, 0]))
+    as_they_are = torch.arange(4)
+    one = made.experts.compute(hidden[0], as_they_are, as_they_are, torch.tensor([4, 0, 0, 0, 0]))
     assert (made(hidden, None)[0][0] - one).abs().max() <= 1e-5
     made.is_normed = False
     p = made.gate(hidden).softmax(-1).topk(3).values.sum(-1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.parallel.test_expert import MODEL as EXPERTS
 from tests.parallel.tiny import MODEL, batch, make_program
 from windlass.errors import UserError
 from windlass.parallel import build as building
@@ -30,14 +31,14 @@ def test_names_and_shapes_are_those_of_one_process_and_shards_a_share(ranks, tie
         assert share == whole / layout[3], "every replica holds the model once"
 
 
-def graphs_of_a_hundred_steps(layout, policy, plan):
+def graphs_of_a_hundred_steps(layout, policy, plan, more=None):
     """(graphs after one step and one evaluation, graphs after 100 steps with other data and 10 evaluations, parameters' names,
     losses of first and last step), compiled; a recompilation after the first two would be an error."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    program = make_program(*layout, policy, plan=plan, compile=True)
+    program = make_program(*layout, policy, plan=plan, compile=True, **(more or {}))
     losses, first = [], 0
 
     def step(number):
@@ -80,6 +81,18 @@ def test_a_hundred_steps_and_ten_evaluations_compile_nothing_again(ranks, run):
         assert first == last == expected
         assert compiled_names == [name for name, _ in names], "compile adds nothing to a name"
         assert len(set(losses)) == 100, "every step saw other data and weights"
+
+
+@pytest.mark.long
+def test_layers_of_experts_share_the_graphs_of_their_first_half(ranks):
+    """Two of three layers recompute, one all and one selectively: one graph more for the selective one, in training and in
+    evaluation each."""
+    for plan, graphs in ((None, 4), (("full", "selective", "none"), 6)):
+        more = {"model": EXPERTS, "expert": 2}
+        for first, last, _, losses in ranks.run(
+            2, graphs_of_a_hundred_steps, (2, 3, 1, 2), "fp32", plan, more, timeout_s=400
+        ):
+            assert first == last == graphs and len(set(losses)) == 100
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch):

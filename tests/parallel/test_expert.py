@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests.parallel import tiny
-from windlass.model.moe import Experts
+from windlass.model.moe import Experts, gather_rows
 from windlass.parallel.expert import AllToAll, cut_dim
 
 LENGTH, LAYERS, EXPERTS, CHOSEN, HIDDEN = 8, 3, 6, 2, 24
@@ -53,7 +53,7 @@ def totals(messages):
     return kinds
 
 
-@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("full", 1)])
+@pytest.mark.parametrize(("recompute", "again"), [("none", 0), ("selective", 0), ("full", 1)])
 def test_messages_of_a_step_are_those_of_the_docstring(ranks, recompute, again):
     results = ranks.run(2, watched_with, 2, 2, {"expert": 2, "shard": 2, "recompute": recompute})
     per_step = LAYERS * 2  # sparse layers x micro-batches
@@ -96,13 +96,15 @@ def exchanged(seed):
     rows = torch.randn(int(counts.sum()), 4, dtype=torch.float64, requires_grad=True)
 
     def compute(own):
-        def of(rows, counts):
-            return torch.cat([part @ m for part, m in zip(rows.split(counts.tolist()), own, strict=True)])
+        def of(rows, order, inverse, counts):
+            pieces = gather_rows(rows, order, inverse).split(counts.tolist())
+            return torch.cat([part @ m for part, m in zip(pieces, own, strict=True)])
 
         return of
 
     out = AllToAll(dist.group.WORLD)(rows, counts, compute(matrices[3 * rank : 3 * rank + 3]))
-    expected = compute(matrices)(rows, counts)
+    as_they_are = torch.arange(len(rows))
+    expected = compute(matrices)(rows, as_they_are, as_they_are, counts)
     weight = torch.linspace(1, 2, out.numel(), dtype=torch.float64).view_as(out)
     (got,) = torch.autograd.grad((out * weight).sum(), rows)
     (theirs,) = torch.autograd.grad((expected * weight).sum(), rows)

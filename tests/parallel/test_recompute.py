@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.parallel.test_expert import MODEL as EXPERTS
 from tests.parallel.tiny import BLOCKS, Operators, assert_equal, batch, gradients, make_program
 from windlass.parallel.recompute import KEPT
 
@@ -90,5 +91,19 @@ def test_selective_repeats_the_cheap_operators_and_no_matrix_product(ranks):
     none, selective, full = (ranks.run(1, count_operators, kind)[0] for kind in ("none", "selective", "full"))
     attention = "_scaled_dot_product_flash_attention_for_cpu"
     for product in ("mm", attention):
+        assert none[product] == selective[product] < full[product], product
+    assert none["silu"] < selective["silu"] == full["silu"]
+
+
+def count_of_experts(recompute):
+    program = make_program(2, model=EXPERTS, shard=2, expert=2, recompute=recompute)
+    with Operators() as mode:
+        program.run([batch()], torch.tensor(16.0))
+    return mode.calls
+
+
+def test_selective_repeats_no_product_of_experts_that_are_dealt_out(ranks):
+    none, selective, full = (ranks.run(2, count_of_experts, kind)[0] for kind in ("none", "selective", "full"))
+    for product in ("mm", "_grouped_mm", "_scaled_dot_product_flash_attention_for_cpu"):
         assert none[product] == selective[product] < full[product], product
     assert none["silu"] < selective["silu"] == full["silu"]

@@ -121,14 +121,22 @@ EXPERTS = split("""
     shard2 offload, shard2 units2 prefetch1, shard2 packed, expert2 shard2, expert2 zero2 shard2 micro1,
     expert2 zero1 shard2 micro1, expert2 shard4 micro1, expert2 shard2 replicate2, expert2 shard4 replicate2 micro1,
     expert3 context3, expert2 context2, expert2 shard2 context2 packed, expert2 shard2 tp2, expert2 shard4 tp2 micro1,
-    expert2 shard2 full, expert2 shard2 offload, expert2 shard2 units2 prefetch1, expert2 shard2 packed
+    expert2 shard2 full, expert2 shard2 offload, expert2 shard2 units2 prefetch1, expert2 shard2 packed,
+    expert2 shard2 selective, expert2 zero2 shard2 selective micro1, expert2 shard2 tp2 selective packed,
+    expert2 context2 selective, one micro8 compile, zero0 replicate2 compile, shard2 selective compile, tp2 shard2 compile,
+    expert2 shard2 compile, expert2 zero1 shard2 replicate2 compile micro1, expert2 shard2 selective compile packed,
+    expert2 shard2 full compile, expert2 context2 compile, expert2 shard2 tp2 compile
 """)
 EXPERTS_STAGED = split("""
     pp2, pp2 zero0 replicate2, pp2 gpipe shard2, pp2 zbv, pp2 interleaved-1f1b, pp2 interleaved-zero-bubble, pp2 tp2,
     pp2 context2, pp2 full, pp2 expert2 shard2, pp2 zbv expert2 shard2, pp2 interleaved-zero-bubble expert2 shard2,
-    pp2 expert2 shard4, pp2 expert2 shard2 tp2, pp2 expert2 context2 full
+    pp2 expert2 shard4, pp2 expert2 shard2 tp2, pp2 expert2 context2 full, pp2 expert2 shard2 selective,
+    pp2 interleaved-1f1b expert2 shard2 selective compile
 """)
-EXPERTS_EVEN = split("one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2")
+EXPERTS_EVEN = split("""
+    one micro8, zero0 replicate2, tp2 shard2, expert2 shard2, expert2 shard2 replicate2, pp2, expert2 shard2 selective,
+    expert2 shard2 selective compile
+""")
 
 
 ADAPTED = split("""
@@ -304,7 +312,8 @@ NEAR = [
         for policy in NARROW
         for pair in pairs("qwen3_moe even", each(split("shard2, expert2 shard2, zero0 replicate2"), policy))
     ),
-    *pairs("qwen3_moe even", each(split("one micro8, tp2 shard2, shard2 full"), "compile bf16")),
+    *pairs("qwen3_moe even", each(split("one micro8, tp2 shard2, shard2 full, expert2 shard2"), "compile bf16")),
+    *pairs("qwen3_moe even", each(split("expert2 shard2, shard2"), "selective bf16")),
     *pairs("qwen3 tied, gpt2 tied heads4", each(ADAPTED_NARROW, "lora bf16")),
     *pairs("qwen3 tied wide", each(ADAPTED_NARROW, "nf4 bf16")),
     *pairs("qwen3 tied blocks5, qwen3 blocks5", each(ADAPTED_STAGED_NARROW, "lora bf16")),

@@ -177,16 +177,6 @@ def test_a_schedule_that_this_torch_cannot_run_is_refused_before_data_is_prepare
     assert not (tmp_path / "data").exists()
 
 
-def test_compiled_experts_are_refused_on_a_gpu_before_data_is_prepared(tmp_path):
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    config = tiny.recipe(
-        tmp_path, model={"family": "qwen3_moe", **experts}, parallel={"compile": True}, precision={"policy": "bf16"}
-    )
-    with pytest.raises(UserError, match=r"parallel.compile=true for a model with experts on a GPU"):
-        make_ready(config, 1, "cuda")
-    assert not (tmp_path / "data").exists()
-
-
 # ---- a budget of activations
 
 

@@ -26,8 +26,6 @@ class RunFacts:
     """FSDP2 units: see parallel/fsdp."""
     end_units: int
     """Of them, those outside of the blocks."""
-    sparse_layers: int
-    """Layers of experts."""
     gathered_bytes: int
     """Of an element that is gathered, or multiplied."""
     reduced_bytes: int

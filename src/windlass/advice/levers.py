@@ -220,8 +220,6 @@ def recomputing(run: Observed) -> Lever | None:
 def eager(run: Observed) -> Lever | None:
     if not run.on_gpu or run.setting("parallel", "compile"):
         return None
-    if run.facts.sparse_layers:  # experts are not compiled for a GPU
-        return None
     seen = "nothing is compiled: each elementwise operator reads and writes its tensors"
     return Lever("operators one by one", seen, "parallel.compile=true", None, "unknown")
 

@@ -32,10 +32,16 @@ Routed = tuple[Tensor, Tensor]
 """counts_BE (int64): counted tokens of each sequence sent to each expert; mass_BE: their probabilities of it, summed."""
 
 
+class Compute(Protocol):
+    """Experts.compute."""
+
+    def __call__(self, x_ND: Tensor, index_R: Tensor, back_R: Tensor, counts_E: Tensor, repeats: int = 1) -> Tensor: ...
+
+
 class ExpertExchange(Protocol):
     """Rows to the ranks that hold their experts, and back (parallel/expert.py)."""
 
-    def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Compute) -> Tensor:
         """`rows_RD` sorted by expert, `counts_E` of each; -> the experts' outputs for them, in the same order."""
         ...
 
@@ -104,17 +110,20 @@ class Experts(nn.Module):
         expert_R = chosen_NK.flatten()
         order_R, inverse_R = sort_rows(expert_R)
         counts_E = count_rows(expert_R[order_R], self.num_experts)
-        rows_RD = gather_rows(hidden_BTD.flatten(0, 1), order_R // num_chosen, inverse_R, num_chosen)
-        made_RD = (
-            self.compute(rows_RD, counts_E) if self.exchange is None else self.exchange(rows_RD, counts_E, self.compute)
-        )
+        hidden_ND, token_R = hidden_BTD.flatten(0, 1), order_R // num_chosen
+        if self.exchange is None:
+            made_RD = self.compute(hidden_ND, token_R, inverse_R, counts_E, num_chosen)
+        else:
+            rows_RD = gather_rows(hidden_ND, token_R, inverse_R, num_chosen)
+            made_RD = self.exchange(rows_RD, counts_E, self.compute)
         places = (*hidden_BTD.shape[:-1], num_chosen)
         made_BTKD = gather_rows(made_RD, inverse_R, order_R).unflatten(0, places)
         out_BTD = (made_BTKD * weights_NK.view(*places, 1)).sum(-2)  # no view: FSDP2 warns of units that return one
         return out_BTD if self.finish is None else self.finish(out_BTD)
 
-    def compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by the experts that are here, `counts_E` of each -> [R, D]."""
+    def compute(self, x_ND: Tensor, index_R: Tensor, back_R: Tensor, counts_E: Tensor, repeats: int = 1) -> Tensor:
+        """x[index], rows sorted by the experts that are here, `counts_E` of each -> [R, D]. `back`, `repeats`: gather_rows."""
+        rows_RD = gather_rows(x_ND, index_R, back_R, repeats)
         gate_EFD, up_EFD, down_EDF = self.gate_proj.here(), self.up_proj.here(), self.down_proj.here()
         device = rows_RD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else rows_RD.dtype

@@ -112,15 +112,8 @@ class Block(nn.Module):
         keys_B: Tensor | None = None,
         counted_BT: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Routed]:
-        normed_BTD, routed = self.input_layernorm(hidden_BTD), None
-        branch_BTD = self.self_attn(normed_BTD, rope, layout, cache, keys_B)
-        if self.post_self_attn_layernorm is not None:
-            branch_BTD = self.post_self_attn_layernorm(branch_BTD)
-        if keys_B is not None:
-            branch_BTD = dropout(branch_BTD, self.dropout, keys_B, ATTENTION_OUTPUT, layout.stream_T)
-        hidden_BTD = self._add(hidden_BTD, branch_BTD)
-        if not self.is_parallel:
-            normed_BTD = self.post_attention_layernorm(hidden_BTD)
+        hidden_BTD, shared_BTD = self.first_half(hidden_BTD, rope, layout, cache, keys_B)
+        normed_BTD, routed = self.post_attention_layernorm(hidden_BTD) if shared_BTD is None else shared_BTD, None
         if isinstance(self.mlp, MoE):
             branch_BTD, routed = self.mlp(normed_BTD, counted_BT)
         else:
@@ -131,6 +124,32 @@ class Block(nn.Module):
             branch_BTD = dropout(branch_BTD, self.dropout, keys_B, MLP_OUTPUT, layout.stream_T)
         hidden_BTD = self._add(hidden_BTD, branch_BTD)
         return hidden_BTD if routed is None else (hidden_BTD, routed)
+
+    def first_half(
+        self,
+        hidden_BTD: Tensor,
+        rope: Rope,
+        layout: AttentionLayout,
+        cache: LayerCache | None,
+        keys_B: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream with attention added; and the norm that the MLP reads too (`parallel_block`), else None."""
+        normed_BTD = self.input_layernorm(hidden_BTD)
+        branch_BTD = self.self_attn(normed_BTD, rope, layout, cache, keys_B)
+        if self.post_self_attn_layernorm is not None:
+            branch_BTD = self.post_self_attn_layernorm(branch_BTD)
+        if keys_B is not None:
+            branch_BTD = dropout(branch_BTD, self.dropout, keys_B, ATTENTION_OUTPUT, layout.stream_T)
+        return self._add(hidden_BTD, branch_BTD), normed_BTD if self.is_parallel else None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the block, or of a sparse layer the first half. Where experts are dealt out over ranks, the host reads how
+        many rows each has; and torch's compiler wrote a kernel for experts that races, and writes one for the norm between the
+        halves (training/sizing/compiled.py)."""
+        if isinstance(self.mlp, MoE):
+            self.first_half = torch.compile(self.first_half, *args, **kwargs)  # type: ignore[method-assign]
+        else:
+            super().compile(*args, **kwargs)
 
     def _add(self, hidden_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
         return hidden_BTD + (branch_BTD if self.residual_scale == 1.0 else branch_BTD * self.residual_scale)
@@ -181,9 +200,9 @@ class Decoder(nn.Module):
         adapt(self, arch, adapter)
 
     @property
-    def blocks(self) -> list[nn.Module]:
+    def blocks(self) -> list[Block]:
         """The layers it holds, in order: sharded, recomputed and compiled one by one."""
-        return list(self.model.layers.values())
+        return [block for block in self.model.layers.values() if isinstance(block, Block)]
 
     @property
     def end(self) -> list[nn.Module]:

@@ -19,7 +19,7 @@ alike, and the scatter that ends an MLP sums over channels (tensor.py).
                      layer's E / X experts in place of E. Activations of the rows that arrive, which depend on the routing
     sent per rank    per sparse layer and micro-batch an all-to-all of E numbers of 8 bytes, and two of rows in forward, two in
                      backward: R D b bytes each, of which a share of (X-1)/X leaves the rank where loads are even; recompute
-                     full: the first three again. R = B T K rows, b bytes per element
+                     full: the first three again; selective: none. R = B T K rows, b bytes per element
     host             per pass and layer one read of 2 X numbers, the rows sent and received: the host sets message sizes. It
                      waits for the router, not for the experts
 
@@ -43,7 +43,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from windlass.model.moe import Experts, MoE, gather_rows, sort_rows
+from windlass.model.moe import Compute, Experts, MoE, gather_rows, sort_rows
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import cut_parameter, scatter
 from windlass.parallel.mesh import Mesh
@@ -79,7 +79,7 @@ class AllToAll:
     def __init__(self, group: dist.ProcessGroup):
         self._group = group
 
-    def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def __call__(self, rows_RD: Tensor, counts_E: Tensor, compute: Compute) -> Tensor:
         """`rows_RD` sorted by expert, `counts_E` of each -> the experts' outputs for them, in the same order."""
         sent_XL = counts_E.view(self._group.size(), -1)
         received_XL = torch.empty_like(sent_XL)
@@ -90,7 +90,7 @@ class AllToAll:
         expert_XL = torch.arange(sent_XL.shape[1], device=rows_RD.device).expand_as(sent_XL)
         expert_Q = expert_XL.flatten().repeat_interleave(received_XL.flatten(), output_size=sum(received_X))
         order_Q, inverse_Q = sort_rows(expert_Q)
-        made_QD = compute(gather_rows(came_QD, order_Q, inverse_Q), received_XL.sum(0))
+        made_QD = compute(came_QD, order_Q, inverse_Q, received_XL.sum(0))
         back_QD = gather_rows(made_QD, inverse_Q, order_Q)
         returned: Tensor = _Exchange.apply(back_QD, received_X, sent_X, self._group)
         return returned

@@ -12,14 +12,20 @@ Within a budget of bytes each block has its own kind; activations.py chooses.
 
 The forward of each block is replaced on the instance, so parameter names do not change. Nothing random may run inside a
 block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
+
+A sparse layer has selective twice, around each half, since only the first is compiled; and where its experts are dealt out over
+ranks, around their products alone in the second: no message is repeated, and router's probabilities and the rows that came are
+kept.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from windlass.model.moe import MoE
+from windlass.model.transformer import Block
 
 KINDS: Final = ("none", "selective", "full")
 
@@ -48,12 +54,22 @@ def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Checkp
     return CheckpointPolicy.MUST_SAVE if str(operator) in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def apply_recompute(blocks: Sequence[nn.Module], kinds: Sequence[str]) -> None:
+def apply_recompute(blocks: Sequence[Block], kinds: Sequence[str]) -> None:
     """kinds: none, selective or full, for each block; in place. Must come before compile, which traces the forward it finds:
     one graph per kind."""
     for block, kind in zip(blocks, kinds, strict=True):
-        if kind != "none":
-            block.forward = _recomputed(block.forward, selective=kind == "selective")
+        if kind == "selective" and isinstance(block.mlp, MoE):
+            _recompute_halves(block, block.mlp)
+        elif kind != "none":
+            block.forward = _recomputed(block.forward, selective=kind == "selective")  # type: ignore[method-assign]
+
+
+def _recompute_halves(block: Block, mlp: MoE) -> None:
+    block.first_half = _recomputed(block.first_half, selective=True)  # type: ignore[method-assign]
+    if mlp.experts.exchange is None:
+        mlp.forward = _recomputed(mlp.forward, selective=True)  # type: ignore[method-assign]
+    else:  # inside their unit, and without their messages
+        mlp.experts.compute = _recomputed(mlp.experts.compute, selective=True)  # type: ignore[method-assign]
 
 
 def _recomputed(forward: Callable[..., Any], selective: bool) -> Callable[..., Any]:

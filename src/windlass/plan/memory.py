@@ -18,11 +18,11 @@ heads, f of the MLP):
     selective    3h + 2q + 2k + 2f    input and the outputs of products
     full         h                    input
 
-A compiled block keeps 3f of the 4f, and 2h of the 3h (counted: Inductor's partitioner, Llama). A token that goes to K experts has
-K rows of h in and out. RMSNorm is one kernel on a GPU; a CPU computes it in pieces and keeps one more element, in fp32 too where
-it computes in 16 bits. The backward of one block adds its own gradients, and what it recomputed. The head keeps a gradient per
-hidden state and one of its weight; one chunk of logits exists at a time. The peak is standing + what all blocks keep + the larger
-of head and one block.
+A compiled block keeps 3f of the 4f, and 2h of the 3h (counted: Inductor's partitioner, Llama); of a sparse one the MLP is not
+compiled. A token that goes to K experts has K rows of h in and out. RMSNorm is one kernel on a GPU; a CPU computes it in pieces
+and keeps one more element, in fp32 too where it computes in 16 bits. The backward of one block adds its own gradients, and what
+it recomputed. The head keeps a gradient per hidden state and one of its weight; one chunk of logits exists at a time. The peak is
+standing + what all blocks keep + the larger of head and one block.
 
 tests/plan/test_memory.py reads weights, copies, gradients and states off real tensors: equal to the byte. What blocks keep is
 compared there with parallel/activations.py, which runs a block on fake tensors: within 1 %, 15 % where layers have a sliding
@@ -177,18 +177,20 @@ class RankMemory:
         routed = arch.experts_per_token * hidden * is_sparse
         attention = 2 * query + 2 * key
         softmax = arch.num_heads * STATISTIC
+        piece = 0 if arch.layer_norm or self.on_gpu else size + 4 * (size == 2)
         if recompute == "selective":
-            last = routed or hidden * (not self.is_compiled)
-            return (2 * hidden + attention + products * inner + last) * size + softmax
+            kept = (2 * hidden + attention + products * inner) * size + softmax
+            if is_sparse:  # the norm between its halves is not computed again
+                return kept + (hidden + routed) * size + hidden * piece + STATISTIC
+            return kept + hidden * (not self.is_compiled) * size
         heads = (query + key) * arch.qk_norm
         heads_normed = 1 if arch.qk_norm_whole else (arch.num_heads + arch.num_kv_heads)
         stream = 3 if arch.parallel_block else 4
         norms = (1 if arch.parallel_block else 2) * arch.norm_inputs + 2 * arch.norm_outputs
-        elementwise = 2 * products - (self.is_compiled and arch.gated_mlp)
+        elementwise = 2 * products - (self.is_compiled and arch.gated_mlp and not is_sparse)
         elements = stream * hidden + attention + heads + 2 * hidden * arch.norm_outputs + elementwise * inner
         statistics = (norms * (1 + arch.layer_norm) + heads_normed * arch.qk_norm) * STATISTIC
-        pieces = (norms * hidden + heads) * (not arch.layer_norm and not self.on_gpu)
-        return (elements + 2 * routed) * size + pieces * (size + 4 * (size == 2)) + softmax + statistics
+        return (elements + 2 * routed) * size + (norms * hidden + heads) * piece + softmax + statistics
 
     def _inner(self, index: int) -> int:
         """Channels of the MLP that a token passes; of a mixture's experts those that it is sent to."""

@@ -104,7 +104,6 @@ def facts_of(run: Run, accumulation: int) -> RunFacts:
         trained_elements=count_trained(config, architecture),
         units=-(-architecture.num_layers // config.parallel.blocks_per_unit) + ends,
         end_units=ends,
-        sparse_layers=len(architecture.sparse_layers),
         gathered_bytes=precision.compute.itemsize,
         reduced_bytes=precision.reduce.itemsize,
         flops_per_token=run.recorder.flops_per_token,

@@ -27,7 +27,6 @@ from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, plan_recompute
 from windlass.parallel.build import check_compiler
 from windlass.parallel.rules.degrees import check_exchange
-from windlass.parallel.rules.expert import check_compiled_experts
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
 from windlass.report.sinks.follow import check_packages
@@ -111,7 +110,6 @@ def check_run(
             architecture_within(read_hf_config(source), stored_sizes(source), source)
         architecture = architecture_of(config.model, num_entries(config.data.tokenizer) or 1)
     config.check_layout(architecture, world)
-    check_compiled_experts(architecture, config.parallel.compiles, device_type)
     rules = rules_of(config, architecture)
     if trainer_state is None:
         plan_of(config, architecture, rules, device_type)

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import types
 from dataclasses import replace
 
 import pytest
@@ -210,7 +209,7 @@ def test_compile_is_chosen_where_the_device_can_and_the_rules_allow(base, monkey
         on_gpu = replace(runtime, device=torch.device("cuda"))
         assert choices._compile(config, config.model.shape(300), on_gpu) is True
         sparse = replace(config.model.shape(300), num_experts=4, experts_per_token=2, expert_size=16)
-        assert choices._compile(config, sparse, on_gpu) is False and choices._compile(config, sparse, runtime) is True
+        assert choices._compile(config, sparse, on_gpu) is True
         ways = [{"names": [f"model.layers.{n}.mlp.*"], "frozen": True} for n in range(0, 12, 2)]
         frozen = auto(base, "sizes-frozen", optim={"groups": ways}, model={"num_hidden_layers": 12})
         refused = auto(
@@ -242,21 +241,6 @@ def test_what_would_race_is_not_compiled_and_sized_again(base, monkeypatch):
         assert asked == expected and chosen.parallel.compiles is not bool(racing)
         assert ("; not compiled, since triton_red_a would read back" in said) is bool(racing)
         assert f"parallel.compile={str(not racing).lower()}" in said
-
-
-def test_a_run_that_began_with_compiled_experts_is_refused_on_a_gpu(base, monkeypatch):
-    config = auto(base, "sizes-experts")
-    sparse = replace(config.model.shape(300), num_experts=4, experts_per_token=2, expert_size=16)
-    found = {"micro_batch": 2, "zero": 3, "recompute": "none", "compile": True}
-    monkeypatch.setattr(choices, "_kept", lambda *_: found)
-    monkeypatch.setattr(choices, "_planned", lambda _config, plan, _runtime: plan)
-    monkeypatch.setattr(choices, "cuts_what_fits", lambda *_: [])
-    plan = types.SimpleNamespace(architecture=sparse)
-    with start_runtime() as runtime:
-        chosen, _, _ = choices.choose_sizes(config, {}, plan, runtime, None)
-        assert chosen.parallel.compiles
-        with pytest.raises(UserError, match=r"parallel\.compile=true for a model with experts on a GPU"):
-            choices.choose_sizes(config, {}, plan, replace(runtime, device=torch.device("cuda")), None)
 
 
 def refuse(_config, _architecture):

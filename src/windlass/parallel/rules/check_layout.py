@@ -69,7 +69,7 @@ def layout_errors(
     yield from effect_errors(parallel)
     yield from tensor_errors(parallel.tp, parallel.activation_gib)
     yield from context_errors(parallel.context, parallel.context_kind, parallel.activation_gib)
-    yield from expert_errors(parallel.expert, parallel.zero_stage, parallel.compiles, parallel.recomputes)
+    yield from expert_errors(parallel.expert, parallel.zero_stage)
     yield from pipeline_errors(parallel)
     if beside.policy is not None:
         yield from split_errors(parallel.pp, parallel.schedule, parallel.zero_stage, beside.policy)
@@ -91,7 +91,7 @@ def _model_errors(parallel: ParallelConfig, architecture: Architecture, beside: 
     yield from degrees or head_errors(parallel.context, parallel.context_kind, parallel.tp, architecture)
     yield from stage_errors(parallel.schedule, parallel.pp, architecture.num_layers)
     yield from unit_errors(parallel, architecture.num_layers)
-    yield from model_expert_errors(architecture, parallel, beside.policy, beside.optimizer)
+    yield from model_expert_errors(architecture, parallel, beside.optimizer)
 
 
 def _length_errors(

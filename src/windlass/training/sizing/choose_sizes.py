@@ -10,7 +10,6 @@ from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.degrees import check_exchange
-from windlass.parallel.rules.expert import check_compiled_experts
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, total_bytes, worth_trying
 from windlass.runtime import Runtime
@@ -37,7 +36,6 @@ def choose_sizes(
     kept = None if trainer_state is None else _kept(config, trainer_state, runtime)
     if kept is not None:
         chosen = _with(config, **kept)
-        check_compiled_experts(plan.architecture, chosen.parallel.compiles, runtime.device.type)
         sentences = [f"{_shown(chosen, left_open)}: as the run began on the same layout and devices"]
     else:
         anew = [] if trainer_state is None else [_anew(trainer_state, runtime, left_open)]
@@ -117,7 +115,6 @@ def _compile(config: RunConfig, architecture: Architecture, runtime: Runtime) ->
     compiled = _with(config, compile=True)
     try:
         compiled.check_layout(architecture, runtime.world)
-        check_compiled_experts(architecture, True, runtime.device.type)
         check_exchange(compiled.parallel.context, compiled.parallel.context_kind, True)
         rules_of(compiled, architecture)
     except UserError:

@@ -7,9 +7,10 @@ a barrier the load finds what was in memory before. torch 2.11 and 2.13 put none
 Met on an H200 with torch 2.11, in the backward of layers of experts 256 wide: the right loss, and wrong gradients below them,
 other ones each time. There the check names that kernel, and none of Qwen3's and Gemma 2's, whose gradients are near fp32's
 (benchmarks/results/gpu-gradients.json; compiled, Gemma 2's at width 2,048 had other bits in a second step, which is open).
-Compiled for an H200 on a machine without one, for other sizes, the blocks of Gemma 2 and 3 at width 2,048 have such a kernel too.
-Those of SmolLM3-3B, Llama-3.1-8B, Qwen3-4B, Qwen2.5-1.5B, GPT-2, Qwen3-30B-A3B and of nine more families have none. So the
-kernels themselves are looked at, after the first step.
+Experts are not compiled since (model/transformer.py). Compiled for an H200 on a machine without one, for other sizes, the blocks
+of Gemma 2 and 3 at width 2,048 have such a kernel. Those of SmolLM3-3B, Llama-3.1-8B, Qwen3-4B, Qwen2.5-1.5B, GPT-2 and of nine
+more families have none, nor have the first halves of Qwen3-30B-A3B's and Mixtral's. So the kernels themselves are looked at,
+after the first step.
 """
 
 import re
