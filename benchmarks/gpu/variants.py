@@ -17,7 +17,7 @@ from primitives import dense_loss
 from torch import Tensor, nn
 from torch.nn import functional
 
-import windlass.model.transformer
+import windlass.model.layers
 from windlass.optim.clip import clip_divisor, divide_gradients
 from windlass.optim.config import OptimConfig
 from windlass.optim.groups import Parameter, parameter_groups, set_learning_rate, write_copies
@@ -57,7 +57,7 @@ class MultiTensorAdamW:
 @contextlib.contextmanager
 def masked(length: int, device: torch.device) -> Iterator[None]:
     """Every decoder's attention gets a dense mask meanwhile, for sequences of `length`."""
-    with mock.patch.object(windlass.model.transformer, "attend", masked_attention(length, device)):
+    with mock.patch.object(windlass.model.layers, "attend", masked_attention(length, device)):
         yield
 
 

@@ -11,7 +11,7 @@ architecture  what the decoder needs to know, in neutral names; parameter shapes
 names         our parameter names <-> Hugging Face's tensor names (no torch)
 flops         parameters and FLOPs per token (no torch)
 transformer   the decoder
-layers        activations by name, and norms
+layers        attention, the MLP, activations by name, and norms
 moe           mixtures of experts
 kernels       which attention kernel runs
 dropout       masks as a function of (seed, sample, position, element)

@@ -5,9 +5,9 @@ degrees       tensor and context parallelism against the model's shape and the s
 pipeline      stages, schedules and their micro-batches
 schedules     in which order a pipeline's ranks run their micro-batches, and who holds which stage
 batch         the global batch in micro-batches
-expert        expert parallelism, and what experts forbid
 
 Inside:
 
+expert        expert parallelism, and what experts forbid
 effects       settings that contradict each other or change nothing
 """
