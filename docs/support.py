@@ -103,7 +103,7 @@ BASE = {
 NOT_IN_VERIFY = ("bf16", "fp16", "bf16-pure", "fp8", "compile", "activation_gib")
 """Features that the proxy model of `windlass verify` leaves out: it runs in fp64, uncompiled, without a budget (proof/proxy)."""
 AXES = ("pp", "replicate", "shard", "context", "tp", "expert")
-NO_PROOF = ("turns_red", "without_a_bug", "dropped_at_all", "on_the_mean")
+NO_PROOF = ("turns_red", "without_a_bug", "dropped_at_all", "on_the_mean", "is_wrong")
 """In the names of tests that hold no layout against one process."""
 
 

@@ -230,6 +230,7 @@ EXACT = [
     *of_context("qwen3 tied", each(split("muons, frozen-bottom, rates"), "context2 shard2")),
     # pipelines; five blocks, so that stages are unequal
     *pairs([f"{model} blocks5" for model in SIX], STAGED),
+    *pairs("qwen3 tied blocks5", [f"pp2 {kind} shard2 offload" for kind in KINDS]),
     *pairs("qwen3 tied blocks5", each(STAGED_FP32, "fp32")),
     *pairs("qwen3 tied blocks5", [f"{one} tied-rates{muon}" for muon in ("", " muon")
                                   for one in split("pp2 1f1b shard2, pp2 interleaved-1f1b, pp2 zbv zero0 replicate2")]),

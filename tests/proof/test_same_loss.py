@@ -12,13 +12,16 @@ from tests.proof.checks import CHECKS, assert_exact, exact
 from tests.proof.matrix import layout_of, run
 from tests.proof.planting import Planting
 from tests.proof.rows import CELLS, FIRST_STEP, THREE_STEPS
+from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.model.open_config import architecture_of
 from windlass.parallel.activations import plan_recompute
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.rules.check_layout import Beside, check_layout
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
+from windlass.proof.pool import RankFailed
 
 GIB = 1 << 30
 
@@ -35,6 +38,30 @@ GIB = 1 << 30
 )
 def test_the_layout_trains_what_one_process_trains(references, ranks, cell):
     CHECKS[cell.check](references, ranks, cell.model, cell.layout)
+
+
+WRONG = {  # what the rules refuse -> what comes of it
+    "exact: qwen3 tied blocks5: pp2 zbv selective": (RankFailed, "only allowed to backward once"),
+    "exact: qwen3 tied blocks5: pp2 interleaved-zero-bubble selective": (RankFailed, "only allowed to backward once"),
+    "exact: qwen3 tied blocks5: pp2 zbv compile": (AssertionError, "losses"),
+    "exact: qwen3 tied blocks5: pp2 interleaved-zero-bubble compile": (AssertionError, "losses"),
+    "policy: qwen3 tied blocks5: pp2 zbv shard2 bf16": (AssertionError, "first gradients"),
+    "policy: qwen3 tied blocks5: pp2 interleaved-zero-bubble shard2 bf16": (AssertionError, "first gradients"),
+    "policy: qwen3 tied blocks5: pp2 zbv shard2 fp16": (AssertionError, "first gradients"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cell", WRONG)
+def test_what_is_refused_beside_a_backward_that_is_cut_in_two_is_wrong(references, ranks, cell):
+    check, model, words = cell.split(": ")
+    case = layout_of(model, words)
+    parallel = ParallelConfig(recompute=case.recompute, compile=case.compile, zero=case.zero, **dict(case.sharding))
+    with pytest.raises(UserError, match=r"parallel\.schedule=.*"):
+        check_layout(parallel, beside=Beside(policy=case.policy))
+    error, said = WRONG[cell]
+    with pytest.raises(error, match=said):
+        CHECKS[check](references, ranks, model, words)
 
 
 def test_quick_cells_are_of_the_matrix():
