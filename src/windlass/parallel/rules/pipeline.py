@@ -19,7 +19,7 @@ on gloo; 2.12 was not tried."""
 REFUSED: Final = {
     "prefetch": "the stages of a pipeline are gathered whole and stay gathered; nothing is left to gather ahead",
     "activation_gib": "how many micro-batches' activations a stage keeps depends on the schedule, and the budget counts one",
-    "recompute": "what selective keeps can be used once, and this schedule walks each block twice in backward: torch raises an error",
+    "recompute": "what selective keeps can be used once, and this schedule walks each block twice in backward: torch raises",
     "compile": "a compiled block's backward is one piece, and this schedule cuts backward in two: it trains something else",
 }
 
