@@ -72,6 +72,21 @@ def test_blocks_compile_to_one_graph_per_kind_and_equal_eager(family, num_graphs
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_of_layers_with_experts_the_first_half_is_compiled_and_no_operator_of_experts():
+    sparse = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [1]}
+    decoder = Decoder(ModelConfig(family="qwen3_moe", **SIZES, **sparse).architecture())
+    initialise(decoder.named_parameters(), decoder.arch, 3)
+    graphs = compiled(decoder)
+    decoder(*make_batches(1)[0]).backward()
+    used = [{str(node.target) for node in graph.graph.nodes} for graph in graphs]
+    of_experts = ("topk", "argsort", "grouped_mm", "softmax")
+    assert not [name for names in used for name in names if any(word in name for word in of_experts)]
+    products = [sum("linear" in str(node.target) for node in graph.graph.nodes) for graph in graphs]
+    assert products == [4, 7], "queries, keys, values and output of a sparse layer; of a dense one the MLP too"
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize(("family", "num_graphs"), [("llama", 1), ("gpt2", 1), ("mistral", 1), ("smollm3", 2)])
 def test_documents_compile_to_one_graph_per_kind_however_borders_lie(family, num_graphs):
     """A batch with room for another number of documents costs one more compilation, of any number at once."""

@@ -11,7 +11,8 @@ constant factors and soft caps. What a branch reads is x, or norm(x); what it ad
 Sources: arXiv 1706.03762 (attention), 2002.05202 (gated MLP), 2305.19466 (no positions), 2501.00656, 2204.02311, 2408.00118.
 
 Under compile all blocks share one graph, but for layers without rotation (`no_rope_layers`), layers with a window
-beside layers without one, and sparse layers beside dense ones: each such kind is a second graph.
+beside layers without one, and sparse layers, of which the first half is compiled, beside dense ones: each such kind is a second
+graph.
 
 Dropout is a function of the batch's `keys` (dropout.py) and applies where GPT-2 has it: after the embedding, to attention's
 weights, to the outputs of attention and MLP, and before an adapter's factors. Without keys or training nothing is dropped.
@@ -73,11 +74,7 @@ class Block(nn.Module):
         counted_BT: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Routed]:
         hidden_BTD, shared_BTD = self.first_half(hidden_BTD, rope, layout, cache, keys_B)
-        normed_BTD, routed = self.post_attention_layernorm(hidden_BTD) if shared_BTD is None else shared_BTD, None
-        if isinstance(self.mlp, MoE):
-            branch_BTD, routed = self.mlp(normed_BTD, counted_BT)
-        else:
-            branch_BTD = self.mlp(normed_BTD, keys_B, layout.row_T)
+        branch_BTD, routed = self.second_half(hidden_BTD, shared_BTD, layout, keys_B, counted_BT)
         if self.post_mlp_layernorm is not None:
             branch_BTD = self.post_mlp_layernorm(branch_BTD)
         if keys_B is not None:
@@ -101,6 +98,21 @@ class Block(nn.Module):
         if keys_B is not None:
             branch_BTD = dropout(branch_BTD, self.dropout, keys_B, ATTENTION_OUTPUT, layout.stream_T)
         return self._add(hidden_BTD, branch_BTD), normed_BTD if self.is_parallel else None
+
+    def second_half(
+        self,
+        hidden_BTD: Tensor,
+        shared_BTD: Tensor | None,
+        layout: AttentionLayout,
+        keys_B: Tensor | None,
+        counted_BT: Tensor | None,
+    ) -> tuple[Tensor, Routed | None]:
+        """What the MLP adds, and its router's result."""
+        normed_BTD = self.post_attention_layernorm(hidden_BTD) if shared_BTD is None else shared_BTD
+        if isinstance(self.mlp, MoE):
+            found: tuple[Tensor, Routed] = self.mlp(normed_BTD, counted_BT)
+            return found
+        return self.mlp(normed_BTD, keys_B, layout.row_T), None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the block, or of a sparse layer the first half. Where experts are dealt out over ranks, the host reads how

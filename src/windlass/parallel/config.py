@@ -88,9 +88,9 @@ class ParallelConfig(Settings):
     fault is one named error on all ranks. The host then waits for the device at every step. (Copies of weights and optimizer
     states on several ranks are compared before every checkpoint, whatever is set here.)"""
     compile: bool | Literal["auto"] = "auto"
-    """Compile each block with torch.compile (one graph for blocks that recompute alike; of layers with experts attention
-    alone), and AdamW's update where it stores in bf16 or the kernel is foreach. Needs a C++ compiler on CPU. auto: on a GPU that
-    torch can compile for, where the layout allows it; not on a CPU."""
+    """Compile each block with torch.compile (one graph for blocks that recompute alike), and AdamW's update where it stores in
+    bf16 or the kernel is foreach. Of a layer with experts attention alone is compiled. Needs a C++ compiler on CPU. auto: on a
+    GPU that torch can compile for, where the layout allows it; not on a CPU."""
     schedule: Schedule = "1f1b"
     """Order of a pipeline's micro-batches, with pp above 1. gpipe: all forwards, then all backwards. 1f1b: keeps activations of
     at most pp of them. interleaved-1f1b, interleaved-zero-bubble, zbv: two stages per rank, less idle time, more messages;

@@ -10,12 +10,12 @@ A block of hidden size H keeps about 34 B T H bytes of activations in 16 bits, p
 
 Within a budget of bytes each block has its own kind; activations.py chooses.
 
-The forward of each block is replaced on the instance, so parameter names do not change. Nothing random may run inside a
+What is recomputed is replaced on the instance, so parameter names do not change. Nothing random may run inside a
 block: dropout is a function of counters, so recomputation sees the same mask without saving generator states.
 
-A sparse layer has selective twice, around each half, since only the first is compiled; and where its experts are dealt out over
-ranks, around their products alone in the second: no message is repeated, and router's probabilities and the rows that came are
-kept.
+A sparse layer has selective around each half, since only the first is compiled, and keeps the stream between them. Where its
+experts are dealt out over ranks, the second half has it around their products alone, so that no message is sent twice: its norm,
+its router and the rows that came are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ def apply_recompute(blocks: Sequence[Block], kinds: Sequence[str]) -> None:
 def _recompute_halves(block: Block, mlp: MoE) -> None:
     block.first_half = _recomputed(block.first_half, selective=True)  # type: ignore[method-assign]
     if mlp.experts.exchange is None:
-        mlp.forward = _recomputed(mlp.forward, selective=True)  # type: ignore[method-assign]
+        block.second_half = _recomputed(block.second_half, selective=True)  # type: ignore[method-assign]
     else:  # inside their unit, and without their messages
         mlp.experts.compute = _recomputed(mlp.experts.compute, selective=True)  # type: ignore[method-assign]
 

@@ -17,11 +17,12 @@ logits.
                      inputs (n each, whole); recompute: full exactly 1/t
     sent per rank    n = B T D b bytes, b per element. Per block and micro-batch: 2 GATHERs and 2 SCATTERs in forward, the same in
                      backward: 8 collectives of n (t-1)/t bytes, as many bytes as the 4 all-reduces of an uncut stream;
-                     recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs. Embedding: 1 SCATTER, in backward
-                     1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk all-reduces of 1 and of 2 numbers per
-                     token; norms over all heads (OLMo 2): a GATHER of one number per token and rank each, in backward its
-                     SCATTER; norm weights, row biases, position table, whole factors of an adapter, whole matrices of keys and
-                     values: an all-reduce of their size each, per micro-batch, where they are trained
+                     recompute: full repeats 2 GATHERs and 1 SCATTER, selective the 2 GATHERs (1 where experts are dealt out).
+                     Embedding: 1 SCATTER, in backward 1 GATHER; final norm: 1 GATHER, in backward 1 SCATTER; head: per chunk
+                     all-reduces of 1 and of 2 numbers per token; norms over all heads (OLMo 2): a GATHER of one number per token
+                     and rank each, in backward its SCATTER; norm weights, row biases, position table, whole factors of an
+                     adapter, whole matrices of keys and values: an all-reduce of their size each, per micro-batch, where they
+                     are trained
 
 Where t ranks outnumber the heads of keys and values, each of t / heads ranks computes the one that its queries read. The two
 matrices are then whole on every rank, and their gradients are parts of a sum, as those of norms are.

@@ -19,10 +19,10 @@ heads, f of the MLP):
     full         h                    input
 
 A compiled block keeps 3f of the 4f, and 2h of the 3h (counted: Inductor's partitioner, Llama); of a sparse one the MLP is not
-compiled. A token that goes to K experts has K rows of h in and out. RMSNorm is one kernel on a GPU; a CPU computes it in pieces
-and keeps one more element, in fp32 too where it computes in 16 bits. The backward of one block adds its own gradients, and what
-it recomputed. The head keeps a gradient per hidden state and one of its weight; one chunk of logits exists at a time. The peak is
-standing + what all blocks keep + the larger of head and one block.
+compiled. A token that goes to K experts has K rows of h in and out (selective: out). RMSNorm is one kernel on a GPU; a CPU
+computes it in pieces and keeps one more element, in fp32 too where it computes in 16 bits. The backward of one block adds its own
+gradients, and what it recomputed. The head keeps a gradient per hidden state and one of its weight; one chunk of logits exists at
+a time. The peak is standing + what all blocks keep + the larger of head and one block.
 
 tests/plan/test_memory.py reads weights, copies, gradients and states off real tensors: equal to the byte. What blocks keep is
 compared there with parallel/activations.py, which runs a block on fake tensors: within 1 %, 15 % where layers have a sliding
@@ -180,9 +180,8 @@ class RankMemory:
         piece = 0 if arch.layer_norm or self.on_gpu else size + 4 * (size == 2)
         if recompute == "selective":
             kept = (2 * hidden + attention + products * inner) * size + softmax
-            if is_sparse:  # the norm between its halves is not computed again
-                return kept + (hidden + routed) * size + hidden * piece + STATISTIC
-            return kept + hidden * (not self.is_compiled) * size
+            # the stream between a sparse layer's halves; what the last product of a dense one makes
+            return kept + (hidden + routed if is_sparse else hidden * (not self.is_compiled)) * size
         heads = (query + key) * arch.qk_norm
         heads_normed = 1 if arch.qk_norm_whole else (arch.num_heads + arch.num_kv_heads)
         stream = 3 if arch.parallel_block else 4
