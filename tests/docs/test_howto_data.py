@@ -1,5 +1,6 @@
 """Every recipe of the pages on data is prepared, on small files of the names that the pages use."""
 
+import contextlib
 import gzip
 import json
 import re
@@ -122,6 +123,12 @@ def test_every_block_of_a_page_is_found(page):
     assert len(list(blocks(page))) == (HOWTO / page).read_text().count("\n```yaml\n") > 0
 
 
+def train_in(directory, config):
+    """On a rank, which may have begun in another test's directory."""
+    with contextlib.chdir(directory):
+        return tiny.train(config)
+
+
 @pytest.mark.long
 def test_a_run_of_the_page_leaves_a_bad_shard_out_and_tells_what_it_consumed(place, ranks):
     (block,) = [given.values[0] for given in blocks("prepare-data.md") if "max_bad_shards" in given.values[0]]
@@ -130,7 +137,7 @@ def test_a_run_of_the_page_leaves_a_bad_shard_out_and_tells_what_it_consumed(pla
     config = tiny.recipe(place, data=data, run={"steps": 12, "tokens_per_step": 8 * length})
     prepared = prepare_only(config)
     spoil(prepared.directory, 0)
-    ranks.run(1, tiny.train, config)
+    ranks.run(1, train_in, place, config)
     told = list(consumed(config.run.directory, place / "list"))
     listed = (place / "list").read_text().splitlines()
     assert any(line.startswith(f"consumed: {len(listed)} samples") for line in told) and len(listed) > 40
