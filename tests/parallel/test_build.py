@@ -85,7 +85,7 @@ def test_a_hundred_steps_and_ten_evaluations_compile_nothing_again(ranks, run):
 
 @pytest.mark.long
 def test_layers_of_experts_share_the_graphs_of_their_first_half(ranks):
-    """Two of three layers recompute, one all and one selectively: one graph more for the selective one, in training and in
+    """Without recomputation, and with another kind of it in each layer: selective is one graph more, in training and in
     evaluation each."""
     for plan, graphs in ((None, 4), (("full", "selective", "none"), 6)):
         more = {"model": EXPERTS, "expert": 2}

@@ -1,6 +1,6 @@
-"""Attention, the MLP, activations by Hugging Face's names, and norms: RMSNorm (arXiv 1910.07467), LayerNorm, two more of RMSNorm.
+"""What a block is made of: attention, the MLP, activations by Hugging Face's names, and norms. Beside LayerNorm these:
 
-    RMSNorm      x / sqrt(mean(x^2) + eps) * w
+    RMSNorm      x / sqrt(mean(x^2) + eps) * w (arXiv 1910.07467)
     OffsetNorm   the same with 1 + w: weights near 0 keep their digits in 16 bits, and decay pulls towards the plain norm (Gemma)
     HeadsNorm    RMSNorm over the channels of all heads of a token at once, before they are split (OLMo 2, arXiv 2501.00656)
 

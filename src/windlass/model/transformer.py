@@ -23,7 +23,7 @@ every layout. Nothing here is a buffer: after `to_empty` only parameters need va
 Legend: B sequences, T positions, D hidden size, H query heads.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class Block(nn.Module):
         keys_B: Tensor | None,
         counted_BT: Tensor | None,
     ) -> tuple[Tensor, Routed | None]:
-        """What the MLP adds, and its router's result."""
+        """What the MLP makes of the stream, and of experts the router's result too. `shared`: the norm that attention read."""
         normed_BTD = self.post_attention_layernorm(hidden_BTD) if shared_BTD is None else shared_BTD
         if isinstance(self.mlp, MoE):
             found: tuple[Tensor, Routed] = self.mlp(normed_BTD, counted_BT)
@@ -174,7 +174,7 @@ class Decoder(nn.Module):
     @property
     def blocks(self) -> list[Block]:
         """The layers it holds, in order: sharded, recomputed and compiled one by one."""
-        return [block for block in self.model.layers.values() if isinstance(block, Block)]
+        return [cast(Block, block) for block in self.model.layers.values()]
 
     @property
     def end(self) -> list[nn.Module]:

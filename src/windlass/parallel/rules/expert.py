@@ -61,6 +61,6 @@ def model_expert_errors(
     if activation_gib is not None:
         yield UserError(
             f"parallel.activation_gib={activation_gib} for a model with experts",
-            "what a sparse layer keeps depends on where its router sends the tokens, and is not counted beforehand",
+            "what a sparse layer keeps is not counted beforehand: over ranks it depends on where the router sends the tokens",
             "remove parallel.activation_gib, and choose parallel.recompute=none, selective or full",
         )
