@@ -68,10 +68,7 @@ def test_every_kind_is_left_out_counted_reported_and_told(tmp_path):
     report = [json.loads(line) for line in (tmp_path / "bad.jsonl").read_text().splitlines()]
     assert [entry["kind"] for entry in report] == list(BAD.values())
     assert [entry["row"].split()[0] for entry in report] == [f"{tmp_path}/a.jsonl:{number}" for number in range(2, 9)]
-    named = {line.split(": ")[1]: line for line in lines if line.startswith("bad rows: ")}
-    assert list(named) == ["2 wrong type", *(f"1 {kind}" for kind in sorted(set(KINDS) - {"wrong type"}))]
-    for entry in report:
-        assert entry["row"] in named[f"{KINDS[entry['kind']]} {entry['kind']}"]
+    assert [line for line in lines if line.startswith("bad row: ")] == [f"bad row: {entry['row']}" for entry in report]
     told = "2 wrong type, 1 lone surrogate, 1 missing key, 1 not JSON, 1 not UTF-8, 1 null"
     assert f"7 of 47 rows of {tmp_path}/a.jsonl are bad ({told}), and left out (bad_rows.at_most: 7)" in lines
     for name in ("train", "validation"):
@@ -94,7 +91,7 @@ def test_one_too_many_is_refused_with_all_of_them_named_before_anything_is_encod
     monkeypatch.setattr("windlass.data.prepare.build.set_tokenizer", None)
     lines = []
     error = refused(config_of(tmp_path, len(BAD) - 1), lines)
-    assert sum(line.startswith("bad rows: ") for line in lines) == len(KINDS)
+    assert sum(line.startswith("bad row: ") for line in lines) == len(BAD)
     assert error.given.startswith(f"7 of 47 rows of {tmp_path}/a.jsonl are bad (2 wrong type, ")
     assert f"{tmp_path}/a.jsonl:2 is not JSON" in error.given and error.given.endswith("; ...")
     assert error.rule == "a source leaves out at most `bad_rows.at_most` of its rows, 6 here"
@@ -140,17 +137,50 @@ def test_a_report_is_a_local_file_in_a_directory_that_is_there(tmp_path):
         quietly(data_config(tmp_path, sources=[source], directory=f"{tmp_path}-data"))
 
 
-def test_rows_that_are_bad_alike_are_one_line_with_the_first_of_them(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, [b'{"text": null}'] * 60 + [b"{"] * 3))
+def test_the_first_hundred_are_named_and_the_rest_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, [b'{"text": null}'] * 120 + [b"{"] * 3))
     lines = []
     error = refused(config_of(tmp_path, 0.4), lines)
-    first = "; ".join(f"{tmp_path}/a.jsonl:{number} has nothing under `text`" for number in (2, 3, 4))
-    named = [line for line in lines if line.startswith("bad rows: ")]
-    assert named[0] == f"bad rows: 60 null: {first}; and 57 more"
-    assert named[1].startswith("bad rows: 3 not JSON: ") and named[1].count("is not JSON") == 3
-    assert named[2:] == ["bad rows: `bad_rows: {report: FILE}` of a source lists all"]
-    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 63
+    named = [line for line in lines if line.startswith("bad row")]
+    assert named[:100] == [f"bad row: {tmp_path}/a.jsonl:{number} has nothing under `text`" for number in range(2, 102)]
+    assert named[100:] == ["bad rows: the first 100 of a source are named; `bad_rows: {report: FILE}` lists all"]
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 123
+    assert error.given.startswith(f"123 of 163 rows of {tmp_path}/a.jsonl are bad (120 null, 3 not JSON): ")
     assert error.given.count("has nothing under `text`") == 2 and error.given.count("is not JSON") == 1, "both kinds"
+
+
+def test_bad_rows_at_the_front_are_within_a_share_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "HOPELESS", 5)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": null}\n' * 9 + lines_of(GOOD, []))
+    assert quietly(config_of(tmp_path, 0.5)).bad_rows == {"sources.0": {"null": 9}}
+
+
+def test_a_share_is_the_decimal_that_is_written(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(lines_of((GOOD * 2)[:71], [b'{"text": null}'] * 29))
+    assert quietly(config_of(tmp_path, 0.29)).bad_rows == {"sources.0": {"null": 29}}, "29 % of 100, and not 28.999..."
+
+
+@pytest.mark.parametrize("report", ["a.jsonl", "recipe.yaml", "k/rep.jsonl", "link.jsonl"])
+def test_a_report_is_written_over_no_file_but_a_report(tmp_path, report):
+    (tmp_path / "k").mkdir()
+    (tmp_path / "a.jsonl").write_bytes(lines_of(GOOD, BAD))
+    (tmp_path / "k" / "more.jsonl").write_bytes(lines_of(GOOD, []))
+    (tmp_path / "recipe.yaml").write_text("run: {}\n")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "a.jsonl")
+    before = {path: path.read_bytes() for path in (tmp_path / "a.jsonl", tmp_path / "recipe.yaml")}
+    sources = [
+        {"path": str(tmp_path / "a.jsonl"), "bad_rows": {"at_most": 9, "report": str(tmp_path / report)}},
+        {"path": str(tmp_path / "k" / "*.jsonl")},
+    ]
+    with pytest.raises(UserError) as caught:
+        quietly(data_config(tmp_path, sources=sources))
+    error = caught.value
+    if report == "recipe.yaml":
+        assert error.given == f"`bad_rows.report: {tmp_path}/recipe.yaml` is there, and no report of bad rows"
+    else:
+        assert error.given.startswith(f"`bad_rows.report: {tmp_path / report}` is a file of the source {tmp_path}/")
+    assert {path: path.read_bytes() for path in before} == before and not (tmp_path / "data").exists()
+    assert not (tmp_path / "k" / "rep.jsonl").exists()
 
 
 def test_a_source_of_bad_rows_alone_is_not_read_to_its_end(tmp_path, monkeypatch):
@@ -177,7 +207,7 @@ def test_rows_of_parquet(tmp_path):
     config = SourceConfig(path=str(tmp_path / "a.parquet"))
     found = BadRows("sources.0", "a", BadRowsConfig(at_most=2))
     assert list(source_of(config, scan(config, print))._replace(bad_rows=found).documents()) == ["good", "better"]
-    assert [row.given for kind in ("not UTF-8", "null") for row in found.named[kind]] == [
+    assert [row.given for row in found.named] == [
         f"{tmp_path}/a.parquet, row 2, holds text that is not UTF-8: byte 0xe9",
         f"{tmp_path}/a.parquet, row 3, has nothing under `text`",
     ]
@@ -221,7 +251,7 @@ def test_conversations_are_all_judged_before_one_is_encoded(planted, tmp_path, m
         lines = []
         assert refused(config(len(CHATS) - 1), lines).given.startswith(f"{len(CHATS)} of {len(rows)} rows")
     at = len(chat_rows()) + 1
-    assert f"bad rows: 1 special token: {tmp_path}/a.jsonl:{at} holds <|im_end|> in the words of the user" in lines
+    assert f"bad row: {tmp_path}/a.jsonl:{at} holds <|im_end|> in the words of the user" in lines
     prepared = quietly(config(len(CHATS)))
     assert prepared.bad_rows == {"sources.0": dict.fromkeys(CHATS, 1)}
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chat_rows()))

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from tests.data.chat_templates import CASES, MISTRAL_V3, TALK, Case
+from windlass.data.tokenize.chat_samples import samples
 from windlass.data.tokenize.chat_template import Template
 from windlass.data.tokenize.encode_rows import RowSettings, encode_rows
 from windlass.data.tokenize.fitting import Fitting
@@ -109,3 +110,31 @@ def test_each_policy_keeps_answers_whole_and_counts(made, name):
     assert fitted("drop") == ((2, 0, 0, 1), case.learned, len(ids[0]))
     with pytest.raises(UserError, match=r"1 of 2 conversations of train are longer than data\.sequence_length="):
         fitted("refuse")
+
+
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "question", "last"),
+    [
+        (f"{THOUGHT}No.", "Is it green?", f"{THOUGHT}Yes."),
+        (f"{THOUGHT}Yes.", "Is it green?", f"{THOUGHT}Yes."),
+        (f"{THOUGHT}Yes.", "Is it green?", f"{THOUGHT}Yes. And it is long."),
+        ("<think>\nhm\n</think>\n\nYes.", "Why <think>\nhm\n</think>\n\nYes. again?", "<think>\nhm\n</think>\n\nSo."),
+    ],
+    ids=["other words", "the same words", "the same beginning", "words of the user"],
+)
+@pytest.mark.parametrize("turns", [1, 4])
+def test_an_answer_whose_thought_is_dropped_is_not_found_in_a_later_turn(made, first, question, last, turns):
+    """Qwen3 writes a thought in the last answer alone. Words that are written nowhere in their own turn make samples of their
+    own."""
+    directory, tokenizer = made(Case("qwen3", CASES["qwen 3"].specials, []))
+    asked = [message for _ in range(turns) for message in talk("Is it red?", first)]
+    found = samples(Template(directory, DATE), [*asked, *talk(question, last)], "here")
+    learned = [spans(tokenizer, one.encoded.ids_N, one.encoded.is_learned_N) for one in found]
+    assert learned == [[f"{first}<|im_end|>"]] * turns + [[f"{last}<|im_end|>"]]
+
+
+def talk(question, answer):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

@@ -66,6 +66,22 @@ def check_apart(directory: Path, paths: Iterable[str], what: str = "data.directo
             )
 
 
+def check_is_no_source(report: Path, paths: Iterable[str]) -> None:
+    """Raises UserError where a report of bad rows is a file that one of `paths`, globs among them, means, or will mean once it is
+    there."""
+    own = Path(os.path.abspath(report))
+    for path in paths:
+        pattern = os.path.abspath(os.path.expanduser(path))
+        is_meant = own.match(pattern) or ("**" in pattern and fnmatch(str(own), pattern.replace("**/", "*")))
+        if is_url(path) or not (is_meant or own.resolve() == Path(pattern).resolve()):
+            continue
+        raise UserError(
+            f"`bad_rows.report: {report}` is a file of the source {path}",
+            "sources are only read, and a report is written anew by every preparation",
+            "name a file that no source means",
+        )
+
+
 @contextlib.contextmanager
 def alone(directory: Path, log: Callable[[str], None]) -> Iterator[None]:
     """Holds the lock, and first removes what a killed preparation left. Raises UserError where it cannot write."""

@@ -19,6 +19,7 @@ from windlass.data.prepare.directory import (
     alone,
     check_apart,
     check_is_directory,
+    check_is_no_source,
     check_writable,
     has_leftovers,
     kept_work,
@@ -142,6 +143,7 @@ def make_plan(
     for report in (source.bad_rows.report for source in named):
         if report is not None:
             check_apart(Path(report).expanduser(), paths, "bad_rows.report")
+            check_is_no_source(Path(report).expanduser(), paths)
     found = _what_is_there(config)
     if found is None and not is_asked:  # else it may be used as it is, where nothing can be written
         check_writable(directory)

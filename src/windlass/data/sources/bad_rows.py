@@ -3,23 +3,27 @@
 A row is bad by itself: it is not JSON, has no text or a null, is of another shape, or holds a special token in a user's words.
 What makes a whole file unreadable (damaged compression, a missing column, a line beyond `max_row_mib`) is raised as an error.
 
-BadRows counts those of one source by kind and names the first of each, before anything is encoded. `bad_rows.at_most` decides at
+BadRows counts those of one source by kind and names the first hundred, before anything is encoded. `bad_rows.at_most` decides at
 the end whether they are left out or refused. Which rows are bad does not depend on it, and so neither do the shards.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 from windlass.data.sources.config import BadRowsConfig
 from windlass.errors import UserError
 
-FEW: Final = 3  # rows of a kind that are named, and rows in an error
+FEW: Final = 3  # rows in an error
+NAMED: Final = 100  # rows of a source that are named before
 FETCHED: Final = "text, or bad_row"  # the key of a fetched row: see `fetched_line`
-HOPELESS: Final = 1000  # rows: where the first ones are all bad, a setting is wrong, and the rest is not read
+HOPELESS: Final = (
+    1000  # rows: where the first ones are all bad and too many, a setting is wrong, and the rest is not read
+)
+REPORTED: Final = frozenset({"source", "kind", "row", "rule", "change"})  # keys of a line of a report
 
 
 class BadRow(UserError):
@@ -84,9 +88,15 @@ class Report:
     """A file that lists bad rows as they are found, a line of JSON each."""
 
     def __init__(self, path: str):
-        """Empties the file. Raises UserError where it cannot be written."""
+        """Empties the file. Raises UserError where it cannot be written, and where it holds anything but an earlier report."""
         self._path = Path(path).expanduser()
         try:
+            if not _is_report(self._path):
+                raise UserError(
+                    f"`bad_rows.report: {path}` is there, and no report of bad rows",
+                    "the report is written anew by every preparation, and a file of yours is never overwritten",
+                    "name another file, or move this one away",
+                )
             self._path.write_text("")
         except OSError as error:
             given = f"`bad_rows.report: {path}` cannot be written: {error.strerror}"
@@ -97,6 +107,18 @@ class Report:
         entry = {"source": source, "kind": row.kind, "row": row.given, "rule": row.rule, "change": row.change}
         with open(self._path, "a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a report may be written there: no file, an empty one, or one whose first line is a report's. Raises OSError."""
+    if not path.exists():
+        return True
+    with open(path, "rb") as file:
+        line = file.readline(1 << 20)
+    try:
+        return not line or set(json.loads(line)) == REPORTED
+    except (ValueError, TypeError, RecursionError):
+        return False
 
 
 class FoundRows:
@@ -133,8 +155,10 @@ class BadRows:
         self._report, self._is_streamed = report, is_streamed
         self.num_rows = self._num_late = 0
         self.counts: Counter[str] = Counter()
-        self.named: dict[str, list[BadRow]] = {}
-        """The first rows of each kind."""
+        self.named: list[BadRow] = []
+        """The first rows."""
+        self.examples: dict[str, BadRow] = {}
+        """The first row of each kind."""
 
     def without(self, rows: Iterable[Row]) -> Iterator[str]:
         """The texts among `rows`, which begin at the first. Raises TooManyBadRows where no later row can change it."""
@@ -162,7 +186,7 @@ class BadRows:
         says so."""
         for row in rows:
             self._num_late += 1
-            if self.counts[row.kind] < FEW:
+            if len(self.named) < NAMED:
                 log(f"bad row: {row.given}")
             if not self._add(row):
                 raise refusal([self])
@@ -181,11 +205,12 @@ class BadRows:
     def _add(self, row: BadRow) -> bool:
         """Whether reading goes on."""
         self.counts[row.kind] += 1
-        if self.counts[row.kind] <= FEW:
-            self.named.setdefault(row.kind, []).append(row)
+        self.examples.setdefault(row.kind, row)
+        if len(self.named) < NAMED:
+            self.named.append(row)
         if self._report is not None:
             self._report.add(self.use, row)
-        is_hopeless = self.num == self.num_rows == HOPELESS
+        is_hopeless = self.num == self.num_rows == HOPELESS and isinstance(self.at_most, int)
         return not (self.is_too_many and (self._is_streamed or is_hopeless))
 
     @property
@@ -194,13 +219,9 @@ class BadRows:
 
     @property
     def is_too_many(self) -> bool:
-        return self.num > (self.at_most * self.num_rows if isinstance(self.at_most, float) else self.at_most)
-
-    def by_kind(self) -> Iterator[str]:
-        """A line per kind, the most frequent first: its number and its first rows."""
-        for kind, count in sorted(self.counts.items(), key=_by_count):
-            first = "; ".join(row.given for row in self.named[kind])
-            yield f"{count:,} {kind}: {first}" + (f"; and {count - FEW:,} more" if count > FEW else "")
+        if isinstance(self.at_most, int):
+            return self.num > self.at_most
+        return self.num > Fraction(repr(self.at_most)) * self.num_rows  # 0.29 of 100 is 29, as written
 
     def in_words(self) -> str:
         return f"{self.num:,} of {self.num_rows:,} rows of {self.label} are bad ({in_words(self.counts)})"
@@ -216,14 +237,14 @@ def _by_count(pair: tuple[str, int]) -> tuple[int, str]:
 
 
 def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
-    """Names the first bad rows of each source and kind. Raises TooManyBadRows where a source has more than it may."""
+    """Names the first bad rows of each source. Raises TooManyBadRows where a source has more than it may."""
     refused = [one for one in found if one.is_too_many]
     num = sum(one.num for one in found)
     if num > 1 or not refused:  # one that is refused is in the error
-        for line in (line for one in found for line in one.by_kind()):
-            log(f"bad rows: {line}")
-    if any(count > FEW for one in found for count in one.counts.values()):
-        log("bad rows: `bad_rows: {report: FILE}` of a source lists all")
+        for row in (row for one in found for row in one.named):
+            log(f"bad row: {row.given}")
+    if any(one.num > NAMED for one in found):
+        log(f"bad rows: the first {NAMED} of a source are named; `bad_rows: {{report: FILE}}` lists all")
     for one in found:
         if one.num and not one.is_too_many:
             log(f"{one.in_words()}, and left out (bad_rows.at_most: {one.at_most:g})")
@@ -232,7 +253,8 @@ def judge(found: Sequence[BadRows], log: Callable[[str], None]) -> None:
 
 
 def refusal(refused: Sequence[BadRows]) -> TooManyBadRows:
-    rows = [row for few in zip_longest(*(few for one in refused for few in one.named.values())) for row in few if row]
+    first_of_kinds = [row for one in refused for row in one.examples.values()]
+    rows = [*first_of_kinds, *(row for one in refused for row in one.named if row not in first_of_kinds)]
     first, num = rows[0], sum(one.num for one in refused)
     needed = f"`bad_rows: {{at_most: {max(one.num for one in refused)}}}` of the source"
     if num == 1:

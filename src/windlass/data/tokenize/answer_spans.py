@@ -2,7 +2,8 @@
 
 An answer begins behind the text of the messages before it with the template's cue for one (add_generation_prompt), which must be
 a prefix of the whole text. It ends where the text of the messages up to it ends; or, where a template writes last answers
-differently (Qwen3), at the special token behind its words and calls.
+differently (Qwen3), at the special token behind its words and calls. Those words are looked for in its own turn alone: a template
+that drops a thought writes them differently, and a later turn may hold them as they are.
 
 To render all messages before each answer would cost the square of their number. So that is done for the first answer and for one
 more. For the others a window is rendered: the messages before the first question, then the turn. Its text must be, up to the
@@ -77,16 +78,28 @@ class AnswerFinder:
         message, text, before = self._messages[number], self._text, self._before(number)
         is_last = number == len(self._messages) - 1
         upto = text if is_last else self._render(self._messages[: number + 1], False)
-        behind = end_of_all([*said_by(message)], text, len(before))
         if text.startswith(upto) and len(upto) > len(before):
-            end = len(upto)
-        elif behind >= 0:
-            end = self._end_of_turn(behind)
+            behind, end = end_of_all([*said_by(message)], upto, len(before)), len(upto)
         else:
-            self._fail(number)
+            behind = self._behind(message, len(before), self._ending_in(upto, message, len(before)))
+            if behind < 0:
+                self._fail(number)
+            end = self._end_of_turn(behind)
         if behind >= 0 and not is_last and not message.get("tool_calls"):
             self._ending = text[behind:end]
         return len(before), end
+
+    def _ending_in(self, written: str, message: dict[str, Any], start: int) -> str:
+        """What follows the words of `message` in a text that ends with its turn, which begins at `start`."""
+        behind = end_of_all([*said_by(message)], written, start)
+        return "" if behind < 0 else written[behind:]
+
+    def _behind(self, message: dict[str, Any], start: int, ending: str) -> int:
+        """Behind the words of `message` in its own turn, which begins at `start`; -1 where they are not in it. `ending`: what
+        follows them, up to the special token that no words hold."""
+        marks = [mark.group() for mark in self._specials.finditer(ending)]
+        limit = self._text.find(marks[-1], start) if marks else -1
+        return -1 if limit < 0 else end_of_all([*said_by(message)], self._text, start, limit)
 
     def _before(self, number: int) -> str:
         """The begin of the text, up to the answer."""
@@ -133,20 +146,24 @@ class AnswerFinder:
                 start = self._end_of_window(written)
         if start is None:
             return None
-        end = self._end_near(number, start, window)
+        end = self._end_near(number, start, window, len(written))
         return None if end is None else (start, end)
 
-    def _end_near(self, number: int, start: int, window: list[dict[str, Any]]) -> int | None:
+    def _end_near(self, number: int, start: int, window: list[dict[str, Any]], cut: int) -> int | None:
+        """`cut`: where the answer begins in the text of the window."""
         message = self._messages[number]
-        behind = end_of_all([*said_by(message)], self._text, start)
+        if number == len(self._messages) - 1:
+            return len(self._text) if end_of_all([*said_by(message)], self._text, start) >= 0 else None
+        has_calls = bool(message.get("tool_calls"))
+        if not has_calls and self._ending:
+            behind = self._behind(message, start, self._ending)
+            if behind >= 0 and self._text.startswith(self._ending, behind):
+                return behind + len(self._ending)
+        written = self._render([*window, message], False)
+        behind = self._behind(message, start, self._ending_in(written, message, cut))
         if behind < 0:
             return None
-        if number == len(self._messages) - 1:
-            return len(self._text)
-        has_calls = bool(message.get("tool_calls"))
-        if not has_calls and self._ending and self._text.startswith(self._ending, behind):
-            return behind + len(self._ending)
-        end = self._end_of_window(self._render([*window, message], False))
+        end = self._end_of_window(written)
         if end is None or end <= start:
             end = self._end_of_turn(behind)
         if not has_calls:
@@ -165,11 +182,12 @@ def common_begin(one: str, other: str) -> str:
     return "".join(letter for letter, _ in takewhile(lambda both: both[0] == both[1], zip(one, other)))
 
 
-def end_of_all(words: list[str], text: str, start: int) -> int:
-    """Behind the last of `words`, which follow each other from `start` on; -1 where one is missing, or there are none."""
+def end_of_all(words: list[str], text: str, start: int, limit: int | None = None) -> int:
+    """Behind the last of `words`, which follow each other from `start` on, up to `limit`; -1 where one is missing, or there are
+    none."""
     end = start if words else -1
     for one in words:
-        at = text.find(one, end) if end >= 0 else -1
+        at = text.find(one, end, limit) if end >= 0 else -1
         end = at + len(one) if at >= 0 else -1
     return end
 
