@@ -29,7 +29,7 @@ from windlass.optim.rules import assign, frozen_names
 from windlass.parallel.activations import plan_recompute
 from windlass.parallel.build import Probe, build_program
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.mesh import make_mesh
+from windlass.parallel.mesh import make_mesh, make_silent_mesh
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 from windlass.proof.proxy_adapter import low_rank
@@ -274,10 +274,11 @@ def train_layout(directory: str, case: Layout) -> dict:
     adapter = adapter_of(AdapterConfig(kind="lora", **dict(case.adapter)), architecture) if case.adapter else None
     rules = assign(case.optim.groups, called(architecture, adapter))
     mesh = make_mesh(parallel.layout(case.world), "cpu")
-    kinds = plan_recompute(
-        architecture, parallel, precision, "cpu", case.micro_batch, case.length, frozen_names(rules), adapter
-    ).kinds
-    assert parallel.activation_gib is None or len(set(kinds)) == 2, (
+    silent = make_silent_mesh(mesh.layout, "cpu") if parallel.activation_gib else None
+    of_batch = (case.micro_batch, case.length, frozen_names(rules), adapter)
+    num_micro = SEQUENCES // mesh.layout.batch_ranks // case.micro_batch
+    kinds = plan_recompute(architecture, parallel, precision, "cpu", *of_batch, num_micro, silent).kinds
+    assert parallel.activation_gib is None or len(set(kinds)) > 1, (
         "the budget chooses one kind for all blocks",
         kinds,
     )

@@ -251,7 +251,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "runtime_checks",
     ),
     "other_names": ("answers", "near_names", "table", "target_names"),
-    "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch"),
+    "parallel.rules": ("check_layout", "degrees", "pipeline", "schedules", "batch", "budget"),
     "precision": ("config", "policy", "masters", "sums", "fp8", "loss_scale", "same_bits"),
     "plan": ("memory", "sizes", "zero"),
     "proof": ("verify",),

@@ -1,5 +1,6 @@
 """What blocks keep is what was counted beforehand on fake tensors, and the choice within a budget is the cheapest one."""
 
+import functools
 import itertools
 import re
 
@@ -12,8 +13,11 @@ from torch.utils._pytree import tree_leaves
 from tests.parallel.tiny import make_program
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
+from windlass.model.lora.adapter import frozen_base
 from windlass.parallel.activations import GIB, Kept, choose, count_kept, plan_recompute
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_silent_mesh
+from windlass.parallel.stages import blocks_in_flight
 from windlass.precision.config import PrecisionConfig
 from windlass.precision.policy import precision_of
 
@@ -88,13 +92,14 @@ def key_of(tensor):
     return weak(tensor).cdata
 
 
-def kept_really(layout, model, policy, plans, frozen=()):
+def kept_really(layout, model, policy, plans, frozen=(), length=LENGTH, **parallel):
     """Of each plan: bytes alive after a forward that the blocks made, and those of them that autograd's own hook saw; here."""
-    return [_kept_really(make_program(*layout, policy, model, plan=plan, frozen=frozen)) for plan in plans]
+    programs = (make_program(*layout, policy, model, plan=plan, frozen=frozen, **parallel) for plan in plans)
+    return [_kept_really(program, length) for program in programs]
 
 
-def _kept_really(program):
-    ids = torch.randint(0, 150, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+def _kept_really(program, length):
+    ids = torch.randint(0, 150, (ROWS, length + 1), generator=torch.Generator().manual_seed(1))
     local = [getattr(parameter, "_local_tensor", parameter) for parameter in program.model.parameters()]
 
     def pack(tensor):
@@ -116,6 +121,111 @@ def count(zero, model, policy, frozen=()):
     config, precision = ParallelConfig(zero=zero), precision_of(PrecisionConfig(policy=policy))
     architecture = ModelConfig.model_validate(model).architecture()
     return count_kept(architecture, config, precision, "cpu", (ROWS, LENGTH), frozen)
+
+
+EVEN = 24  # tokens that 2 and 4 ranks cut
+CUT_MODELS = {
+    **{family: model | {"vocab_size": 152} for family, model in MODELS.items() if family != "gpt2"},
+    "gpt2": {**MODELS["gpt2"], "vocab_size": 152},
+    "olmo2": {"family": "olmo2", **SIZES, "vocab_size": 152, "pad_token_id": None},
+    "kv1": {"family": "qwen3", **SIZES, "num_key_value_heads": 1},
+}
+
+
+def count_cut(world, model, policy, frozen, adapter, **parallel):
+    """On a rank: what each block keeps of [ROWS, EVEN] tokens, counted over a mesh that sends nothing."""
+    config, precision = ParallelConfig(**parallel), precision_of(PrecisionConfig(policy=policy))
+    architecture = ModelConfig.model_validate(model).architecture()
+    mesh = make_silent_mesh(config.layout(world), "cpu")
+    base = frozen_base(architecture, adapter)
+    return count_kept(architecture, config, precision, "cpu", (ROWS, EVEN), {*frozen, *base}, adapter, mesh)
+
+
+CUTS = {
+    "tp": {"tp": 2},
+    "allgather": {"context": 2},
+    "ulysses": {"context": 2, "context_kind": "ulysses"},
+    "tp context": {"tp": 2, "context": 2},
+    "allgather3": {"context": 3},
+    "tp of zero 0": {"tp": 2, "zero": 0},
+    "tp and shard": {"tp": 2, "shard": 2},
+}
+CUT = [
+    *[("qwen3", "fp32", cut) for cut in ("tp", "allgather", "ulysses")],
+    *[("qwen3", "bf16", cut) for cut in CUTS],
+    *[(family, "bf16", cut) for family in CUT_MODELS for cut in ("tp", "allgather", "ulysses") if family != "qwen3"],
+    ("qwen3", "fp64", "tp context"),
+]
+CUT_QUICK = [("qwen3", "fp32", "tp"), ("qwen3", "bf16", "tp context"), ("llama", "bf16", "ulysses")]
+
+
+@pytest.mark.parametrize(
+    ("family", "policy", "cut"),
+    [pytest.param(*case, marks=() if case in CUT_QUICK else pytest.mark.long) for case in CUT],
+)
+def test_ranks_that_share_blocks_keep_what_was_counted(ranks, family, policy, cut):
+    parallel = {"zero": 3, "shard": 1} | CUTS[cut]
+    zero, shard = parallel["zero"], parallel["shard"]
+    world = shard * parallel.get("tp", 1) * parallel.get("context", 1)
+    apart = {key: value for key, value in parallel.items() if key not in ("zero", "shard")}
+    keep = functools.partial(kept_really, length=EVEN, **apart)
+    really = ranks.run(world, keep, (world, zero, 1, shard), CUT_MODELS[family], policy, list(PLANS.values()))
+    counted = ranks.run(world, functools.partial(count_cut, **parallel), world, CUT_MODELS[family], policy, (), None)
+    assert counted == counted[:1] * world, "every rank counts the same"
+    for (name, plan), *alive in zip(PLANS.items(), *really, strict=True):
+        assert [number for number, _ in alive] == [total(counted[0], plan)] * world, name
+
+
+class InStages(Inside):
+    """The same of a pipeline rank's stages and several micro-batches, without what a stage is given and hands on; `most`: bytes
+    alive at once, after a forward."""
+
+    def __init__(self, parts):
+        super().__init__(
+            [block for part in parts for block in part.blocks], [p for part in parts for p in part.parameters()]
+        )
+        self.most, self.ends = 0, [part.blocks[-1] for part in parts]
+
+    def enter(self, _block, args):
+        if key_of(args[0]) not in self.made:
+            self.outside[key_of(args[0])] = weak(args[0])
+        self.is_inside = True
+
+    def leave(self, block, _args, output):
+        self.is_inside = False
+        if block in self.ends:
+            self.outside[key_of(output)] = self.made.pop(key_of(output))[0]
+            self.most = max(self.most, sum(size for weak, size in self.made.values() if not weak.expired()))
+
+
+def most_kept(pp, schedule, num_micro, plan):
+    """On a pipeline rank: InStages.most of a step."""
+    program = make_program(pp, 0, model=MODELS["qwen3"], plan=plan, pp=pp, schedule=schedule)
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(0, 150, (ROWS, LENGTH + 1), generator=generator) for _ in range(num_micro)]
+    with InStages(program.parts) as inside:
+        program.run([{"input_ids": one[:, :-1], "targets": one[:, 1:]} for one in ids], torch.tensor(1.0))
+    return inside.most
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", pytest.param("interleaved-1f1b", marks=pytest.mark.long)])
+def test_a_pipeline_rank_keeps_what_was_counted_of_all_micro_batches_in_flight(ranks, schedule):
+    kept, num_micro, row = count(0, MODELS["qwen3"], "fp32"), 4, ROWS * LENGTH * 48 * 4
+    architecture = ModelConfig.model_validate(MODELS["qwen3"]).architecture()
+    of_ranks = blocks_in_flight(architecture, ParallelConfig(pp=2, schedule=schedule), num_micro)
+    for name, plan in PLANS.items():
+        given = [
+            sum(row * number for index, number in blocks.items() if index - 1 not in blocks) for blocks in of_ranks
+        ]
+        counted = [
+            sum(getattr(kept[index].times(number), plan[index]) for index, number in blocks.items()) - inputs
+            for blocks, inputs in zip(of_ranks, given, strict=True)
+        ]
+        alive = ranks.run(2, most_kept, 2, schedule, num_micro, plan)
+        if schedule == "interleaved-1f1b":  # its two stages are not at their most at once
+            assert all(0.7 * most <= there <= most for there, most in zip(alive, counted, strict=True)), name
+        else:
+            assert alive == counted, name
 
 
 def total(kept, plan):

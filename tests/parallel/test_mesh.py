@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from windlass.parallel.config import MeshLayout
-from windlass.parallel.mesh import AXES, make_mesh
+from windlass.parallel.mesh import AXES, make_mesh, make_silent_mesh
 
 LAYOUTS = {
     "one": MeshLayout(1, 1, 1, 1, 1, 1),
@@ -84,3 +84,28 @@ def wrong_world():
 
 def test_a_layout_of_another_world_is_our_bug(ranks):
     assert ranks.run(2, wrong_world) == [True, True]
+
+
+def equal_parts(layout):
+    """Names of this rank's meshes of more than one rank that a silent one equals."""
+    real, silent = make_mesh(layout, "cpu"), make_silent_mesh(layout, "cpu")
+    pairs = {"dense": (real.dense, silent.dense), "context": (real.context, silent.context)}
+    pairs |= {axis: (real.dense[axis], silent.dense[axis]) for axis in ("pp", "replicate", "fsdp", "tp")}
+    pairs |= {"fsdp": (real.fsdp, silent.fsdp)} | {
+        axis: (real.expert[axis], silent.expert[axis]) for axis in ("expert_fsdp", "expert") if real.expert is not None
+    }
+    return [name for name, (one, other) in pairs.items() if one is not None and one.size() > 1 and one == other]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        MeshLayout(1, 1, 2, 1, 1, 1),
+        MeshLayout(1, 2, 2, 1, 1, 2),
+        MeshLayout(2, 1, 1, 1, 2, 1),
+        MeshLayout(1, 1, 2, 2, 1, 1),
+    ],
+)
+def test_no_part_of_a_silent_mesh_is_taken_for_the_real_one(ranks, layout):
+    """DTensor's caches hold a mesh, and are looked up by equality."""
+    assert ranks.run(layout.world, equal_parts, layout) == [[]] * layout.world

@@ -47,6 +47,7 @@ LAYOUT_WORDS: dict[str, dict[str, Any]] = {
 SHARDING_WORDS: dict[str, dict[str, Any]] = {
     "offload": {"offload": True},
     "budget": {"activation_gib": 250 / 2**20},  # of blocks5 in fp64: some recompute all, some their products alone
+    "budget-narrow": {"activation_gib": 100 / 2**20},
     "budget-wide": {"activation_gib": 500 / 2**20},
     **{word: {"schedule": word} for word in ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble", "zbv")},
     **{word: {"context_kind": word} for word in ("allgather", "ulysses")},

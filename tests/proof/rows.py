@@ -171,6 +171,10 @@ PREFERRED_STAGED = split("""
     pp2 zbv shard2 micro2, pp2 1f1b tp2 micro2, pp2 1f1b zero0 replicate2 micro2, pp2 1f1b context2 allgather micro2,
     pp2 gpipe micro2
 """)
+BUDGETED = split("""
+    tp2, tp2 shard2, tp2 zero0 micro2, context2 allgather, context2 ulysses, context2 tp2 allgather, pp2 1f1b,
+    pp2 interleaved-1f1b, pp2 1f1b shard2, pp2 1f1b zero0 replicate2
+""")
 PREFERRED_EXPERTS = split("shard2, expert2 shard2")
 
 
@@ -264,6 +268,10 @@ EXACT = [
     *pairs("qwen3 tied blocks5", each(split("zero0 replicate2, zero1 shard2, zero2 shard2, shard2"), "selective budget")),
     *pairs("qwen3 tied blocks5", [f"shard2 selective budget {one}" for one in split("lora, dpo, lora dpo")]),
     *pairs("qwen3 tied wide blocks5", [f"shard2 selective budget-wide {one}" for one in split("nf4, nf4 dpo")]),
+    *pairs("qwen3 tied blocks5", each(BUDGETED, "selective budget")),
+    *pairs("qwen3 tied blocks5", split("pp2 gpipe selective budget-wide")),
+    *pairs("qwen3 tied blocks5", each(split("pp2 tp2 1f1b, pp2 context2 1f1b allgather"), "selective budget-narrow")),
+    *pairs("qwen3 tied blocks5", each(split("tp2, context2 allgather, pp2 1f1b"), "selective budget lora")),
     *pairs("qwen3", split("shard2 dpo fp32, tp2 shard2 lora dpo fp32")),
 ]  # fmt: skip
 MASKS = [

@@ -210,7 +210,8 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_is_made(tmp_path
     gib = re.search(r"parallel.activation_gib=([\d.e-]+)", caught.value.change)[1]
     config = recipe(tmp_path, "run", recompute="selective", activation_gib=gib)
     architecture = config.model.architecture(300)
-    assert plan_of(config, architecture, rules_of(config, architecture), "cpu")
+    with start_runtime() as runtime:
+        assert plan_of(config, architecture, rules_of(config, architecture), runtime)
 
 
 def test_a_budget_is_told_and_changes_no_loss(tmp_path, capsys):

@@ -6,6 +6,11 @@ attention kernel and frozen part without a formula. It includes the block's inpu
 which is the next block's input; under autocast also the casts of the weights. It excludes parameters, rope tables (shared by all
 blocks) and the activations of embedding, norm and head.
 
+Where tp or context cut the block, it is cut here as there, over groups that send nothing: what GATHER and the exchanges make is
+counted with the rest. A pipeline rank keeps its blocks' activations of several micro-batches, as many as its schedule has in
+flight at once (rules/schedules.py), and its budget is for all of them. The output of its stage, which waits to be sent, is not in
+the count.
+
 The choice (`recompute: selective` with `activation_gib`): all blocks do about the same work, and full repeats a whole forward
 where selective repeats only the cheap part. So as few blocks as possible are full, and of the others as few as possible
 selective. The full blocks come first and those that keep all come last: backward frees from the end, so a block recomputes into
@@ -28,17 +33,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.model.lora.adapter import Adapter, frozen_base
 from windlass.model.transformer import Decoder
 from windlass.parallel.build import store
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.context import apply_context
+from windlass.parallel.mesh import Mesh
 from windlass.parallel.recompute import KINDS, apply_recompute
+from windlass.parallel.records import local_part
+from windlass.parallel.rules.budget import check_least
+from windlass.parallel.stages import blocks_in_flight
+from windlass.parallel.tensor import apply_tensor
 from windlass.precision.policy import Precision
 from windlass.units import GIB, format_bytes
 
@@ -51,6 +62,10 @@ class Kept:
     selective: int
     full: int
 
+    def times(self, number: int) -> "Kept":
+        """Of `number` micro-batches."""
+        return Kept(number * self.none, number * self.selective, number * self.full)
+
 
 @dataclass(frozen=True)
 class RecomputePlan:
@@ -58,15 +73,21 @@ class RecomputePlan:
 
     kinds: tuple[str, ...]
     kept_bytes: int | None = None
-    """None where the recipe has no budget."""
+    """Of the pipeline rank that keeps most. None where the recipe has no budget."""
+    in_flight: int = 1
+    """The most micro-batches that a rank keeps at once."""
 
     def __str__(self) -> str:
         counts = Counter(self.kinds)
         words = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
         if self.kept_bytes is None:
             return f"recompute {words.partition(' ')[2]}"
+        kept = format_bytes(self.kept_bytes)
+        if self.in_flight == 1:
+            return f"recompute in {len(self.kinds)} blocks: {words}; they keep {kept} per micro-batch"
         return (
-            f"recompute in {len(self.kinds)} blocks: {words}; they keep {format_bytes(self.kept_bytes)} per micro-batch"
+            f"recompute in {len(self.kinds)} blocks: {words}; a rank's keep at most {kept} of the up to {self.in_flight} "
+            "micro-batches in flight"
         )
 
 
@@ -79,28 +100,47 @@ def plan_recompute(
     length: int,
     frozen: Collection[str] = (),
     adapter: Adapter | None = None,
+    num_micro: int = 1,
+    mesh: Mesh | None = None,
 ) -> RecomputePlan:
-    """What every block recomputes with micro-batches of [micro_batch, length] tokens. Raises UserError where even full keeps
-    more than `config.activation_gib`."""
+    """What every block recomputes with `num_micro` micro-batches of [micro_batch, length] tokens per step. `mesh`: as for
+    count_kept. Raises UserError where even full keeps more than `config.activation_gib`."""
     if config.activation_gib is None:
         return RecomputePlan((config.recomputes,) * architecture.num_layers)
-    base = frozen_base(architecture, adapter)
-    kept = count_kept(architecture, config, precision, device_type, (micro_batch, length), {*frozen, *base}, adapter)
-    budget = int(config.activation_gib * GIB)
-    least = sum(block.full for block in kept)
-    if least > budget:
-        needed = -(-least * 10_000 // GIB) / 10_000  # rounded up, so that it works
-        fitting = budget * micro_batch // least
-        remedy = f"use parallel.activation_gib={max(needed, 1e-4)}"
-        if fitting:
-            remedy += f", or run.micro_batch={fitting}"
-        raise UserError(
-            f"parallel.activation_gib={config.activation_gib} with micro-batches of {micro_batch} x {length} tokens",
-            f"with every block recomputed in full the blocks still keep their inputs: {format_bytes(least)}",
-            remedy,
-        )
-    kinds = choose(kept, budget)
-    return RecomputePlan(kinds, sum(_bytes(block, kind) for block, kind in zip(kept, kinds, strict=True)))
+    still, shape_BT = {*frozen, *frozen_base(architecture, adapter)}, (micro_batch, length)
+    kept = count_kept(architecture, config, precision, device_type, shape_BT, still, adapter, mesh)
+    ranks = blocks_in_flight(architecture, config, num_micro)
+    check_least([block.full for block in kept], ranks, config, shape_BT)
+    kinds: dict[int, str] = {}
+    most = 0
+    for blocks in ranks:
+        times = [kept[index].times(number) for index, number in blocks.items()]
+        chosen = choose(times, int(config.activation_gib * GIB))
+        kinds |= dict(zip(blocks, chosen, strict=True))
+        most = max(most, sum(_bytes(block, kind) for block, kind in zip(times, chosen, strict=True)))
+    numbers = [number for blocks in ranks for number in blocks.values()]
+    return RecomputePlan(tuple(kinds[index] for index in range(architecture.num_layers)), most, max(numbers))
+
+
+def check_budget(
+    architecture: Architecture,
+    config: ParallelConfig,
+    precision: Precision,
+    device_type: str,
+    micro_batch: int,
+    length: int,
+    frozen: Collection[str] = (),
+    adapter: Adapter | None = None,
+    num_micro: int = 1,
+) -> None:
+    """Raises UserError where even full keeps more than `config.activation_gib`. No ranks are needed: full keeps a block's input,
+    of which those that share it have equal parts."""
+    if config.activation_gib is None:
+        return
+    still, shape_BT = {*frozen, *frozen_base(architecture, adapter)}, (micro_batch, length)
+    kept = count_kept(architecture, config, precision, device_type, shape_BT, still, adapter)
+    full = [block.full // (config.tp * config.context) for block in kept]
+    check_least(full, blocks_in_flight(architecture, config, num_micro), config, shape_BT)
 
 
 def choose(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:
@@ -134,8 +174,10 @@ def count_kept(
     shape_BT: tuple[int, int],
     frozen: Collection[str] = (),
     adapter: Adapter | None = None,
+    mesh: Mesh | None = None,
 ) -> list[Kept]:
-    """What each block keeps. Blocks that differ in nothing relevant are counted once."""
+    """What each block keeps on this rank. Blocks that differ in nothing relevant are counted once. `mesh`: where tp or context
+    cut them; nothing is sent."""
     counted: dict[object, Kept] = {}
     blocks = []
     with torch.device("meta"):
@@ -148,9 +190,7 @@ def count_kept(
         trained = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name not in frozen)
         kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
         if kind not in counted:
-            part = _Part(
-                architecture, adapter, index, precision, config.zero_stage == 0, device_type, trained, trains_below
-            )
+            part = _Part(architecture, adapter, index, precision, config, device_type, trained, trains_below, mesh)
             counted[kind] = Kept(*(part.kept_bytes(how, shape_BT) for how in KINDS))
         blocks.append(counted[kind])
         trains_below = trains_below or bool(trained)
@@ -166,36 +206,50 @@ class _Part:
     adapter: Adapter | None
     index: int
     precision: Precision
-    is_autocast: bool
+    config: ParallelConfig
     device_type: str
     trained: Collection[str]
     trains_below: bool
+    mesh: Mesh | None
 
     def kept_bytes(self, kind: str, shape_BT: tuple[int, int]) -> int:
         """Bytes alive after the block's forward, with recomputation of this kind."""
         # FSDP2 gathers in the dtype that computes
-        precision = self.precision if self.is_autocast else replace(self.precision, stored=self.precision.compute)
-        autocast = self.precision.autocast(self.device_type) if self.is_autocast else contextlib.nullcontext()
+        is_autocast, mesh = self.config.zero_stage == 0, self.mesh
+        precision = self.precision if is_autocast else replace(self.precision, stored=self.precision.compute)
+        autocast = self.precision.autocast(self.device_type) if is_autocast else contextlib.nullcontext()
         with torch.device("meta"):
             part = Decoder(
                 self.architecture, layers=range(self.index, self.index + 1), last=False, adapter=self.adapter
             )
         store(part, precision, frozen_base(self.architecture, self.adapter))
+        if mesh is not None:
+            apply_tensor(part, part.blocks, mesh.dense["tp"])
+            apply_context(part, mesh, self.config.context_kind)
         apply_recompute(part.blocks, [kind])
         alive = _Alive()
         part.blocks[0].register_forward_pre_hook(alive.enter)
+        rows, positions = shape_BT[0], shape_BT[1] // (1 if mesh is None else mesh.layout.context)
+        shapes = {name: local_part(parameter).shape for name, parameter in part.named_parameters()}
         with FakeTensorMode(), torch.device(self.device_type):
-            parameters = {
-                name: torch.empty(p.shape, dtype=p.dtype, requires_grad=self._has_gradient(name))
-                for name, p in part.named_parameters()
-            }
-            ids_BT = torch.zeros(shape_BT, dtype=torch.int64)
-            keys = {"keys": torch.zeros(shape_BT[0], dtype=torch.int64)} if part.drops else {}
+            parameters = {name: self._empty(name, p, shapes[name]) for name, p in part.named_parameters()}
+            ids_BT = torch.zeros(rows, positions, dtype=torch.int64)
+            keys = {"keys": torch.zeros(rows, dtype=torch.int64)} if part.drops else {}
             with alive, autocast, warnings.catch_warnings():
                 # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too
                 warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
                 out_BTD = torch.func.functional_call(part, parameters, (ids_BT,), keys)
-            return alive.num_bytes(out_BTD, *parameters.values())
+            return alive.num_bytes(out_BTD, *map(local_part, parameters.values()))
+
+    def _empty(self, name: str, parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """A fake one in place of `parameter`, which is on meta. `shape`: of this rank's part."""
+        whole = local = torch.empty(shape, dtype=parameter.dtype)
+        if isinstance(parameter, DTensor):
+            mesh, placements = parameter.device_mesh, parameter.placements
+            whole = DTensor.from_local(
+                local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+            )
+        return whole.requires_grad_(self._has_gradient(name))
 
     def _has_gradient(self, name: str) -> bool:
         _, inside, own = name.partition(f"model.layers.{self.index}.")

@@ -81,8 +81,9 @@ class ParallelConfig(Settings):
     attention are kept, the cheap rest is recomputed. none: all is kept. auto: on a GPU the least with which enough tokens fit, as
     `run.micro_batch: auto`; on a CPU none."""
     activation_gib: float | None = Field(None, gt=0)
-    """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch. Each block then
-    keeps all, or as selective, or as full, so that the least is computed again within it. Head and embedding are not in it."""
+    """With recompute selective: GiB per rank that the blocks may keep for the backward of one micro-batch; with pp above 1, of
+    all that the schedule has in flight. Each block then keeps all, or as selective, or as full, so that the least is computed
+    again within it. Head and embedding are not in it."""
     check: bool = False
     """Check every step: the ranks of a model-parallel group read the same batch, and no gradient is left from the step before. A
     fault is one named error on all ranks. The host then waits for the device at every step. (Copies of weights and optimizer

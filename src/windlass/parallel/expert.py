@@ -41,12 +41,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
 from windlass.model.moe import Compute, Experts, MoE, gather_rows, sort_rows
 from windlass.model.transformer import Decoder
 from windlass.parallel.cut import cut_parameter, scatter
 from windlass.parallel.mesh import Mesh
+from windlass.parallel.records import local_part
 
 EXPERTS, CHANNELS_OUT, CHANNELS_IN = Shard(0), Shard(1), Shard(2)  # of weights [E, out, in]
 
@@ -145,6 +146,5 @@ def cut_dim(parameter: nn.Parameter, ranks: int) -> Shard | None:
     layer has few experts: 128 of them over 96 ranks would be 2 each, and a third of the ranks would hold none."""
     if parameter.ndim != 3:
         return None
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    fitting = [dim for dim, size in enumerate(local.shape) if size % ranks == 0]
+    fitting = [dim for dim, size in enumerate(local_part(parameter).shape) if size % ranks == 0]
     return Shard(fitting[0]) if fitting else None

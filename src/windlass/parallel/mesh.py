@@ -94,39 +94,59 @@ def _sum(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return value
 
 
-def make_mesh(layout: MeshLayout, device_type: str, backend: str | None = None) -> Mesh:
-    """Called by all ranks of an initialised default group of `layout.world` ranks. `device_type`: "cpu" or "cuda". `backend`: of
-    all groups, in place of the default group's."""
+def make_mesh(layout: MeshLayout, device_type: str) -> Mesh:
+    """Called by all ranks of an initialised default group of `layout.world` ranks. `device_type`: "cpu" or "cuda"."""
+    return _make_mesh(layout, device_type, torch.arange(layout.world))
+
+
+def make_silent_mesh(layout: MeshLayout, device_type: str) -> Mesh:
+    """The same with groups that send nothing, for what counts or tries a layout: torch's "fake" ones, which allocate as real ones
+    do. (They are in torch.testing, and have no public name.) Collective.
+
+    Its ranks are in reverse, so that no part of it equals a part of the real mesh. DTensor keeps what it finds out about an
+    operator, with the mesh, and takes it for every mesh that is equal: after a trial on an equal one the run's norms were sums
+    over the silent groups, each rank's own, and clipping was wrong without a sign.
+    """
+    import torch.testing._internal.distributed.fake_pg  # registers the backend
+
+    return _make_mesh(layout, device_type, torch.arange(layout.world).flip(0), "fake")
+
+
+def _make_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, backend: str | None = None) -> Mesh:
     world, rank = dist.get_world_size(), dist.get_rank()
     assert layout.world == world, (layout, world)
     sizes = [getattr(layout, axis) for axis in AXES]
-    ranks = torch.arange(world).view(sizes)
+    ranks = order_W.view(sizes)
     place = (ranks == rank).nonzero()[0].tolist()
     fsdp = layout.shard * layout.context
-    dense = _root(device_type, backend, pp=layout.pp, replicate=layout.replicate, fsdp=fsdp, tp=layout.tp)
+    dense = _root(device_type, order_W, backend, pp=layout.pp, replicate=layout.replicate, fsdp=fsdp, tp=layout.tp)
     loss_group = batch_group = _group(ranks, backend, "replicate", "shard", "context")
     context = None
     if layout.context > 1:
         batch_group = _group(ranks, backend, "replicate", "shard")
-        context = DeviceMesh.from_group(_group(ranks, backend, "context"), device_type)
+        name = None if backend is None else (backend,)  # a name of its own, since a group's ranks have one order
+        context = DeviceMesh.from_group(_group(ranks, backend, "context"), device_type, mesh_dim_names=name)
     parts = dense["pp"].get_group()
-    expert = _expert_mesh(layout, device_type, backend)
+    expert = _expert_mesh(layout, device_type, order_W, backend)
     return Mesh(layout, dense, dict(zip(AXES, place)), loss_group, batch_group, context, expert, parts)
 
 
-def _root(device_type: str, backend: str | None, **sizes: int) -> DeviceMesh:
-    """All ranks along the axes of these names and sizes."""
-    override: Any = None if backend is None else dict.fromkeys(sizes, backend)
-    return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes), backend_override=override)
+def _root(device_type: str, order_W: torch.Tensor, backend: str | None, **sizes: int) -> DeviceMesh:
+    """All ranks, in their order, along the axes of these names and sizes."""
+    names, shape = tuple(sizes), tuple(sizes.values())
+    if backend is None:
+        return init_device_mesh(device_type, shape, mesh_dim_names=names)
+    override: Any = ((backend, None),) * len(names)
+    return DeviceMesh(device_type, order_W.view(shape), mesh_dim_names=names, backend_override=override)
 
 
-def _expert_mesh(layout: MeshLayout, device_type: str, backend: str | None) -> DeviceMesh | None:
+def _expert_mesh(layout: MeshLayout, device_type: str, order_W: torch.Tensor, backend: str | None) -> DeviceMesh | None:
     """The same ranks in the same order; expert is the inner part of fsdp, so that its ranks are neighbours."""
     if layout.expert == 1:
         return None
     expert_fsdp = layout.shard * layout.context // layout.expert
     sizes = {"pp": layout.pp, "replicate": layout.replicate, "expert_fsdp": expert_fsdp}
-    return _root(device_type, backend, **sizes, expert=layout.expert, tp=layout.tp)
+    return _root(device_type, order_W, backend, **sizes, expert=layout.expert, tp=layout.tp)
 
 
 def _group(ranks: torch.Tensor, backend: str | None, *axes: str) -> dist.ProcessGroup:

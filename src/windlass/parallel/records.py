@@ -26,4 +26,9 @@ class Record:
 def local_gradients(records: Sequence[Record]) -> list[torch.Tensor]:
     """This rank's parts; frozen parameters have none."""
     gradients = [gradient for record in records if (gradient := record.tensor.grad) is not None]
-    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    return [local_part(gradient) for gradient in gradients]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a DTensor this rank's part, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from windlass.errors import OutOfSync
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.program import Batch, Program
-from windlass.parallel.records import Record
+from windlass.parallel.records import Record, local_part
 
 PIECE: Final = 1 << 22  # words hashed at a time: 64 MiB of scratch
 ODD: Final = -7046029254386353131  # 2^64 / golden ratio, as a signed number
@@ -211,8 +211,7 @@ class Checked:
         for index in range(len(records) - 1, -1, -1):
             gradient = records[index].tensor.grad
             if gradient is not None:
-                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                found = torch.where((local != 0).any().to(found.device), index, found)
+                found = torch.where((local_part(gradient) != 0).any().to(found.device), index, found)
         return found
 
 

@@ -21,8 +21,8 @@ from windlass.model.chunks import USUAL, Chunks
 from windlass.model.flops import active
 from windlass.model.lora.adapter import Adapter
 from windlass.model.transformer import Decoder
-from windlass.parallel.config import Schedule
-from windlass.parallel.rules.schedules import owners
+from windlass.parallel.config import ParallelConfig, Schedule
+from windlass.parallel.rules.schedules import in_flight, owners
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,17 @@ def cut_stages(arch: Architecture, num_ranks: int, schedule: Schedule) -> Stages
     )
     ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
     return Stages(tuple(range(end - count, end) for count, end in zip(counts, ends)), held_by)
+
+
+def blocks_in_flight(arch: Architecture, config: ParallelConfig, num_micro: int) -> list[dict[int, int]]:
+    """For each pipeline rank its blocks, and how many of a step's `num_micro` micro-batches it keeps of each at once."""
+    if config.pp == 1:
+        return [dict.fromkeys(range(arch.num_layers), 1)]
+    stages = cut_stages(arch, config.pp, config.schedule)
+    ranks: list[dict[int, int]] = [{} for _ in range(config.pp)]
+    for stage, owner in enumerate(stages.owners):
+        ranks[owner] |= dict.fromkeys(stages.layers[stage], in_flight(config.schedule, config.pp, stage, num_micro))
+    return ranks
 
 
 def best_counts(

@@ -132,7 +132,7 @@ def _assemble(config: RunConfig, runtime: Runtime, is_prepared: bool, probe: Pro
     config = complete_adapter(with_steps(keep_choices(config, trainer_state), prepared), trainer_state)
     config, choices = choose_policy(config, runtime.accelerators())
     choices += check_data(trainer_state, config, prepared, runtime)
-    plan = plan_model(config, trainer_state, prepared, runtime.device.type)
+    plan = plan_model(config, trainer_state, prepared, runtime)
     opened.enter_context(locked_directory(config.run.directory, runtime))
     opened.enter_context(redirected_output(config.run.directory, runtime.rank))
     config, plan, said = choose_sizes(config, trainer_state, plan, runtime, own.room)

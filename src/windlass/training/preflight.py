@@ -24,8 +24,10 @@ from windlass.model.hf import check_weights, stored_sizes
 from windlass.model.lora.adapter import Adapter, adapter_of
 from windlass.model.open_config import architecture_of, architecture_within, directory_of, fewer_rows, read_hf_config
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.activations import RecomputePlan, plan_recompute
+from windlass.parallel.activations import RecomputePlan, check_budget, plan_recompute
 from windlass.parallel.build import check_compiler
+from windlass.parallel.config import MeshLayout
+from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
 from windlass.precision.policy import precision_of
@@ -112,7 +114,7 @@ def check_run(
     config.check_layout(architecture, world)
     rules = rules_of(config, architecture)
     if trainer_state is None:
-        plan_of(config, architecture, rules, device_type)
+        check_budget(*_blocks_of(config, architecture, rules, config.parallel.layout(world), device_type))
     return pin_tokenizer(config), architecture, trainer_state
 
 
@@ -177,19 +179,22 @@ def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = F
     return prepare(config.data, config.evaluate.sets, begun=keep, is_join=is_join)
 
 
-def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, device_type: str) -> RecomputePlan:
-    """What every block recomputes in backward: as the recipe says, or a mix that its budget of bytes chose.
-    Raises UserError where the budget is less than even full recomputation keeps."""
-    return plan_recompute(
-        architecture,
-        config.parallel,
-        precision_of(config.precision),
-        device_type,
-        config.micro_batch,
-        config.data.sequence_length,
-        frozen_names(rules),
-        adapter_of(config.adapter, architecture),
-    )
+def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime: Runtime) -> RecomputePlan:
+    """What every block recomputes in backward: as the recipe says, or a mix that its budget of bytes chose. Collective. Raises
+    UserError where the budget is less than even full recomputation keeps."""
+    layout, device_type = config.parallel.layout(runtime.world), runtime.device.type
+    is_cut = config.parallel.activation_gib is not None and layout.tp * layout.context > 1
+    mesh = make_silent_mesh(layout, device_type) if is_cut else None
+    return plan_recompute(*_blocks_of(config, architecture, rules, layout, device_type), mesh=mesh)
+
+
+def _blocks_of(
+    config: RunConfig, architecture: Architecture, rules: Rules, layout: MeshLayout, device_type: str
+) -> tuple[Any, ...]:
+    """What decides how much the blocks keep, as check_budget takes it."""
+    adapter, precision = adapter_of(config.adapter, architecture), precision_of(config.precision)
+    batch = (config.micro_batch, config.data.sequence_length, frozen_names(rules), adapter)
+    return architecture, config.parallel, precision, device_type, *batch, config.accumulation(layout.batch_ranks)
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:
@@ -260,12 +265,12 @@ class ModelPlan(NamedTuple):
 
 
 def plan_model(
-    config: RunConfig, trainer_state: Mapping[str, Any] | None, prepared: Prepared, device_type: str
+    config: RunConfig, trainer_state: Mapping[str, Any] | None, prepared: Prepared, runtime: Runtime
 ) -> ModelPlan:
-    """The model of the checkpoint that a run goes on from, or of the recipe. Raises UserError."""
+    """The model of the checkpoint that a run goes on from, or of the recipe. Collective. Raises UserError."""
     architecture = architecture_from_hf(trainer_state["model"]) if trainer_state else shape_of(config, prepared)
     rules = rules_of(config, architecture)
-    recompute = plan_of(config, architecture, rules, device_type)
+    recompute = plan_of(config, architecture, rules, runtime)
     check_vocabulary(prepared.vocab_size, architecture)
     return ModelPlan(architecture, adapter_of(config.adapter, architecture), rules, recompute)
 

@@ -68,7 +68,11 @@ def test_a_backward_cut_in_two_needs_a_torch_that_can():
         ({"pp": 2, "zero": 3}, "zero=3 with parallel.pp=2", {"pp": 2, "zero": 1}),
         ({"pp": 2, "zero": 2}, "zero=2 with parallel.pp=2", {"pp": 2, "zero": 0}),
         ({"pp": 2, "shard": 2, "prefetch": 1}, "prefetch=1", {"pp": 2, "shard": 2, "offload": True}),
-        ({"pp": 2, "recompute": "selective", "activation_gib": 1.0}, "activation_gib=1.0", {"pp": 2}),
+        (
+            {"pp": 2, "schedule": "zbv", "recompute": "selective", "activation_gib": 1.0},
+            "recompute=selective",
+            {"pp": 2, "recompute": "selective", "activation_gib": 1.0},
+        ),
         ({"pp": 2, "schedule": "zbv", "compile": True}, "compile=true", {"pp": 2, "compile": True}),
         (
             {"pp": 2, "schedule": "interleaved-zero-bubble", "recompute": "selective"},

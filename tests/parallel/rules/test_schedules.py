@@ -8,7 +8,7 @@ from torch.distributed.pipelining.stage import PipelineStage
 from tests.parallel import tiny
 from windlass.errors import UserError
 from windlass.parallel.config import ParallelConfig
-from windlass.parallel.rules.schedules import KINDS, owners
+from windlass.parallel.rules.schedules import KINDS, in_flight, owners
 
 
 def test_stages_lie_on_ranks_in_a_line_in_loops_or_in_a_v():
@@ -89,11 +89,13 @@ def idle_share(logs, stages_per_rank):
     return 1 - busy / (len(logs) * max(clocks))
 
 
-def most_kept(log):
-    """Micro-batches whose activations a rank holds at once, at most: from their forward to the end of their backward."""
+def most_kept(log, of=None):
+    """Micro-batches whose activations a rank holds at once, at most: from their forward to the end of their backward. `of`: of
+    that stage alone."""
     held, most = 0, 0
-    for kind, _, _ in log:
-        held += {"F": 1, "B": -1, "I": 0, "W": -1}[kind]
+    for kind, stage, _ in log:
+        if of in (None, stage):
+            held += {"F": 1, "B": -1, "I": 0, "W": -1}[kind]
         most = max(most, held)
     return most
 
@@ -108,6 +110,9 @@ def test_idle_time_is_the_theory_s_and_schedules_rank_as_it_says(ranks, pp, num_
             range(kind.stages_per_rank * num_micro * 2, kind.stages_per_rank * per_stage + 1)
         )
         idle[schedule] = idle_share(logs, kind.stages_per_rank)
+        if not kind.splits:
+            for stage, owner in enumerate(owners(schedule, pp)):
+                assert most_kept(logs[owner], stage) == in_flight(schedule, pp, stage, num_micro), (schedule, stage)
         if schedule == "gpipe":
             assert [most_kept(log) for log in logs] == [num_micro] * pp
         elif schedule == "1f1b":

@@ -111,6 +111,27 @@ def test_a_run_after_trials_is_bit_for_bit_a_run_without(base, small, ranks):
         assert_every_byte(*(checkpoint(run.run.directory, step) for run in (config, plain)), step)
 
 
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [
+        ("shard", {"shard": 2}),
+        pytest.param("zero1", {"shard": 2, "zero": 1}, marks=pytest.mark.long),
+        pytest.param("hybrid", {"shard": 2, "replicate": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_on_several_ranks_too(base, ranks, name, parallel):
+    """DTensor keeps what it finds for a mesh, and takes it for every mesh that equals it: the one of the trials must not."""
+    world = 2 * parallel.get("replicate", 1)
+    runs = [auto(base, f"sizes-{name}-tried", parallel=parallel)]
+    chosen = ranks.run(world, trained, runs[0], Device(1))
+    assert all(one["tried"] for one in chosen)
+    runs.append(auto(base, f"sizes-{name}-given", 1, parallel=parallel | {"recompute": "none", "compile": False}))
+    ranks.run(world, trained, runs[1], Device(1))
+    assert tiny.losses(runs[0].run.directory) == tiny.losses(runs[1].run.directory)
+    for step in committed_steps(runs[0].run.directory / "checkpoints"):
+        assert_every_byte(*(checkpoint(run.run.directory, step) for run in runs), step)
+
+
 def test_a_resume_on_the_same_devices_takes_the_choice_and_tries_nothing(base, small, ranks):
     assert resolved(small[0])["run"]["micro_batch"] == 2
     longer = auto(base, "sizes-small", run={"steps": tiny.STEPS + 2})

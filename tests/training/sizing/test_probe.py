@@ -7,24 +7,29 @@ import torch
 import torch.distributed as dist
 
 from tests import tiny
+from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.program import ShardedProgram
 from windlass.plan.sizes import StepSize
 from windlass.runtime import start_runtime
 from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import ModelPlan, plan_of
-from windlass.training.sizing.probe import Room, _step, fits, room_of, silent_mesh
+from windlass.training.sizing.probe import Room, _step, fits, room_of
 
 
-def planned(config):
+def planned(config, runtime):
     architecture = config.model.shape(300)
     rules = rules_of(config, architecture)
-    return ModelPlan(architecture, None, rules, plan_of(config, architecture, rules, "cpu"))
+    return ModelPlan(architecture, None, rules, plan_of(config, architecture, rules, runtime))
+
+
+def silent_mesh(config, runtime):
+    return make_silent_mesh(config.parallel.layout(runtime.world), "cpu")
 
 
 def alone(config):
     """On rank 0 of two: a whole trial, while rank 1 does nothing -> programs that are left."""
     with start_runtime() as runtime:
-        mesh, plan = silent_mesh(config, runtime), planned(config)
+        mesh, plan = silent_mesh(config, runtime), planned(config, runtime)
         if runtime.rank == 0:
             _step(config, runtime, plan, mesh)
         dist.barrier()
@@ -55,8 +60,8 @@ def test_a_trial_runs_what_the_recipe_asks_for_and_draws_nothing(base, name):
     before = torch.get_rng_state()
     with start_runtime() as runtime:
         mesh, size = silent_mesh(config, runtime), StepSize(2, "none")
-        assert fits(config, runtime, planned(config), mesh, size, Room(1, lambda size: 1))
-        assert not fits(config, runtime, planned(config), mesh, size, Room(0, lambda size: 1))
+        assert fits(config, runtime, planned(config, runtime), mesh, size, Room(1, lambda size: 1))
+        assert not fits(config, runtime, planned(config, runtime), mesh, size, Room(0, lambda size: 1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -66,7 +71,14 @@ def test_another_error_than_out_of_memory_is_none_of_a_trial(base):
 
     config = tiny.recipe(base, "broken")
     with start_runtime() as runtime, pytest.raises(RuntimeError, match="shapes"):
-        fits(config, runtime, planned(config), silent_mesh(config, runtime), StepSize(2, "none"), Room(1, broken))
+        fits(
+            config,
+            runtime,
+            planned(config, runtime),
+            silent_mesh(config, runtime),
+            StepSize(2, "none"),
+            Room(1, broken),
+        )
 
 
 def test_a_cpu_has_no_room():

@@ -5,6 +5,7 @@ degrees       tensor and context parallelism against the model's shape and the s
 pipeline      stages, schedules and their micro-batches
 schedules     in which order a pipeline's ranks run their micro-batches, and who holds which stage
 batch         the global batch in micro-batches
+budget        the least that a budget of activations must hold
 
 Inside:
 

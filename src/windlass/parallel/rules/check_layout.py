@@ -23,7 +23,6 @@ from windlass.parallel.rules.degrees import (
     length_errors,
     nf4_errors,
     position_errors,
-    tensor_errors,
 )
 from windlass.parallel.rules.effects import axis_errors, effect_errors, fp8_errors, unit_errors
 from windlass.parallel.rules.expert import expert_errors, expert_rank_errors, model_expert_errors
@@ -67,8 +66,7 @@ def layout_errors(
     contradictions = list(axis_errors(parallel))
     yield from contradictions
     yield from effect_errors(parallel)
-    yield from tensor_errors(parallel.tp, parallel.activation_gib)
-    yield from context_errors(parallel.context, parallel.context_kind, parallel.activation_gib)
+    yield from context_errors(parallel.context, parallel.context_kind)
     yield from expert_errors(parallel.expert, parallel.zero_stage)
     yield from pipeline_errors(parallel)
     if beside.policy is not None:

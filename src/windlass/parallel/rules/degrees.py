@@ -71,31 +71,13 @@ def nf4_errors(tp: int, architecture: Architecture) -> Iterator[UserError]:
         )
 
 
-def tensor_errors(tp: int, activation_gib: float | None) -> Iterator[UserError]:
-    """Settings that tp does not work with."""
-    if tp == 1:
-        return
-    if activation_gib is not None:
-        yield UserError(
-            f"parallel.activation_gib={activation_gib} with parallel.tp={tp}",
-            "what blocks keep is counted for whole matrices, not for parts of them",
-            "remove parallel.activation_gib, and choose parallel.recompute=none, selective or full",
-        )
-
-
-def context_errors(context: int, kind: str, activation_gib: float | None) -> Iterator[UserError]:
-    """Settings that have no effect without context ranks, and those that do not work with them."""
+def context_errors(context: int, kind: str) -> Iterator[UserError]:
+    """Settings that have no effect without context ranks."""
     if context == 1 and kind != "allgather":
         yield UserError(
             f"parallel.context_kind={kind} with parallel.context=1",
             "context_kind says how ranks that share a sequence exchange, and here each has whole sequences",
             "remove parallel.context_kind, or use parallel.context=2 or more",
-        )
-    if context > 1 and activation_gib is not None:
-        yield UserError(
-            f"parallel.activation_gib={activation_gib} with parallel.context={context}",
-            "what blocks keep is counted for whole sequences, not for parts of them",
-            "remove parallel.activation_gib, and choose parallel.recompute=none, selective or full",
         )
 
 

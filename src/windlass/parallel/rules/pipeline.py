@@ -18,7 +18,6 @@ on gloo; 2.12 was not tried."""
 
 REFUSED: Final = {
     "prefetch": "the stages of a pipeline are gathered whole and stay gathered; nothing is left to gather ahead",
-    "activation_gib": "how many micro-batches' activations a stage keeps depends on the schedule, and the budget counts one",
     "recompute": "what selective keeps can be used once, and this schedule walks each block twice in backward: torch raises",
     "compile": "a compiled block's backward is one piece, and this schedule cuts backward in two: it trains something else",
 }
@@ -45,7 +44,6 @@ def pipeline_errors(parallel: ParallelConfig) -> Iterator[UserError]:
     splits = KINDS[schedule].splits
     beside = {  # settings as a recipe has them -> whether this one has them
         f"prefetch={parallel.prefetch}": parallel.prefetch > 0,
-        f"activation_gib={parallel.activation_gib}": parallel.activation_gib is not None,
         "compile=true": parallel.compiles and splits,
         "recompute=selective": parallel.recomputes == "selective" and splits,
     }

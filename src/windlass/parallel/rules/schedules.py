@@ -46,3 +46,25 @@ def owners(schedule: Schedule, num_ranks: int) -> tuple[int, ...]:
     if KINDS[schedule].stages_per_rank == 1:
         return down
     return down + down[::-1] if schedule == "zbv" else down + down
+
+
+def in_flight(schedule: Schedule, num_ranks: int, stage: int, num_micro: int) -> int:
+    """The most micro-batches whose activations the rank of `stage` keeps of that stage at once. For a schedule whose backward is
+    one piece."""
+    kind = KINDS[schedule]
+    assert not kind.splits, "selective recomputation, and with it a budget, is refused there"
+    if schedule == "gpipe":
+        return num_micro
+    if kind.stages_per_rank == 1:
+        return min(num_micro, num_ranks - stage)
+    # the order of torch's ScheduleInterleaved1F1B: rounds of micro-batches through one of the rank's stages after the other
+    rank, own = stage % num_ranks, stage // num_ranks
+    per_round = num_micro // max(1, num_micro // num_ranks)
+    warm_up = min(2 * num_micro, per_round + 2 * (num_ranks - 1 - rank))
+    held = most = 0
+    for step in range(2 * num_micro):
+        held += step // per_round % 2 == own
+        most = max(most, held)
+        if step >= warm_up:
+            held -= 1 - (step - warm_up) // per_round % 2 == own
+    return most

@@ -9,6 +9,7 @@ from windlass.config import RunConfig
 from windlass.errors import UserError
 from windlass.model.architecture import Architecture
 from windlass.parallel.config import ParallelConfig
+from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.plan.memory import RankMemory
 from windlass.plan.sizes import KINDS, StepSize, in_order, micro_batches, total_bytes, worth_trying
@@ -18,7 +19,7 @@ from windlass.training.parameter_rules import rules_of
 from windlass.training.preflight import ModelPlan, plan_of
 from windlass.training.sizing.choose_zero import cuts_what_fits, memory_of, with_least_zero
 from windlass.training.sizing.compiled import racing_kernels
-from windlass.training.sizing.probe import FindRoom, Room, fits, silent_mesh
+from windlass.training.sizing.probe import FindRoom, Room, fits
 from windlass.units import format_bytes
 
 OF_LAYOUT = ("zero", "offload", "blocks_per_unit", "prefetch")
@@ -77,7 +78,7 @@ def _with(config: RunConfig, **found: Any) -> RunConfig:
 
 
 def _planned(config: RunConfig, plan: ModelPlan, runtime: Runtime) -> ModelPlan:
-    return plan._replace(recompute=plan_of(config, plan.architecture, plan.rules, runtime.device.type))
+    return plan._replace(recompute=plan_of(config, plan.architecture, plan.rules, runtime))
 
 
 def _kept(config: RunConfig, trainer_state: Mapping[str, Any], runtime: Runtime) -> dict[str, Any] | None:
@@ -153,7 +154,7 @@ def _sized(config: RunConfig, plan: ModelPlan, runtime: Runtime, room: Room | No
     sizes = _sizes(config, plan.architecture, runtime.world, layout.batch_ranks)
     length = config.data.sequence_length
     trials = worth_trying(sizes, memory, length, room.limit_bytes)
-    mesh = silent_mesh(config, runtime)
+    mesh = make_silent_mesh(layout, runtime.device.type)
     for number, size in enumerate(trials, 1):
         chosen = _with(config, micro_batch=size.micro_batch, recompute=size.recompute)
         if fits(chosen, runtime, _planned(chosen, plan, runtime), mesh, size, room):

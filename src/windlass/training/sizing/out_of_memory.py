@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from windlass.config import RunConfig
 from windlass.errors import UserError
@@ -21,7 +20,7 @@ from windlass.optim.optimizer import Optimizer
 from windlass.parallel.activations import Kept, count_kept
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.program import Program
-from windlass.parallel.records import Record
+from windlass.parallel.records import Record, local_part
 from windlass.precision.policy import precision_of
 from windlass.runtime import Runtime
 from windlass.training.run import Run
@@ -152,7 +151,7 @@ def gradient_bytes(parameter: torch.Tensor) -> int:
 
 def local_bytes(tensor: torch.Tensor) -> int:
     """Of this rank's part."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)
     return int(local.numel() * local.element_size())
 
 

@@ -5,9 +5,8 @@ two micro-batches, so that its peak meets gradients that are there and states th
 is not built yet: its parameters, optimizer, data position and random numbers cannot know of it.
 
 No rank waits for another in a trial. A rank that runs out of memory leaves in the middle of a step, and the others would wait for
-it in the next collective; so the groups of the copy's mesh are torch's "fake" ones, which allocate as real ones do and send
-nothing. What the copy computes is meaningless then, and what it allocates is not. After each trial all ranks agree: a size fits
-where it fits on every one of them. (The fake backend is in torch.testing, and has no public name.)
+it in the next collective; so the groups of the copy's mesh send nothing. What the copy computes is meaningless then, and what it
+allocates is not. After each trial all ranks agree: a size fits where it fits on every one of them.
 
 Not in the trial: what NCCL allocates for itself, and the batches of validation, which keep nothing for a backward.
 """
@@ -21,7 +20,7 @@ import torch
 
 from windlass.config import RunConfig
 from windlass.optim.clip import gradient_norm
-from windlass.parallel.mesh import Mesh, make_mesh
+from windlass.parallel.mesh import Mesh
 from windlass.parallel.program import Batch
 from windlass.plan.sizes import StepSize
 from windlass.runtime import Runtime
@@ -29,7 +28,6 @@ from windlass.training.open_program import open_program
 from windlass.training.preflight import ModelPlan
 from windlass.training.sizing.out_of_memory import is_out_of_memory
 
-SILENT: Final = "fake"
 HEADROOM: Final = 0.06
 """Share of a device that is left free: NCCL's buffers, holes of the allocator (an estimate: no GPU has measured it)."""
 
@@ -56,13 +54,6 @@ def room_of(runtime: Runtime) -> Room | None:
     there = free + torch.cuda.memory_reserved(runtime.device)
     least = -runtime.max_over_ranks(-float(there))
     return Room(int(least * (1 - HEADROOM)), lambda _size: int(runtime.memory_bytes()))
-
-
-def silent_mesh(config: RunConfig, runtime: Runtime) -> Mesh:
-    """The run's mesh, with groups that send nothing. Collective."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
-
-    return make_mesh(config.parallel.layout(runtime.world), runtime.device.type, SILENT)
 
 
 def fits(config: RunConfig, runtime: Runtime, plan: ModelPlan, mesh: Mesh, size: StepSize, room: Room) -> bool:
