@@ -26,7 +26,6 @@ from windlass.model.open_config import architecture_of, architecture_within, dir
 from windlass.optim.rules import Rules, frozen_names
 from windlass.parallel.activations import RecomputePlan, check_budget, plan_recompute
 from windlass.parallel.build import check_compiler
-from windlass.parallel.config import MeshLayout
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.rules.degrees import check_exchange
 from windlass.parallel.rules.pipeline import check_torch
@@ -114,7 +113,7 @@ def check_run(
     config.check_layout(architecture, world)
     rules = rules_of(config, architecture)
     if trainer_state is None:
-        check_budget(*_blocks_of(config, architecture, rules, config.parallel.layout(world), device_type))
+        check_budget(**_blocks_of(config, architecture, rules, world, device_type))
     return pin_tokenizer(config), architecture, trainer_state
 
 
@@ -185,16 +184,24 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime
     layout, device_type = config.parallel.layout(runtime.world), runtime.device.type
     is_cut = config.parallel.activation_gib is not None and layout.tp * layout.context > 1
     mesh = make_silent_mesh(layout, device_type) if is_cut else None
-    return plan_recompute(*_blocks_of(config, architecture, rules, layout, device_type), mesh=mesh)
+    return plan_recompute(**_blocks_of(config, architecture, rules, runtime.world, device_type), mesh=mesh)
 
 
 def _blocks_of(
-    config: RunConfig, architecture: Architecture, rules: Rules, layout: MeshLayout, device_type: str
-) -> tuple[Any, ...]:
+    config: RunConfig, architecture: Architecture, rules: Rules, world: int, device_type: str
+) -> dict[str, Any]:
     """What decides how much the blocks keep, as check_budget takes it."""
-    adapter, precision = adapter_of(config.adapter, architecture), precision_of(config.precision)
-    batch = (config.micro_batch, config.data.sequence_length, frozen_names(rules), adapter)
-    return architecture, config.parallel, precision, device_type, *batch, config.accumulation(layout.batch_ranks)
+    return {
+        "architecture": architecture,
+        "config": config.parallel,
+        "precision": precision_of(config.precision),
+        "device_type": device_type,
+        "micro_batch": config.micro_batch,
+        "length": config.data.sequence_length,
+        "frozen": frozen_names(rules),
+        "adapter": adapter_of(config.adapter, architecture),
+        "num_micro": config.accumulation(config.parallel.layout(world).batch_ranks),
+    }
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:
