@@ -179,8 +179,7 @@ def prepare_only(config: RunConfig, with_weights: bool = True, is_join: bool = F
 
 
 def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime: Runtime) -> RecomputePlan:
-    """What every block recomputes in backward: as the recipe says, or a mix that its budget of bytes chose. Collective. Raises
-    UserError where the budget is less than even full recomputation keeps."""
+    """What every block recomputes in backward: as the recipe says, or a mix within its budget. Collective. Raises UserError."""
     layout, device_type = config.parallel.layout(runtime.world), runtime.device.type
     is_cut = config.parallel.activation_gib is not None and layout.tp * layout.context > 1
     mesh = make_silent_mesh(layout, device_type) if is_cut else None
