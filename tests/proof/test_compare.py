@@ -45,7 +45,7 @@ def test_the_tensor_nearest_to_the_loss_is_told_with_place_rank_and_numbers(expe
     ours = {key: tensor.clone() for key, tensor in expected.items()}
     ours["model.embed_positions.weight"] += 1
     ours["model.layers.0.self_attn.k_proj.weight"][2, 4] += 1e-6
-    row = tensors("gradients", [expected, ours], expected, ARCHITECTURE)
+    row = tensors("gradients", [expected, ours], expected, ARCHITECTURE, are_gradients=True)
     value = float(expected["model.layers.0.self_attn.k_proj.weight"][2, 4])
     assert row.where.startswith("transformer.h.0.attn.c_attn.weight (k_proj)[2, 4] on rank 1: ")
     assert f"one process has {value!r}" in row.where and "times too large" not in row.where
@@ -53,6 +53,19 @@ def test_the_tensor_nearest_to_the_loss_is_told_with_place_rank_and_numbers(expe
         "; it is the nearest to the loss of 2 tensors that differ, from transformer.wpe.weight on"
     )
     assert row.largest >= 0.1 and row.compared == f"{len(expected)} tensors, 2 ranks"
+
+
+def test_of_weights_the_tensor_furthest_apart_is_named(expected):
+    """After an update every tensor differs, also those nearer to the loss than the one whose update is wrong."""
+    ours, worse = ({key: tensor + 1e-8 for key, tensor in expected.items()} for _ in range(2))
+    name = "model.layers.0.self_attn.k_proj.weight"
+    ours[name][2, 4] += 1e-6
+    worse[name][1, 3] += 1e-4
+    row = tensors("weights after 3 steps", [ours, worse], expected, ARCHITECTURE)
+    assert row.where.startswith("transformer.h.0.attn.c_attn.weight (k_proj)[1, 3] on rank 1: ")
+    assert row.where.endswith(f"; it is the furthest apart of {len(expected)} tensors that differ")
+    worse[name][0, 0] = math.nan
+    assert "[0, 0] on rank 1: nan" in tensors("weights", [ours, worse], expected, ARCHITECTURE).where
 
 
 FORWARD = (
@@ -77,7 +90,7 @@ def test_a_mistake_is_told_of_the_parameter_whose_gradient_it_spoils_first(culpr
     spoilt = ("model.embed_tokens.weight", *(f"model.layers.0.{name}.weight" for name in FORWARD))
     spoilt += tuple(f"model.layers.1.{name}.weight" for name in FORWARD[: culprit + 1])
     ours = {name: tensor + 0.1 if name in spoilt else tensor for name, tensor in expected.items()}
-    row = tensors("gradients", [ours], expected, architecture)
+    row = tensors("gradients", [ours], expected, architecture, are_gradients=True)
     named = spoilt[-1].replace("experts.", "experts.*.")
     assert row.where.startswith(f"{named}[") and row.where.endswith("from model.embed_tokens.weight on")
 

@@ -64,6 +64,9 @@ def test_a_bug_is_seen_and_named(tmp_path, ranks, name):
         return
     assert not verdict.failed and not verdict.agrees, verdict.failed
     assert (verdict.first.what, seen.where in verdict.first.where) == (seen.what, True), verdict.first
+    if seen.tensor:
+        weights = next(row.where for row in verdict.rows if not row.agrees and "weights" in row.what)
+        assert weights.startswith(seen.tensor) and "the furthest apart of" in weights
 
 
 @pytest.mark.long

@@ -102,37 +102,58 @@ def figures(ranks: Sequence[Sequence[Expected]], expected: Sequence[Expected]) -
     return ProofRow("router figures", f"{_count(expected, 'step')}, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
 
 
-def tensors(what: str, ranks: Sequence[Expected], expected: Expected, architecture: Architecture) -> ProofRow:
-    """Every tensor of the model, whole, on every rank that has it. Of those that differ the message names the one nearest to the
-    loss: backward carries a mistake from where it is made down to the embedding."""
+def tensors(
+    what: str,
+    ranks: Sequence[Expected],
+    expected: Expected,
+    architecture: Architecture,
+    *,
+    are_gradients: bool = False,
+) -> ProofRow:
+    """Every tensor of the model, whole, on every rank that has it. Of those that differ the message names the one furthest apart;
+    of gradients the one nearest to the loss: backward carries a mistake from where it is made down to the embedding, while an
+    update carries it into every tensor of the next step, and nowhere as far as where it was made."""
     factors = {name for held in (expected, *ranks) for name in held if is_factor(name)}
     names = names_of(architecture) | {name: (name,) for name in factors}
     most = max((float(tensor.abs().max()) for tensor in expected.values()), default=0.0)
     largest, compared = 0.0, 0
-    wrong: dict[str, str] = {}  # name -> its difference
+    wrong: dict[str, tuple[float, str]] = {}  # name -> how far apart at most, and that difference
     for name in sorted(names, key=_depth):
         holders = [(rank, held[name]) for rank, held in enumerate(ranks) if name in held]
         if bool(holders) != (name in expected):
             has, lacks = ("no rank", "one process has it") if not holders else (f"rank {holders[0][0]}", "it has none")
-            largest, wrong[name] = float("inf"), f": {has} has one, {lacks}"
+            largest, wrong[name] = float("inf"), (float("inf"), f": {has} has one, {lacks}")
             continue
         compared += bool(holders)
         for rank, ours in holders:
             theirs = expected[name]
             apart = (ours - theirs).abs() / max(float(theirs.abs().max()), SHARE_OF_MODEL * most)
             worst = float(apart.max())  # NaN if there is one
-            if not worst <= TOLERANCE and name not in wrong:
-                wrong[name] = _difference(rank, ours, theirs, apart)
+            distance = float("inf") if math.isnan(worst) else worst
+            if distance > max(TOLERANCE, wrong.get(name, (0.0,))[0]):
+                wrong[name] = distance, _difference(rank, ours, theirs, apart)
             largest = _worse(largest, worst)
-    where = ""
-    if wrong:
-        first, last = next(iter(wrong)), next(reversed(wrong))
-        where = f"{_called(last, names)}{wrong[last]}"
-        if len(wrong) > 1:
-            where += (
-                f"; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_called(first, names)} on"
-            )
-    return ProofRow(what, f"{compared} tensors, {_count(ranks, 'rank')}", largest, TOLERANCE, where)
+    return ProofRow(
+        what,
+        f"{compared} tensors, {_count(ranks, 'rank')}",
+        largest,
+        TOLERANCE,
+        _named(wrong, names, are_gradients),
+    )
+
+
+def _named(wrong: Mapping[str, tuple[float, str]], names: Mapping[str, tuple[str, ...]], are_gradients: bool) -> str:
+    """The tensor to look at first, of those that differ, which are in the order of the forward pass; '' if none does."""
+    if not wrong:
+        return ""
+    first, last = next(iter(wrong)), next(reversed(wrong))
+    chosen = last if are_gradients else max(wrong, key=lambda name: wrong[name][0])
+    where = f"{_called(chosen, names)}{wrong[chosen][1]}"
+    if len(wrong) == 1:
+        return where
+    if are_gradients:
+        return f"{where}; it is the nearest to the loss of {len(wrong)} tensors that differ, from {_called(first, names)} on"
+    return f"{where}; it is the furthest apart of {len(wrong)} tensors that differ"
 
 
 def _depth(name: str) -> tuple[int, int, int]:
@@ -209,9 +230,8 @@ def compare(seen: Sequence[Seen], one_process: ReferenceRun, architecture: Archi
     losses, norms = [one.losses for one in seen], [one.norms for one in seen]
     yield streams([one.streams for one in seen], one_process.streams)
     yield numbers("loss", [one[:1] for one in losses], one_process.losses[:1])
-    yield tensors(
-        "gradients", [trimmed(one.gradients, architecture) for one in seen], one_process.gradients, architecture
-    )
+    gradients = [trimmed(one.gradients, architecture) for one in seen]
+    yield tensors("gradients", gradients, one_process.gradients, architecture, are_gradients=True)
     yield numbers("gradient norm", [one[:1] for one in norms], one_process.norms[:1])
     first = [trimmed(one.first_weights, architecture) for one in seen]
     yield tensors("weights after 1 step", first, one_process.first_weights, architecture)

@@ -8,12 +8,14 @@ from tests.proof.planting import Patch
 @dataclass(frozen=True)
 class Seen:
     """What `windlass verify` says on a layout. `what`: the row of its table that differs first; `where`: told of its first
-    difference. Replicas that drift apart end the ranks before a row is compared: then `what` is OutOfSync."""
+    difference; `tensor`: named by the first row of weights that differs. Replicas that drift apart end the ranks before a row is
+    compared: then `what` is OutOfSync."""
 
     layout: tuple[str, ...]
     what: str
     where: str
     model: str = "qwen3"
+    tensor: str = ""
 
 
 @dataclass(frozen=True)
