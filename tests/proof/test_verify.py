@@ -20,6 +20,11 @@ from windlass.proof.fold_layout import fold
 from windlass.proof.proxy import make_proxy
 from windlass.proof.verdict import Verdict
 
+DROPOUT = (
+    "the decoder on one process, which is ours on both sides here: dropout, whose masks transformers draws otherwise"
+)
+PACKING = "packing: both sides read the samples that one preparation of ours packed"
+SPREAD = "the spread of drawn weights: both sides draw them by one rule of ours"
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 FAMILIES = {
     "qwen3 tied": {},
@@ -117,6 +122,7 @@ def test_layouts_are_proved(tmp_path, ranks, family, layout):
     assert_proved(verdict)
     assert (family == "qwen3_moe") == any(row.what == "router figures" for row in verdict.rows)
     assert verdict.against.startswith("our own decoder" if "dropped" in family else "torch and transformers")
+    assert (DROPOUT in verdict.unproved) == ("dropped" in family)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +272,16 @@ def test_exit_code_table_and_json_tell_the_verdict(written, monkeypatch, capsys,
     verdict = "proved" if code == 0 else "not proved" if failed else "not equal"
     assert f"\n{verdict}: 1 of 1 layout" in printed
     assert content["not_proved"][-len(verify.NEVER_PROVED) :] == list(verify.NEVER_PROVED)
+
+
+def test_what_both_sides_share_is_listed_as_not_proved(written, monkeypatch, capsys, tmp_path):
+    """Packing, the rule that weights are drawn by and, with dropout, the decoder: a mistake of ours in them cancels."""
+    monkeypatch.setattr(verify, "prove", lambda proxy, cell, pool: Verdict(cell, [AGREES], unproved=[DROPOUT]))
+    run_command(monkeypatch, written, "--nproc", "2", "--json", "out.json")
+    listed = capsys.readouterr().out.partition("\nnot proved:\n")[2].splitlines()
+    content = json.loads((tmp_path / "out.json").read_text())
+    for sentence in (PACKING, SPREAD, DROPOUT):
+        assert f"  - {sentence}" in listed and sentence in content["not_proved"]
 
 
 def test_a_crash_in_a_library_is_a_line_and_its_case_runs_once_more(written, monkeypatch, capsys, tmp_path):

@@ -69,6 +69,7 @@ NEVER_PROVED: Final = (
     "sizes: overflow of indices, memory and time show at the recipe's own sizes only (`windlass train --smoke`)",
     "what comes before the layout: sources, mixtures, chat, weights of answers, the order over epochs, the schedule of the rate",
     "packing: both sides read the samples that one preparation of ours packed",
+    "the spread of drawn weights: both sides draw them by one rule of ours",
 )
 
 
