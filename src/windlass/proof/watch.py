@@ -37,7 +37,7 @@ from windlass.signals import Signals
 from windlass.training.assemble import assemble
 from windlass.training.loop import loop
 from windlass.training.parameter_rules import rules_of
-from windlass.training.restore import starting_weights
+from windlass.training.restore import drawn_weights
 
 DRAWN_BLOCK: Final = 100  # drawn weights at a time: less than any matrix has
 EMBEDDED: Final = -1  # the number of the stream before the first layer
@@ -234,10 +234,9 @@ def train_proxy(config: RunConfig, borders: Sequence[int], chunks: Chunks) -> Se
 
 def draw(config: RunConfig, architecture: Architecture) -> dict[str, torch.Tensor]:
     """On every rank: the weights that a run of `config` begins with where no model is given, whole, by our names."""
-    drawing = config.model_copy(update={"model": config.model.model_copy(update={"from_": None})})
     with start_runtime() as runtime:
         mesh = make_mesh(config.parallel.layout(runtime.world), runtime.device.type)
         parts = (architecture, config.parallel, precision_of(config.precision), mesh, runtime.device)
         frozen = frozen_names(rules_of(config, architecture))
-        program = build_program(*parts, starting_weights(drawing, architecture, DRAWN_BLOCK), frozen)
+        program = build_program(*parts, drawn_weights(architecture, config.run.seed, DRAWN_BLOCK), frozen)
         return {record.name: whole(record.tensor) for record in program.records() if record.counted}

@@ -118,11 +118,11 @@ def _continue(
     return Start(trainer_state["step"], source, trainer_state, tuple(drift))
 
 
-def starting_weights(config: RunConfig, architecture: Architecture, block: int = BLOCK) -> Fill:
-    """What a new run starts from: drawn from the seed in blocks of `block` elements, or read from `model.from`; an adapter's
-    factors drawn, or read from `adapter.from`."""
+def starting_weights(config: RunConfig, architecture: Architecture) -> Fill:
+    """What a new run starts from: drawn from the seed, or read from `model.from`; an adapter's factors drawn, or read from
+    `adapter.from`."""
     if config.model.from_ is None:
-        return lambda named: initialise(named.items(), architecture, config.run.seed, block)
+        return drawn_weights(architecture, config.run.seed)
     read, adapter = weights_of(directory_of(config.model), architecture), config.adapter.from_
 
     def fill(named: dict[str, torch.Tensor]) -> None:
@@ -131,9 +131,14 @@ def starting_weights(config: RunConfig, architecture: Architecture, block: int =
             load_adapter(Path(adapter), architecture, named)
             return
         factors = {name: tensor for name, tensor in named.items() if is_factor(name)}
-        initialise(factors.items(), architecture, config.run.seed, block)
+        initialise(factors.items(), architecture, config.run.seed)
 
     return fill
+
+
+def drawn_weights(architecture: Architecture, seed: int, block: int = BLOCK) -> Fill:
+    """Every weight drawn from the seed, in blocks of `block` elements."""
+    return lambda named: initialise(named.items(), architecture, seed, block)
 
 
 def kept_weights(config: RunConfig, architecture: Architecture) -> Fill:

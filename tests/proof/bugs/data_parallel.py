@@ -182,7 +182,7 @@ DATA_PARALLEL = {
     ),
     "replicas draw apart": Bug(
         "OLMo-core PR 319: nothing sends the first weights around, and each replica begins with its own",
-        (("training/restore.py", "initialise(named.items(), architecture, config.run.seed, block)", "initialise(named.items(), architecture, torch.distributed.get_rank(), block)"),),
+        (("training/restore.py", "initialise(named.items(), architecture, seed, block)", "initialise(named.items(), architecture, torch.distributed.get_rank(), block)"),),
         verify=Seen(("parallel.shard=2", "parallel.replicate=2"), "drawn weights", "tensors that differ"),
     ),
     "validation times the ranks": Bug(

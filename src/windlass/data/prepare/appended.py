@@ -75,6 +75,6 @@ def _stores_alike(plan: PreparePlan, count: int) -> bool:
 def _of_first(plan: PreparePlan, count: int) -> PreparePlan:
     """The plan with the first `count` sources alone."""
     behind = tuple(f"sources.{number}." for number in range(count, len(plan.config.sources)))
-    config = plan.config.model_copy(update={"sources": plan.config.sources[:count], "stages": []})
+    config = plan.config.changed(sources=plan.config.sources[:count], stages=[])
     files = {name: found for name, found in plan.files.items() if not f"{name}.".startswith(behind)}
     return plan._replace(config=config, files=files)
