@@ -39,7 +39,7 @@ def test_means_are_weighed_by_the_steps_of_each_window(tmp_path):
     events = start(), step(1, 9.0, warm_up=True), counts, step(10, 1.0, data_wait_s=0.5), step(11, 2.0, log_s=None)
     run = observe(written(tmp_path, *events))
     assert (run.steps, run.last_step, run.step_s, run.wait_s, run.log_s) == (10, 11, 1.1, 0.45, 0.01)
-    assert (run.operators, run.reads, run.tokens_per_micro_batch, run.targets_share) == (300, 1, 32, 0.5)
+    assert (run.operators, run.reads, run.tokens_per_micro_batch) == (300, 1, 32)
     assert (run.tokens_per_s, run.mfu, run.ledger["training"]) == (pytest.approx(128 / 1.1), None, 11.0)
 
 

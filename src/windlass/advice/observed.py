@@ -36,8 +36,6 @@ class Observed:
     tokens_per_s: float
     mfu: float | None
     memory_bytes: int
-    targets_share: float
-    """Of the positions of the last logged step, those that count in the loss."""
     operators: int | None
     """Of one step; None where the run ended before they were counted."""
     reads: int | None
@@ -98,7 +96,6 @@ def _observed(
     counts = next((event for event in session if event["kind"] == "counts"), {})
     step_s = sum(number * line["step_s"] for number, line in windows) / steps
     tokens_per_step = settings["run"]["tokens_per_step"]
-    counted = last.get("targets")
     return Observed(
         settings=settings,
         facts=facts,
@@ -113,7 +110,6 @@ def _observed(
         if facts.peak_flops is None
         else tokens_per_step / step_s * facts.flops_per_token / (facts.ranks * facts.peak_flops),
         memory_bytes=last["memory_bytes"],
-        targets_share=counted / tokens_per_step if counted is not None else facts.filled,
         operators=counts.get("operators"),
         reads=counts.get("reads"),
         ledger=next(event["ledger"] for event in reversed(session) if "ledger" in event),

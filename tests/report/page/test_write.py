@@ -55,7 +55,8 @@ def run(tmp_path_factory):
     """A run that diverged once, was killed and resumed, and whose every text is hostile."""
     directory = tmp_path_factory.mktemp("runs") / "mine"
     log = EventLog(directory / "events.jsonl")
-    log.write("start", 0, {"derived": {"parameters": "1.05 M", EVIL: EVIL}, "provenance": {"git": {"commit": "abc"}}})
+    opening = {"derived": {"parameters": "1.05 M", EVIL: EVIL}, "provenance": {"git": {"commit": "abc"}}}
+    log.write("start", 0, {**opening, "baselines": BASELINES})
     log.write("validation", 0, {"name": EVIL, "loss": 8.0, "perplexity": 2981.0, "bits_per_byte": 3.1})
     log.write("sample", 0, {"prompt": "class " + EVIL, "text": EVIL})
     for step in range(1, 41):
@@ -76,7 +77,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def text(run):
-    path = write_report(run, BASELINES)
+    path = write_report(run)
     assert path == run / "report.html" and [p.name for p in run.glob(".*")] == []
     return path.read_text()
 
@@ -134,17 +135,13 @@ def test_a_run_that_only_started_and_one_without_settings_have_a_page(tmp_path):
     assert "no end yet" in words and "still running, or killed" in words
 
 
-def test_baselines_come_from_the_run_itself_where_none_are_given(tmp_path):
+def test_baselines_come_from_the_run_itself(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.write("start", 0, {"baselines": {"gzip": {"bits_per_byte": 2.0}}})
     log.write("validation", 0, {"name": "code", "loss": 8.0, "perplexity": 2981.0, "bits_per_byte": 3.1})
 
-    def bars(**given):
-        return re.findall(r'<th scope="row">([^<]*)</th><td class="bar">', write_report(tmp_path, **given).read_text())
-
-    assert bars() == ["gzip", "code, step 0"]
-    assert bars(baselines={"xz": {"bits_per_byte": 1.0}}) == ["xz", "code, step 0"]
-    assert bars(baselines={}) == []
+    bars = re.findall(r'<th scope="row">([^<]*)</th><td class="bar">', write_report(tmp_path).read_text())
+    assert bars == ["gzip", "code, step 0"]
 
 
 def test_a_torn_last_line_does_not_stop_the_report(tmp_path):

@@ -44,11 +44,10 @@ FRAGMENTS: Final = ("status", "tiles", "bars", "runs", "text")
 
 @dataclass(frozen=True)
 class Shown:
-    """A run to show. `baselines`: as in prepared.json, name -> bits_per_byte, loss; None: those of the run's start."""
+    """A run to show."""
 
     directory: Path
     history: History
-    baselines: Baselines | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +60,9 @@ class Shown:
 
     @property
     def levels(self) -> Baselines:
-        return self.history.opening.get("baselines", {}) if self.baselines is None else self.baselines
+        """The baselines of the run's start, as in prepared.json: name -> bits_per_byte, loss."""
+        found: Baselines = self.history.opening.get("baselines", {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,12 @@ SHED: Final[tuple[dict[str, Any], ...]] = (
 """What a page that must be smaller gives up, in this order: each beside those before it."""
 
 
-def write_report(run_directory: Path, baselines: Baselines | None = None) -> Path:
-    """Writes `run_directory`/report.html and returns its path. `baselines`: see `Shown`.
+def write_report(run_directory: Path) -> Path:
+    """Writes `run_directory`/report.html and returns its path.
 
     Raises UserError where the directory holds no events, they are not what windlass writes, or the page cannot be written.
     """
-    return write_page(page_text(run_directory, baselines), run_directory / "report.html")
+    return write_page(page_text(run_directory), run_directory / "report.html")
 
 
 def write_comparison(run_directories: Sequence[Path], target: Path) -> Path:
@@ -95,14 +96,14 @@ def write_comparison(run_directories: Sequence[Path], target: Path) -> Path:
     return write_page(render([open_run(directory) for directory in run_directories]), target)
 
 
-def open_run(directory: Path, baselines: Baselines | None = None) -> Shown:
-    return Shown(directory, read_history(directory / "events.jsonl"), baselines)
+def open_run(directory: Path) -> Shown:
+    return Shown(directory, read_history(directory / "events.jsonl"))
 
 
-def page_text(directory: Path, baselines: Baselines | None = None, *, at_most_bytes: int | None = None) -> str:
+def page_text(directory: Path, *, at_most_bytes: int | None = None) -> str:
     """The page of a run, in at most `at_most_bytes` bytes of UTF-8: a page that would be longer is thinned (see SHED) and says
     so. Raises UserError where no page is that short, and as `write_report`."""
-    return thinned(open_run(directory, baselines), at_most_bytes)
+    return thinned(open_run(directory), at_most_bytes)
 
 
 def thinned(run: Shown, at_most_bytes: int | None = None) -> str:
