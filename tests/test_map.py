@@ -727,6 +727,25 @@ def test_a_rooms_init_names_every_file_of_it():
     assert_none(missing)
 
 
+def test_the_door_of_the_command_line_names_every_command():
+    """In the line of the file that parses it."""
+    from windlass import cli
+    from windlass.cli.main import app
+
+    commands = [(one.name or one.callback.__name__, one.callback.__module__) for one in app.registered_commands]
+    groups = [
+        (one.name, one.typer_instance.registered_commands[0].callback.__module__) for one in app.registered_groups
+    ]
+    lines = {line.partition(" ")[0]: line for line in cli.__doc__.splitlines()}
+    missing = [
+        f"{file.rpartition('.')[2]}: {name}"
+        for name, file in (*commands, *groups)
+        if not re.search(rf"`(windlass )?{name}[ `]", lines[file.rpartition(".")[2]])
+    ]
+    assert_none(missing)
+    assert len(commands) > 15 and {name for name, _ in groups} == {"data", "checkpoint", "launch"}
+
+
 def test_the_environment_is_read_by_runtime_and_launch_only():
     others = [path for path in source_files() if not place(path).startswith(ENVIRONMENT_READERS)]
     assert_none([f"{place(path)}:{line}" for path in others for line in reads_environment(tree_of(path))])

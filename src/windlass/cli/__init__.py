@@ -1,6 +1,6 @@
 """The command line: every command parses, then makes one call.
 
-main        the commands, and how errors become exit codes
+main        `windlass prepare`, `train`, `verify`, `doctor`; the list of all commands, and how errors become exit codes
 
 Inside:
 
@@ -11,5 +11,5 @@ launch      `windlass launch ...`
 models      `windlass evaluate`, `generate`, `export`
 recipes     `windlass init`, `import`, `keys`
 run_lines   `windlass train --quiet` and `--json`
-runs        `windlass status`, `stacks`, `runs`, `report`, `sync`
+runs        `windlass status`, `stacks`, `profile`, `advise`, `bench`, `runs`, `report`, `sync`
 """

@@ -117,7 +117,7 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
     architecture, verdict = proxy.architecture, Verdict(cell)
     prepared = prepare(proxy.config.data, {}, log=lambda _line: None)
     write_model(proxy.directory / "model", architecture)
-    proxy, rows = _with_telling_rows(proxy, prepared, cell)
+    proxy, rows = _with_seed_for_rows(proxy, prepared, cell)
     config, borders = proxy.config, proxy.borders(cell.layout.tp)
     given = rows, held_out_rows(config, prepared)
     try:
@@ -136,8 +136,8 @@ def prove(proxy: ProxyModel, cell: Cell, pool: Ranks) -> Verdict:
     return verdict
 
 
-def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tuple[ProxyModel, list[Batch]]:
-    """The proxy model with the first seed whose rows show what they are to show, and these rows: each step counts a target, and
+def _with_seed_for_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tuple[ProxyModel, list[Batch]]:
+    """The proxy model with the first seed whose rows reach every part of the loss, and these rows. Each step counts a target;
     step 1, whose gradients are compared, counts some in the head's last chunk and, with isolation, behind a document's border."""
     micro, borders = proxy.config.micro_batch, proxy.borders(cell.layout.tp)
     has_rest = micro * proxy.config.data.sequence_length // cell.layout.context % proxy.head_tokens > 0
@@ -151,7 +151,7 @@ def _with_telling_rows(proxy: ProxyModel, prepared: Prepared, cell: Cell) -> tup
             and (not config.data.isolate or counted_behind_borders(rows[0]))
         ):
             return replace(proxy, config=config), rows
-    raise AssertionError(f"none of {SEEDS} seeds gives rows that show everything")
+    raise AssertionError(f"none of {SEEDS} seeds gives rows that reach every part of the loss")
 
 
 def _changed(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -1,4 +1,4 @@
-"""A recipe resolved against its files and devices: what a job works with is made here, once, for all jobs.
+"""A recipe resolved against its files and devices: everything that a run trains with is made here.
 
 What can be refused is refused before anything slow starts: the layout and the batch are checked against the world first, then
 data is prepared (by rank 0, once), then the model is shaped, laid out and filled, and last a checkpoint is put into it.

@@ -1,4 +1,5 @@
-"""Recipes of axolotl, LLaMA-Factory and torchtune, read into facts: what each of them says by several keys together. No torch.
+"""Recipes of axolotl and LLaMA-Factory, read into facts: what each of them says by several keys together. No torch. Those of
+torchtune are read by torchtune_file.
 
 Defaults are theirs: of axolotl's configuration schemas, and of LLaMA-Factory's and transformers' argument classes.
 """

@@ -1,5 +1,6 @@
-"""Sinks: TensorBoard, Weights & Biases and Trackio beside a run. A process of its own follows events.jsonl and sends what is
-new, so that no step waits for a disk, a network or somebody's library.
+"""Sinks: TensorBoard, Weights & Biases and Trackio beside a run.
+
+A process of its own follows events.jsonl and sends new lines, so that no step waits for a disk, a network or another library.
 
 sync    `windlass sync RUN`: sends what a run has logged, once or as it grows
 start   the process that follows a run that trains, and threads for sinks of a script
