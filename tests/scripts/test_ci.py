@@ -13,16 +13,16 @@ REPEAT = "make test-sample SAMPLE_S=600 SEED=c0ffee"
 
 @pytest.fixture
 def ci(tmp_path):
-    """ci(check=0, test=0, sample=0, sample_s=0, budget_s=None) -> (exit code, printed lines)."""
+    """ci(check=0, test=0, sample=0, sample_s=0, budget_s, least_s, last_s) -> (exit code, printed lines)."""
     script = (ROOT / ".ci" / "run").read_text()
     (tmp_path / ".ci").mkdir()
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "dirname", "mktemp", "tee", "tail", "timeout", "sleep", "rm"):
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
 
-    def run(check=0, test=0, sample=0, sample_s=0, budget_s=4800):
+    def run(check=0, test=0, sample=0, sample_s=0, budget_s=4800, least_s=1, last_s=4980):
         text = script
-        for name, value in {"BUDGET_S": budget_s, "LEAST_S": 1, "GRACE_S": 1}.items():
+        for name, value in {"BUDGET_S": budget_s, "LEAST_S": least_s, "LAST_S": last_s, "GRACE_S": 1}.items():
             text, replaced = re.subn(rf"^{name}=(\$\(\(.*?\)\)|\d+)", f"{name}={value}", text, flags=re.MULTILINE)
             assert replaced == 1, name
         (tmp_path / ".ci" / "run").write_text(text)
@@ -69,6 +69,23 @@ def test_a_sample_that_hangs_is_cut_off_which_is_said(ci):
     assert code == 0 and lines[-1] == "7 passed in 1s" and any("cut off" in line for line in lines)
 
 
-def test_a_sample_is_not_begun_without_time(ci):
-    code, lines = ci(budget_s=0)
-    assert code == 0 and lines[-1] == "7 passed in 1s" and REPEAT not in " ".join(lines)
+def test_late_a_small_sample_is_run(ci):
+    code, lines = ci(budget_s=0, least_s=200)
+    assert code == 0 and lines[-1] == "9 passed in 2s"
+    assert "make test-sample SAMPLE_S=60 SEED=c0ffee" in lines and "--stop-after 199" in lines
+    assert ci(budget_s=0, least_s=200, sample=2)[0] == 2
+
+
+def test_too_late_none_is_begun_which_is_said(ci):
+    code, lines = ci(budget_s=0, last_s=-1)
+    assert code == 0 and lines[-1] == "7 passed in 1s" and "test-sample" not in " ".join(lines)
+    assert lines[-2].endswith("too many to begin a sample of the long tests: none was run")
+
+
+def test_the_latest_sample_ends_before_the_limit():
+    """CI stops a run after 90 minutes; a sample that is cut off has 30 seconds more until it is killed."""
+    script = (ROOT / ".ci" / "run").read_text()
+    budget, least, last = (
+        int(re.search(rf"^{name}=\$\(\((\d+) \* 60\)\)", script, re.M)[1]) for name in ("BUDGET_S", "LEAST_S", "LAST_S")
+    )
+    assert max(budget, last + least) + 0.5 < 90
