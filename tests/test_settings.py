@@ -1,5 +1,6 @@
 """What every room's config stands on."""
 
+import ast
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -86,3 +87,35 @@ def sources():
 def test_no_config_is_copied_past_its_rules():
     """pydantic's `model_copy` checks nothing; `changed` validates the copy as a new config is."""
     assert {file for file, text in sources().items() if "model_copy(" in text} == RECORDS
+
+
+COMPUTED_ONCE = {"RunConfig: model_post_init", "RunConfig: PrivateAttr"}
+"""The text that a recipe was given as, which no field holds; it is set while the config is made, and never after."""
+
+
+def configs():
+    """Name -> class statement of every config: what has Settings above it, however far."""
+    classes = [
+        node for text in sources().values() for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)
+    ]
+    found, names = {}, {"Settings"}
+    while len(found) < len(names):
+        found = {one.name: one for one in classes if one.name in names or names & {ast.unparse(b) for b in one.bases}}
+        names = {*names, *found}
+    return found
+
+
+def test_no_config_changes_to_remember_what_it_computed():
+    ways = (
+        "__setattr__",
+        "cached_property",
+        "lru_cache",
+        "functools.cache",
+        "__dict__",
+        "model_post_init",
+        "PrivateAttr",
+    )
+    texts = {name: ast.unparse(node) for name, node in configs().items()}
+    assert len(texts) > 30 and {"RunConfig", "DataConfig", "ModelConfig"} <= texts.keys()
+    assert {f"{name}: {way}" for name, text in texts.items() for way in ways if way in text} == COMPUTED_ONCE
+    assert not [file for file, text in sources().items() if "object.__setattr__" in text]
