@@ -146,7 +146,8 @@ def _named(wrong: Mapping[str, tuple[float, str]], names: Mapping[str, tuple[str
     """The tensor to look at first, of those that differ, which are in the order of the forward pass; '' if none does."""
     if not wrong:
         return ""
-    first, last = next(iter(wrong)), next(reversed(wrong))
+    differing = list(wrong)
+    first, last = differing[0], differing[-1]
     chosen = last if are_gradients else max(wrong, key=lambda name: wrong[name][0])
     where = f"{_called(chosen, names)}{wrong[chosen][1]}"
     if len(wrong) == 1:
