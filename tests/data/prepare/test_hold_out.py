@@ -195,3 +195,35 @@ def test_an_amount_that_leaves_nothing_is_refused(tmp_path):
     with pytest.raises(UserError, match="a tokenizer without a tokenizer"):
         tokens = data_config(tmp_path, tokenizer={"from": "x"}, validation={"tokens": 9}).validation
         border_of(tokens, [], print, whole)
+
+
+@pytest.mark.parametrize("validation", [{"bytes": 20}, {"tokens": 20}, 0.1, "none"], ids=str)
+@pytest.mark.parametrize(
+    ("at_most", "said"),
+    [(0, "rows.jsonl are bad (4 missing key)"), (4, "the source of train holds no text")],
+)
+def test_of_no_readable_document_nothing_is_held_out_and_the_reason_is_the_same(tmp_path, validation, at_most, said):
+    """An amount was an IndexError here, a bug of ours to whoever restarts the run."""
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "only.txt").write_text("rope and anchor\n" * 40)
+    tokenizer = {"from": str(quietly(data_config(tmp_path, validation="none")).tokenizer_directory)}
+    rows = [json.dumps({"question": f"q{number}", "answer": "a"}) for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    source = {"path": str(tmp_path / "rows.jsonl"), "bad_rows": {"at_most": at_most}}
+    directory = tmp_path / "two"
+    config = data_config(
+        tmp_path, sources=[source], tokenizer=tokenizer, directory=str(directory), validation=validation
+    )
+    with pytest.raises(UserError) as caught:
+        quietly(config)
+    assert said in caught.value.given and not directory.exists() and not (tmp_path / ".two.preparing").exists()
+
+
+def test_an_amount_of_tokens_below_a_byte_is_a_byte(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    for number in range(9):
+        (tmp_path / "corpus" / f"{number}.txt").write_text(f"{number}")
+    first = quietly(data_config(tmp_path, validation="none", sequence_length=8))
+    tokenizer = {"from": str(first.tokenizer_directory)}
+    changes = {"tokenizer": tokenizer, "directory": str(tmp_path / "two"), "sequence_length": 8}
+    assert quietly(data_config(tmp_path, validation={"tokens": 1}, **changes)).sets["validation"].bytes == 1

@@ -62,9 +62,12 @@ def border_of(
     copies: Mapping[int, int] = MappingProxyType({}),
 ) -> Border:
     """Where the amount ends among all training documents. `copies`: of each text, by its hash, where they are known; 1 otherwise.
-    Raises UserError where nothing is left to train on."""
-    wanted = amount.bytes or int((amount.tokens or 0) * _bytes_per_token(documents, tokenizer_files))
+    Of no documents none are held out: whoever counts them says why there are none. Raises UserError where nothing is left to
+    train on."""
+    wanted = amount.bytes or max(1, int((amount.tokens or 0) * _bytes_per_token(documents, tokenizer_files)))
     lowest, total = _lowest(documents, wanted)
+    if not lowest:
+        return Border(0)
     held, (digest, size, number) = sum(size for _, size, _ in lowest[:-1]), lowest[-1]
     is_cut = held + size > wanted and documents.sources[number].may_be_cut
     if total <= wanted or (held + size == total and not is_cut):
