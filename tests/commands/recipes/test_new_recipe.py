@@ -232,6 +232,31 @@ def test_an_import_overwrites_nothing(here):
     assert (here / "out.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("out", "given", "change"),
+    [
+        ("nodir/a.yaml", "-o nodir/a.yaml: nodir does not exist", "make it (mkdir -p nodir), or give another name"),
+        ("no dir/b/a.yaml", "-o no dir/b/a.yaml: no dir/b does not exist", "make it (mkdir -p 'no dir/b'), or"),
+        ("a.txt/a.yaml", "-o a.txt/a.yaml: a.txt is not a directory", "give another name: -o FILE"),
+    ],
+)
+def test_a_recipe_goes_into_a_directory_that_exists(here, monkeypatch, capsys, out, given, change):
+    """A traceback otherwise, of a file that nobody named."""
+    (here / "a.txt").write_text("text")
+    before = sorted(here.rglob("*"))
+    for words in (["init", "--data", "a.txt"], ["import", str(FILES / "axolotl-qlora.yaml")]):
+        code, done = run_command([*words, "-o", out], monkeypatch, capsys)
+        assert code == 2 and f"windlass: {given}\n" in done.err and change in done.err and not done.out
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_directory_of_another_user_takes_no_recipe(here, monkeypatch):
+    (here / "a.txt").write_text("text")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match=r"-o .*r\.yaml: .* cannot be written by this user"):
+        init(here / "r.yaml", "a.txt", "small", 5, None, None)
+
+
 def test_rows_that_could_not_be_learned_are_named_at_once(here):
     good = [
         {"messages": [{"role": "user", "content": f"a {n}"}, {"role": "assistant", "content": "b"}]} for n in range(20)

@@ -2,6 +2,8 @@
 
 import glob
 import json
+import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -224,8 +226,25 @@ def _flow(source: Mapping[str, str]) -> str:
 
 
 def _check_new(out: Path | None) -> None:
-    if out is not None and out.exists():
+    """Before anything is read or asked for."""
+    if out is None:
+        return
+    if out.exists():
         raise UserError(f"{out} is there already", "a recipe is never overwritten", "give another name: -o FILE")
+    if not out.parent.is_dir():
+        what = "is not a directory" if out.parent.exists() else "does not exist"
+        raise UserError(
+            f"-o {out}: {out.parent} {what}",
+            "a recipe is written into a directory that exists",
+            ("" if out.parent.exists() else f"make it (mkdir -p {shlex.quote(str(out.parent))}), or ")
+            + "give another name: -o FILE",
+        )
+    if not os.access(out.parent, os.W_OK):
+        raise UserError(
+            f"-o {out}: {out.parent} cannot be written by this user",
+            "a recipe is written into a directory of yours",
+            "give another name: -o FILE",
+        )
 
 
 def _datasets(file: Path) -> dict[str, object]:
