@@ -404,3 +404,64 @@ def test_a_file_that_cannot_be_one_is_refused(given, tool, words):
     with pytest.raises(UserError) as caught:
         of(given, tool)
     assert words in caught.value.given
+
+
+TUNE_FILE = {"checkpointer": {"checkpoint_dir": "/m"}, "tokenizer": {}, "model": {}, "loss": {}}
+
+
+def tuned(*datasets, **more):
+    found = [{**one, "_component_": f"torchtune.datasets.{one['_component_']}"} for one in datasets]
+    return of({**TUNE_FILE, "dataset": found[0] if len(found) == 1 else found, **more}, "torchtune")
+
+
+@pytest.mark.parametrize(
+    ("builder", "source"),
+    [
+        ("alpaca", {"hub": "tatsu-lab/alpaca", "rows": "alpaca"}),
+        ("alpaca_cleaned", {"hub": "yahma/alpaca-cleaned", "rows": "alpaca"}),
+        ("grammar", {"hub": "liweili/c4_200m"}),
+        ("samsum", {"hub": "Samsung/samsum"}),
+        ("slimorca", {"hub": "Open-Orca/SlimOrca-Dedup", "rows": "sharegpt"}),
+        ("stack_exchange_paired", {"hub": "lvwerra/stack-exchange-paired"}),
+        ("hh_rlhf_helpful", {"hub": "RLHFlow/HH-RLHF-Helpful-standard"}),
+    ],
+)
+def test_a_builder_of_torchtunes_is_the_dataset_that_it_loads(builder, source):
+    """Each was tatsu-lab/alpaca here. Its rows are named where they are no conversations of a known shape."""
+    found = tuned({"_component_": f"{builder}_dataset"})
+    assert found.tree["data"]["sources"] == [{**source, "format": "chat", "too_long": "drop"}]
+    named = [reason for given, reason in found.left if given == f"rows of {source['hub']} ({builder})"]
+    assert [reason[:27] for reason in named] == ([] if "rows" in source else ["rows are conversations here"])
+    own = tuned({"_component_": f"{builder}_dataset", "source": "org/mine", "split": "train"})
+    assert own.tree["data"]["sources"][0] == {**source, "hub": "org/mine", "split": "train", "format": "chat"} | {
+        "too_long": "drop"
+    }
+
+
+def test_articles_of_torchtune_are_texts_of_a_column():
+    (source,) = tuned({"_component_": "cnn_dailymail_articles_dataset"}).tree["data"]["sources"]
+    assert source == {"hub": "ccdv/cnn_dailymail", "subset": "3.0.0", "text": "article"}
+
+
+@pytest.mark.parametrize("builder", ["wikitext_dataset", "chat_dataset", "vqa_dataset", "my.own_dataset", ""])
+def test_a_builder_whose_data_nobody_names_gives_no_recipe(builder):
+    with pytest.raises(UserError) as caught:
+        tuned({"_component_": builder, "split": "train"})
+    name = builder.rpartition(".")[2] or "the file"
+    assert caught.value.given == f"the dataset of {name} has no source"
+    assert "alpaca_dataset, alpaca_cleaned_dataset" in caught.value.rule and "dataset.source" in caught.value.change
+
+
+def test_a_file_of_torchtunes_without_data_gives_no_recipe():
+    with pytest.raises(UserError, match=r"the file names no data"):
+        of(TUNE_FILE, "torchtune")
+
+
+def test_data_sets_of_torchtune_in_a_list_are_sources_each():
+    """A list was read as no data set at all, and so as alpaca."""
+    found = tuned(
+        {"_component_": "samsum_dataset"},
+        {"_component_": "text_completion_dataset", "source": "org/b", "column": "body", "seed": 3},
+    )
+    assert [source["hub"] for source in found.tree["data"]["sources"]] == ["Samsung/samsum", "org/b"]
+    assert ("dataset.seed: 3", "not read") in found.left

@@ -1,11 +1,34 @@
 """A recipe of torchtune's: sections that each name a component of Python, with its arguments. No torch."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of
+from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
 
-KINDS: Final = {"chat_dataset": "chat", "text_completion_dataset": "completion", "preference_dataset": "preference"}
+BUILDERS: Final[dict[str, dict[str, str]]] = {
+    "alpaca_dataset": {"hub": "tatsu-lab/alpaca"},
+    "alpaca_cleaned_dataset": {"hub": "yahma/alpaca-cleaned"},
+    "cnn_dailymail_articles_dataset": {"hub": "ccdv/cnn_dailymail", "subset": "3.0.0"},
+    "grammar_dataset": {"hub": "liweili/c4_200m"},
+    "hh_rlhf_helpful_dataset": {"hub": "RLHFlow/HH-RLHF-Helpful-standard"},
+    "samsum_dataset": {"hub": "Samsung/samsum"},
+    "slimorca_dataset": {"hub": "Open-Orca/SlimOrca-Dedup"},
+    "stack_exchange_paired_dataset": {"hub": "lvwerra/stack-exchange-paired"},
+}
+"""What a builder of torchtune's loads where its `source` is not given: the defaults of torchtune/datasets/_*.py. Left out is
+wikitext_dataset, whose default was another dataset in earlier versions."""
+COLUMNS: Final = {"cnn_dailymail_articles_dataset": "article"}
+SHAREGPT: Final = ("conversations", "from", "value")
+KINDS: Final = {
+    "alpaca_cleaned_dataset": "alpaca",
+    "chat_dataset": "chat",
+    "cnn_dailymail_articles_dataset": "completion",
+    "preference_dataset": "preference",
+    "slimorca_dataset": "sharegpt",
+    "text_completion_dataset": "completion",
+}
 SILENT: Final = {
     "_component_", "checkpoint_files", "recipe_checkpoint", "model_type", "output_dir", "path", "merges_file", "packed",
     "fused",
@@ -15,7 +38,7 @@ SILENT: Final = {
 def read_torchtune(keys: Keys) -> Facts:
     facts = Facts("torchtune", "checkpointer.checkpoint_dir", "dataset", schedule="constant", weight_decay=0.01)
     checkpointer, tokenizer, model = keys.section("checkpointer"), keys.section("tokenizer"), keys.section("model")
-    data = keys.section("dataset")
+    datasets = [Keys(one if isinstance(one, Mapping) else {}) for one in _listed(keys.take("dataset"))]
     facts.output = str(keys.take("output_dir", "runs/torchtune"))
     base = checkpointer.text("checkpoint_dir")
     facts.base = base and base.replace("${output_dir}", facts.output)
@@ -27,12 +50,13 @@ def read_torchtune(keys: Keys) -> Facts:
     _optimizer(optimizer, schedule, keys, facts)
     _adapter(model, facts)
     _switches(keys, facts)
-    _data(data, facts)
+    for data in datasets:
+        _data(data, facts)
     for section, rest in (
         ("checkpointer", checkpointer),
         ("tokenizer", tokenizer),
         ("model", model),
-        ("dataset", data),
+        *(("dataset", data) for data in datasets),
         ("optimizer", optimizer),
         ("lr_scheduler", schedule),
     ):
@@ -76,18 +100,33 @@ def _switches(keys: Keys, facts: Facts) -> None:
         )
 
 
+def _listed(datasets: Any) -> list[Any]:
+    """A list of them is one data set after the other."""
+    return datasets if isinstance(datasets, list) else [] if datasets is None else [datasets]
+
+
 def _data(data: Keys, facts: Facts) -> None:
-    component = last_part(data.take("_component_", "alpaca_dataset"))
-    file, source = data.take("data_files"), str(data.take("source", "tatsu-lab/alpaca"))
+    """One data set. Raises UserError where the file does not say which one: a recipe would learn from another."""
+    component = last_part(data.take("_component_", ""))
+    file, source = data.take("data_files"), data.take("source")
     if data.take("packed"):
         facts.settings.append(("dataset.packed: true", "data.packing=best-fit"))
-    found = source_of(str(file) if file else source)
+    if not file and not source and component not in BUILDERS:
+        raise UserError(
+            f"the dataset of {component or 'the file'} has no source",
+            f"a recipe names its data; known without a source are {', '.join(BUILDERS)}",
+            "add dataset.source, a name of the hub, or dataset.data_files to the file",
+        )
+    found = source_of(str(file or source)) if file or source else dict(BUILDERS[component])
     if "hub" in found and data.left.get("split"):
         found["split"] = data.take("split")
-    kind, column = KINDS.get(component, component.removesuffix("_dataset")), data.take("column")
-    turns = ("from", "value") if data.take("conversation_style", "openai") == "sharegpt" else ("role", "content")
-    messages = data.text("conversation_column", "messages") or ""
-    facts.sources.append(Rows(found, str(file or source), kind, column, messages, *turns))
+    kind = KINDS.get(component, component.removesuffix("_dataset") or "chat")
+    column = data.take("column") or COLUMNS.get(component)
+    is_shared = data.take("conversation_style", "sharegpt" if kind == "sharegpt" else "openai") == "sharegpt"
+    messages, *turn = SHAREGPT if is_shared else ("messages", "role", "content")
+    messages = data.text("conversation_column", messages if kind == "sharegpt" else "messages") or ""
+    name = str(file or source or found["hub"])
+    facts.sources.append(Rows(found, name, kind, column, messages, *turn))
 
 
 def _adapter(model: Keys, facts: Facts) -> None:
