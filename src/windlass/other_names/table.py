@@ -70,6 +70,7 @@ _ABSENT: Final = {
     ),
 }
 _FACTORS: Final = "adapter.kind=lora"
+_FROZEN: Final = "adapter.kind=none, with optim.groups for what is not trained (frozen: true)"
 _DORA: Final = "DoRA is not in this version: it also trains a magnitude for each output of a matrix"
 _OTHER_ADAPTERS: Final = {
     "dora": _DORA,
@@ -89,7 +90,7 @@ _OTHER_ADAPTERS: Final = {
         ]
     },
 }
-_INSTEAD: Final = (
+INSTEAD: Final = (
     "objective.kind=dpo on pairs (`format: preference`; loss sigmoid, ipo, robust, hinge, simpo or orpo), or "
     "objective.kind=sft on good answers alone"
 )
@@ -134,7 +135,7 @@ TABLE: Final = (
     OtherName("adapter", "quantization_bit", "LLaMA-Factory", "adapter.base=nf4"),
     OtherName("adapter", "loraplus_lr_ratio", "PEFT, axolotl, LLaMA-Factory", lambda v: _faster(v)),
     OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
-    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or "adapter.kind=none"),
+    OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or _FROZEN),
     OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_of(v)),
     OtherName("adapter", "bias lora_bias", _LORA, 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'),
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
@@ -171,7 +172,7 @@ def _also_train(value: Any) -> str:
 def objective_of(value: Any) -> str:
     """Of an objective or a loss by another tool's name."""
     name = str(value[0] if isinstance(value, list) and value else value).lower()
-    return _STAGES.get(name) or _LOSSES.get(name) or _INSTEAD
+    return _STAGES.get(name) or _LOSSES.get(name) or INSTEAD
 
 
 def _faster(value: Any) -> str:

@@ -360,7 +360,6 @@ def test_adapters(more, expected):
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"rl": "kto"}, "KTO is not in this version"),
         ({"adapter": "lora", "peft_use_dora": True}, "DoRA is not in this version"),
         ({"load_in_8bit": True}, "in four bits"),
         ({"optimizer": "lion"}, "the recipe has adamw"),
@@ -465,3 +464,42 @@ def test_data_sets_of_torchtune_in_a_list_are_sources_each():
     )
     assert [source["hub"] for source in found.tree["data"]["sources"]] == ["Samsung/samsum", "org/b"]
     assert ("dataset.seed: 3", "not read") in found.left
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "rule"),
+    [
+        ({**AXOLOTL, "rl": "kto"}, "rl: kto", "KTO is not in this version: it learns from single answers"),
+        ({**AXOLOTL, "rl": "grpo"}, "rl: grpo", "GRPO is not in this version"),
+        ({**AXOLOTL, "rl": "bco"}, "rl: bco", "of another tool's objectives pt, sft, dpo"),
+        ({**FACTORY, "stage": "kto"}, "stage: kto", "KTO is not in this version"),
+        ({**FACTORY, "stage": "rm"}, "stage: rm", "reward models are not in this version"),
+        ({**FACTORY, "stage": "ppo"}, "stage: ppo", "PPO is not in this version"),
+        ({**FACTORY, "stage": "dpo", "pref_loss": "kto_pair"}, "pref_loss: kto_pair", "of another tool's objectives"),
+        ({**FACTORY, "finetuning_type": "freeze"}, "finetuning_type: freeze", "a run trains all parameters or LoRA's"),
+        ({**FACTORY, "finetuning_type": "oft"}, "finetuning_type: oft", "OFT is not in this version"),
+        ({**AXOLOTL, "adapter": "ia3"}, "adapter: ia3", "IA3 is not in this version"),
+        ({**AXOLOTL, "adapter": "llama-adapter"}, "adapter: llama-adapter", "a run trains all parameters or LoRA's"),
+        (
+            {**TUNE_FILE, "dataset": {"source": "a/b"}, "loss": {"_component_": "torchtune.rlhf.loss.RSOLoss"}},
+            "loss: RSOLoss",
+            "of torchtune's losses cross entropy and DPOLoss are known here",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_become_another_technique_gives_no_recipe(given, key, rule):
+    """These were a finetune on answers (KTO's bad ones too), of all parameters, or by LoRA, with exit code 0."""
+    with pytest.raises(UserError) as caught:
+        of(given, "torchtune" if "checkpointer" in given else None)
+    assert caught.value.given == key and caught.value.rule.startswith(rule) and "into the file" in caught.value.change
+
+
+@pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "CrossEntropyLoss", "LinearCrossEntropyLoss"])
+def test_cross_entropy_by_any_name_of_torchtunes_is_the_loss_of_tokens(loss):
+    assert (
+        "objective"
+        not in tuned(
+            {"_component_": "text_completion_dataset", "source": "a/b"}, loss={"_component_": f"torch.nn.{loss}"}
+        ).tree
+    )

@@ -12,7 +12,7 @@ from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, listed_va
 from windlass.commands.recipes.torchtune_file import read_torchtune
 from windlass.errors import UserError, nearest
 from windlass.other_names.answers import as_yaml
-from windlass.other_names.table import absent, adapter_of, objective_of
+from windlass.other_names.table import INSTEAD, absent, adapter_of, objective_of
 
 TOOLS: Final = {
     "axolotl": {"base_model", "datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "num_epochs"},
@@ -27,6 +27,7 @@ TOOLS: Final = {
     },
     "torchtune": {"tokenizer", "checkpointer", "model", "dataset", "optimizer", "loss", "metric_logger"},
 }
+OBJECTIVES: Final = {"rl", "stage", "pref_loss", "dpo_loss"}
 # what they decide is derived here, or is how those tools run
 SILENT: Final = {
     "do_train", "do_eval", "overwrite_output_dir", "overwrite_cache", "plot_loss", "ddp_timeout", "strict", "trust_remote_code",
@@ -55,6 +56,8 @@ def read_facts(given: Any, name: str, tool: str | None, datasets: Mapping[str, A
             "name the tool: --tool axolotl, llama-factory or torchtune",
         )
     keys = Keys(given)
+    for key in OBJECTIVES & keys.left.keys():
+        _check_objective(key, keys.left[key])
     match tool or likely[0]:
         case "axolotl":
             facts = _axolotl(keys)
@@ -86,7 +89,8 @@ def _axolotl(keys: Keys) -> Facts:
         keys.left["warmup_ratio"], facts.warmup_limit = 0.03, 100  # where neither is given
     _shared(keys, facts)
     adapter = keys.take("adapter")
-    if adapter is not None and (ours := adapter_of(adapter)):
+    if adapter is not None:
+        ours = _adapter("adapter", adapter)
         facts.settings.append((f"adapter: {adapter}", ours))
         if keys.take("load_in_4bit") and adapter == "lora":  # qlora says it alone
             facts.settings.append(("load_in_4bit: true", "adapter.base=nf4"))
@@ -138,8 +142,8 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
     facts.optimizer = str(keys.take("optim", "adamw_torch"))
     facts.schedule = str(keys.take("lr_scheduler_type", "linear"))
     _shared(keys, facts)
-    kind = str(keys.left.get("finetuning_type", "lora"))  # theirs is LoRA where none is named
-    keys.left["finetuning_type"] = kind
+    kind = str(keys.take("finetuning_type", "lora"))  # theirs is LoRA where none is named
+    facts.settings.append((f"finetuning_type: {kind}", _adapter("finetuning_type", kind)))
     if kind == "lora":
         rank = keys.count("lora_rank", 8)
         alpha = keys.number("lora_alpha", 2 * rank)
@@ -150,10 +154,7 @@ def _llama_factory(keys: Keys, datasets: Mapping[str, Any]) -> Facts:
         )
     _validation(facts, keys.take("val_size"))
     folder, stage = keys.take("dataset_dir", "data"), str(keys.take("stage", "sft"))
-    if (reason := absent("stage", stage)) is not None:
-        facts.left.append((f"stage: {stage}", reason))
-    else:
-        facts.settings.append((f"stage: {stage}", objective_of(stage)))
+    facts.settings.append((f"stage: {stage}", objective_of(stage)))
     if isinstance(samples := keys.take("max_samples"), int):
         facts.left.append((f"max_samples: {samples}", "of each source: documents: N in data.sources"))
     for name in map(str, listed_values(keys.take("dataset"))):
@@ -214,6 +215,31 @@ def _shared(keys: Keys, facts: Facts) -> None:
         keys.left |= content
     seed = keys.take("seed", 42)
     facts.settings.append((f"seed: {seed}", f"run.seed={seed}"))
+
+
+def _check_objective(key: str, value: Any) -> None:
+    """Raises UserError for an objective that is not here: the same rows under another one would teach something else."""
+    reason = absent(key, value)
+    if reason is not None or (objective_of(value) == INSTEAD and value is not False):
+        raise UserError(
+            f"{key}: {as_yaml(value)}",
+            reason or "of another tool's objectives pt, sft, dpo, ipo, robust, hinge, simpo and orpo are known here",
+            f"write into the file what the run is to learn, for example {key}: {'sigmoid' if 'loss' in key else 'dpo'} "
+            f"where the rows are pairs; here that is {INSTEAD}",
+        )
+
+
+def _adapter(key: str, value: Any) -> str:
+    """`adapter.kind=...`. Raises UserError for what would otherwise train other parameters."""
+    reason, ours = absent("adapter", value), adapter_of(value)
+    if reason is None and ours is not None:
+        return ours
+    raise UserError(
+        f"{key}: {as_yaml(value)}",
+        reason
+        or "a run trains all parameters or LoRA's factors; what stays as it is are optim.groups with frozen: true",
+        f"write lora or full for {key} into the file; the groups go into the recipe that is written",
+    )
 
 
 def _eight_bits(keys: Keys, facts: Facts) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final
 from windlass.commands.recipes.foreign_facts import Facts, Keys, Rows, last_part, listed_values, source_of
 from windlass.errors import UserError
 from windlass.other_names.answers import as_yaml
+from windlass.other_names.table import INSTEAD
 
 BUILDERS: Final[dict[str, dict[str, str]]] = {
     "alpaca_dataset": {"hub": "tatsu-lab/alpaca"},
@@ -93,6 +94,12 @@ def _switches(keys: Keys, facts: Facts) -> None:
         facts.settings.append(("enable_activation_checkpointing: true", "parallel.recompute=full"))
     if (name := last_part(loss.take("_component_", ""))).startswith("DPO"):
         facts.settings.append((f"loss: {name}", f"objective.kind=dpo objective.beta={loss.number('beta', 0.1):g}"))
+    elif name and "CrossEntropy" not in name and not name.startswith("CEWith"):
+        raise UserError(
+            f"loss: {name}",
+            "of torchtune's losses cross entropy and DPOLoss are known here: under another one the run learns something else",
+            f"write one of them into the file; here are cross entropy, or {INSTEAD}",
+        )
     if "WandB" in last_part(logger.take("_component_", "")):
         project = logger.take("project", "torchtune")
         facts.settings.append(
