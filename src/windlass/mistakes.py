@@ -8,17 +8,19 @@ others are. No torch, no files.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 
 from windlass.errors import UserError, nearest
 from windlass.other_names.near_names import renamed, renamed_elsewhere
+from windlass.recipe import parse_yaml
 from windlass.settings import Gathering, Settings, Violation, Violations, meant
 
 Location = tuple[int | str, ...]
 Mistake = tuple[Location, UserError]
 Recipe = TypeVar("Recipe", bound=Settings)
+SETTING: Final = re.compile(r"(?<![\w.])([a-z]+)\.([a-z_0-9]+)=")
 
 
 def gather(
@@ -26,7 +28,13 @@ def gather(
 ) -> tuple[Recipe, list[Mistake]]:
     """The sections of `tree`, and what is wrong inside them: a `recipe` whose wrong fields are missing, and every mistake.
     `settled`: errors that are known, with the paths of their keys, on which pydantic's complaints are left out."""
-    known = [([tuple(path.split(".")) for path in paths], error) for paths, error in settled]
+    known = [
+        (
+            [tuple(path.split(".")) for path in paths],
+            UserError(error.given, error.rule, accepted(recipe, error.change)),
+        )
+        for paths, error in settled
+    ]
     rules: list[Mistake] = []
     sections: dict[str, Any] = {}
     complaints: list[Any] = [
@@ -81,7 +89,7 @@ def _explain(recipe: type[Settings], tree: Any, complaints: Sequence[Any]) -> It
         path = path_of(location)
         if item["type"] == "extra_forbidden":
             choices, where = _keys_at(recipe, location[:-1]), path_of(location[:-1]) or "the recipe"
-            hint = _hint(recipe, location, item["input"], choices)
+            hint = accepted(recipe, _hint(recipe, location, item["input"], choices))
             yield (
                 location,
                 UserError(path, f"{where} has no key `{location[-1]}`", f"{hint}keys of {where}: {', '.join(choices)}"),
@@ -112,6 +120,51 @@ def _hint(recipe: Any, location: Location, value: Any, choices: list[str]) -> st
     others = [f"`{name}.{key}`" for name in recipe.model_fields if key in _keys_at(recipe, (name,))]
     there = f"did you mean {' or '.join(others)}? " if others else ""
     return there or renamed_elsewhere(key, value) or nearest(key, choices)
+
+
+def accepted(recipe: type[Settings], answer: str) -> str:
+    """`answer` to another tool's name, with what a key must be in place of each `section.key=value` that the key does not take:
+    what is answered is not refused at the next start. Fields of a model are its family's to judge."""
+    parts, at = [], 0
+    for found in SETTING.finditer(answer):
+        section, key, end = found[1], found[2], _end_of_value(answer, found.end())
+        model = recipe.model_fields[section].annotation if section in recipe.model_fields else None
+        if found.start() < at or model is None or section == "model":
+            continue
+        must = _refused(model, key, f"{section}.{key}", answer[found.end() : end])
+        if must is not None:
+            parts.append(f"{answer[at : found.start()]}{section}.{key} ({must})")
+            at = end
+    return "".join(parts) + answer[at:]
+
+
+def _end_of_value(text: str, begin: int) -> int:
+    """Where a value of YAML ends that begins there, in a sentence."""
+    depth = 0
+    for at in range(begin, len(text)):
+        depth += (text[at] in "[{") - (text[at] in "]}")
+        if depth <= 0 and (text[at].isspace() or text[at] == ";" or text[at : at + 2] == ", "):
+            return at
+    return len(text)
+
+
+def _refused(section: Any, key: str, path: str, value: str) -> str | None:
+    """What a key of `section` must be that does not take `value`; None where it takes it. Other keys are not judged."""
+    general = f"its values: windlass keys {path}"
+    try:
+        given = parse_yaml(value, path)
+    except UserError:
+        return general
+    try:
+        section.model_validate({key: given})
+    except UserError:  # a rule beside other keys
+        return None
+    except ValidationError as error:
+        wrong = [item for item in error.errors() if item["loc"] and item["loc"][0] == key]
+        if any(len(item["loc"]) > 2 or item["type"] == "value_error" for item in wrong):
+            return general
+        return "it must be " + " or ".join(dict.fromkeys(map(meant, wrong))) if wrong else None
+    return None
 
 
 def _as_user_errors(violation: Violation, location: Location, given: Any) -> Iterator[UserError]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from windlass.errors import UserError
-from windlass.other_names.spellings import policy_of, sharding_of
+from windlass.other_names.spellings import KINDS, kind_of, policy_of, sharding_of
 from windlass.other_names.table import TABLE, absent, adapter_of
 
 _RULES: Final = {
@@ -63,7 +63,9 @@ def other_names(recipe: Mapping[str, Any], policies: Sequence[str]) -> Iterator[
                 yield [f"data.{key}"], UserError(f"data.{key}: {word}", rule, change.format(word=word))
     for section, (rule, change) in _ONE_WORD.items():
         if isinstance(word := recipe.get(section), str):
-            optimizer = "muon" if "muon" in word.lower() else "adamw"
+            optimizer = kind_of(word)
+            if section == "optim" and optimizer not in KINDS:
+                rule, optimizer = f"{rule}; {word} is not in this version", "adamw, or muon"
             yield [section], UserError(f"{section}: {word}", rule, change.format(word=word, optimizer=optimizer))
     parallel, precision = recipe.get("parallel"), recipe.get("precision")
     found = list(_found("precision", "", recipe))
@@ -125,6 +127,8 @@ def _refusal(rows: Sequence[Found], section: str, policies: Sequence[str]) -> Us
 
 def as_yaml(value: Any) -> str:
     """A value as a recipe would have it."""
+    if value is None:
+        return "null"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {as_yaml(one)}" for key, one in value.items()) + "}"
     text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,9 +3,11 @@
 They are answered with our key, wherever in the recipe they are. Keys whose value decides what to write are in other_names.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from windlass.other_names.answers import answers, as_yaml
+from windlass.other_names.spellings import CONVERTED
 from windlass.other_names.without_key import TOP
 
 _FAMILY: Final = "model.family={} with its sizes, model.preset or model.from"
@@ -62,6 +64,8 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
         "data.validation={}": "val validation_split val_split val_size eval test_size",
         "data.tokenizer={from: {}}": "tokenizer_name tokenizer_path tokenizer_name_or_path",
         "data.directory={}": "output_dir dir prepared_path dataset_prepared_path cache_dir",
+        "nothing (shards are read as they are needed), or data.order.first_epoch=written to train while data is prepared":
+            "streaming stream",
         "data.shuffle_window, in shards (the stream is always shuffled)": "shuffle shuffle_buffer_size buffer_size",
         "text of an entry of data.sources": "text_column text_field text_key content_key dataset_text_field",
         "nothing (batches are read ahead by a thread of each rank)": "num_workers dataloader_num_workers prefetch_factor",
@@ -120,22 +124,51 @@ NEARLY: Final[dict[str, dict[str, str]]] = {
     "evaluate": {
         "evaluate.every_steps={}": "eval_steps eval_every eval_interval interval steps every frequency",
         "evaluate.sequences={}": "batches num_batches eval_iters samples limit_val_batches",
+        "run.micro_batch (validation has the same)": "batch_size eval_batch_size per_device_eval_batch_size",
     },
-    "report": {"report.every_steps={}": "logging_steps log_every log_interval log_every_n_steps interval steps every frequency"},
+    "report": {
+        "report.every_steps={}": "logging_steps log_every log_interval log_every_n_steps interval steps every frequency",
+        "report.sinks=[{}]": "to report_to reporters sink",
+        "report.sinks=[wandb]": "wandb",
+        "report.sinks=[tensorboard]": "tensorboard",
+        "report.sinks=[trackio]": "trackio",
+    },
     "hub": {"hub.cache={}": "cache_dir home hf_home"},
 }
 # fmt: on
 
 
+_HERE_ALONE: Final = (("evaluate", "batch_size"),)
+"""(section, word): elsewhere the word is another section's."""
+_TEXTS: Final = ("model.from", "model.family")
+_FILE_FORMATS: Final = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "mds", "megatron", "bin")
+
+
 def renamed(section: str, key: str, value: Any) -> str:
     """'use ...; ' for a `key` that `section` does not have; '' where it is no word for a key of that section."""
     word = key.lower().replace("-", "_")
+    if section == "data.sources" and word in ("type", "kind") and value in _FILE_FORMATS:
+        return f"use file_format: {value}; "
     rows = (ours for ours, words in NEARLY.get(section, {}).items() if word in words.split())
-    return next((f"use {ours.replace('{}', as_yaml(value))}; " for ours in rows), "")
+    return next((f"use {_filled(ours, value)}; " for ours in rows), "")
+
+
+def _filled(ours: str, value: Any) -> str:
+    """A row's answer with the value as our key has it; without one of a section, which is no value of a single key."""
+    named = ours.partition("=")[0]
+    converted = CONVERTED.get(named, lambda one: one)(value)
+    if isinstance(converted, Mapping) and "={}" in ours:
+        return f"{ours.replace('={}', '')} for what it says (windlass keys {named.partition('.')[0]})"
+    if isinstance(converted, Mapping | list) and ": {}" in ours:
+        return f"{named}, whose keys are others (windlass keys {named})"
+    if named.startswith("model.") and named not in _TEXTS and "={}" in ours and type(converted) is not int:
+        return ours.replace("={}", " (a whole number)")
+    return ours.replace("{}", as_yaml(converted))
 
 
 def renamed_elsewhere(key: str, value: Any) -> str:
     """The same where the word belongs to one other section and no more."""
-    found = {answer for section in NEARLY if "." not in section and (answer := renamed(section, key, value))}
+    sections = [one for one in NEARLY if "." not in one and (one, key) not in _HERE_ALONE]
+    found = {answer for section in sections if (answer := renamed(section, key, value))}
     found |= {f"use {ours}; " for ours in answers(key, value)}
     return found.pop() if len(found) == 1 else ""

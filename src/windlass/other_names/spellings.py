@@ -1,10 +1,11 @@
-"""A sharding or a precision in any tool's spelling. No torch.
+"""A sharding, a precision, a schedule or an optimizer in any tool's spelling, and lengths with a unit. No torch.
 
 Sources: torch.distributed.fsdp.ShardingStrategy (names and numbers), accelerate's FSDP plugin, DeepSpeed's stages, Lightning's
 Trainer(precision=...), transformers' TrainingArguments, torchtitan's mixed_precision_param, LLM Foundry's amp_bf16.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _NODE: Final = "parallel.replicate=-1 parallel.shard=8 (the ranks of a node, here 8)"
@@ -49,3 +50,54 @@ def policy_of(value: Any) -> str | None:
     """`precision.policy=...` for a precision in any common spelling; None for words that no tool has."""
     policy = WORDS.get(str(value).rpartition(".")[2].strip().lower().replace("_", "-").replace(" ", "-"))
     return None if policy is None else f"precision.policy={policy}"
+
+
+KINDS: Final = ("adamw", "muon")
+_SCHEDULES: Final = {
+    "cosine": "cosine_with_warmup cosine_with_min_lr cosine_annealing",
+    "linear": "linear_with_warmup linear_decay_with_warmup",
+    "constant": "constant_with_warmup",
+    "wsd": "warmup_stable_decay",
+}
+_SCHEDULE_WORDS: Final = {word: ours for ours, words in _SCHEDULES.items() for word in words.split()}
+
+
+def schedule_of(value: Any) -> Any:
+    """A schedule by our name, where it is one of ours; else as it was given."""
+    return _SCHEDULE_WORDS.get(str(value).lower(), value)
+
+
+def kind_of(value: Any) -> Any:
+    """An optimizer by our name: transformers' adamw_torch_fused, torch's AdamW. As it was given where it is none of ours."""
+    word = str(value).rpartition(".")[2].lower()
+    return next((kind for kind in KINDS if kind in word), value)
+
+
+def recompute_of(value: Any) -> Any:
+    """`full` for a switch, and the mode of torchtitan's section; else as it was given."""
+    if isinstance(value, Mapping):
+        value = value.get("mode", value)
+    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
+
+
+def steps_of(value: Any) -> Any:
+    """LLM Foundry's `1000ba` as the batches that it means."""
+    found = re.fullmatch(r"(\d+)ba", value) if isinstance(value, str) else None
+    return int(found[1]) if found else value
+
+
+def _policy(value: Any) -> Any:
+    return (policy_of(value) or "").partition("=")[2].partition(" ")[0] or value
+
+
+CONVERTED: Final[dict[str, Callable[[Any], Any]]] = {
+    "optim.schedule": schedule_of,
+    "optim.kind": kind_of,
+    "parallel.recompute": recompute_of,
+    "precision.policy": _policy,
+    "report.sinks": lambda value: (
+        ", ".join(map(str, value)) if isinstance(value, list) else "" if value == "none" else value
+    ),
+    **dict.fromkeys(("run.steps", "checkpoint.every_steps", "evaluate.every_steps", "optim.warmup_steps"), steps_of),
+}
+"""Our key -> what makes a value of ours of another tool's. Whether the key takes it is asked where the recipe is known."""

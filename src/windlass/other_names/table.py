@@ -71,6 +71,7 @@ _ABSENT: Final = {
 }
 _FACTORS: Final = "adapter.kind=lora"
 _FROZEN: Final = "adapter.kind=none, with optim.groups for what is not trained (frozen: true)"
+_BIASES: Final = 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'
 _DORA: Final = "DoRA is not in this version: it also trains a magnitude for each output of a matrix"
 _OTHER_ADAPTERS: Final = {
     "dora": _DORA,
@@ -137,7 +138,8 @@ TABLE: Final = (
     OtherName("adapter", "dora use_dora peft_use_dora", _LORA, lambda v: _FACTORS if v else "nothing (factors are plain LoRA)"),
     OtherName("adapter", "finetuning_type", "LLaMA-Factory", lambda v: adapter_of(v) or _FROZEN),
     OtherName("adapter", "kind", "axolotl, PEFT", lambda v: None if v in ("none", "lora") else adapter_of(v)),
-    OtherName("adapter", "bias lora_bias", _LORA, 'nothing (biases stay frozen; to train them: adapter.also_train=["*bias"])'),
+    OtherName("adapter", "bias", _LORA, lambda v: None if isinstance(v, bool) else _BIASES),
+    OtherName("adapter", "lora_bias", _LORA, _BIASES),
     OtherName("data", "cutoff_len max_length max_seq_length max_seq_len sequence_len", _SFT, lambda v: f"{_LENGTH}={v}"),
     OtherName("data", "train_on_inputs train_on_prompt", _SFT, _ANSWERS),
     OtherName("data", "sample_packing packing", "axolotl, TRL", lambda v: _packing(v)),

@@ -503,3 +503,19 @@ def test_cross_entropy_by_any_name_of_torchtunes_is_the_loss_of_tokens(loss):
             {"_component_": "text_completion_dataset", "source": "a/b"}, loss={"_component_": f"torch.nn.{loss}"}
         ).tree
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("save_steps", 0.25, "checkpoint.every_steps (it must be a whole number)"),
+        ("eval_steps", 0.1, "evaluate.every_steps (it must be a whole number)"),
+        ("logging_steps", 0, "report.every_steps (it must be at least 1)"),
+        ("max_grad_norm", "none", "optim.max_norm (it must be a number)"),
+    ],
+)
+def test_a_value_that_our_key_does_not_take_is_named_and_the_rest_is_imported(key, value, reason):
+    """transformers takes a share of the steps; the recipe was written with it, and refused as a whole."""
+    found = of({**AXOLOTL, key: value})
+    assert (f"{key}: {value}", reason) in found.left
+    parse_recipe(found.text("file.yaml"), "file.yaml")

@@ -14,7 +14,9 @@ import yaml
 
 from windlass.commands.recipes.foreign_facts import Facts, Rows
 from windlass.commands.recipes.foreign_files import read_facts
+from windlass.config import RunConfig
 from windlass.errors import UserError
+from windlass.mistakes import accepted
 from windlass.other_names.answers import answers, as_yaml
 from windlass.other_names.near_names import renamed_elsewhere
 from windlass.other_names.table import absent
@@ -213,6 +215,7 @@ def _by_rows(found: Imported, key: str, value: Any) -> None:
         found.put(given, f"{SAME[key]}={as_yaml(value)}")
         return
     answer = next(iter(sorted(answers(key, value)) or _words(renamed_elsewhere(key, value))), WHY.get(key, UNKNOWN))
+    answer = accepted(RunConfig, answer)
     settings = _overrides(answer)
     if settings:
         found.put(given, *settings)
