@@ -45,3 +45,66 @@ def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
     assert page == (tmp_path / "run" / "report.html").read_text() and "<title>run - windlass</title>" in page
     (tmp_path / "run" / "report.html").unlink()
     assert names["result"]._repr_html_() is None, "then a notebook shows the plain result"
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (lambda door: door.train("r.yaml"), "train('r.yaml')"),
+        (lambda door: door.train(None), "train(None)"),
+        (lambda door: door.prepare(Path("r.yaml")), "prepare("),
+        (lambda door: door.fingerprint({"run": {}}), "fingerprint({'run': {}})"),
+        (lambda door: door.parse_recipe({"run": {}}), "the recipe is given as dict"),
+        (lambda door: door.parse_recipe(None), "the recipe is given as NoneType"),
+        (lambda door: door.load_recipe({"run": {}}), "the recipe is given as dict"),
+        (lambda door: door.generate("run", "wind"), "generate(..., 'wind')"),
+        (lambda door: door.generate("run", None), "generate(..., None)"),
+        (lambda door: door.generate("run", {"prompt": "wind"}), "generate(..., {'prompt': 'wind'})"),
+    ],
+)
+def test_what_a_function_cannot_use_is_refused_in_words(tmp_path, monkeypatch, call, given):
+    """An AttributeError or a TypeError before; of a text as `prompts` one text per letter."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(windlass.UserError) as caught:
+        call(windlass)
+    assert caught.value.given.startswith(given) and caught.value.change and not list(tmp_path.iterdir())
+
+
+def test_the_change_is_the_call_to_write():
+    with pytest.raises(windlass.UserError) as caught:
+        windlass.train("my.yaml")
+    assert caught.value.change == "for example train(load_recipe('my.yaml'))"
+
+
+class Silent:
+    def numbers(self, step, time_s, values): ...
+    def flush(self): ...
+    def close(self): ...
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"sinks": ["wandb"]}, {"sinks": "wandb"}, {"sinks": [object()]}, {"sinks": object()}, {"sinks": [Silent]},
+        {"family": 3}, {"family": object}, {"on_event": 3}, {"schedule": "cosine"}, {"objective": object()},
+        {"source": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_part_that_is_none_is_refused_before_anything_is_made(tmp_path, part):
+    recipe = tiny.recipe(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(windlass.UserError) as caught:
+        windlass.train(recipe, **part)
+    ((name, _),) = part.items()
+    assert caught.value.given.startswith(f"train({name}=") and caught.value.rule.startswith(f"{name} is a")
+    assert "own-parts.md" in caught.value.change and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_source_that_returns_no_stream_is_named(tmp_path):
+    with pytest.raises(windlass.UserError, match="the source nothing returns None"):
+
+        def nothing(stream):
+            return None
+
+        windlass.train(tiny.recipe(tmp_path), source=nothing, sinks=[Silent()])

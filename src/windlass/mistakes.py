@@ -8,6 +8,7 @@ others are. No torch, no files.
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
@@ -63,6 +64,17 @@ def gather(
         if not any(location[: len(taken)] == taken for locations, _ in known for taken in locations):
             found.append((location, mistake))
     return cast(Recipe, recipe.model_construct(**sections)), found + rules
+
+
+def check_is_recipe(function: str, given: object) -> None:
+    """Raises UserError where a function of the package is given something else than a recipe that was checked."""
+    if not isinstance(given, Settings):
+        loaded = f"load_recipe({str(given)!r})" if isinstance(given, str | PurePath) else 'load_recipe("recipe.yaml")'
+        raise UserError(
+            f"{function}({given!r:.80})",
+            f"{function} takes a recipe that load_recipe or parse_recipe has checked",
+            f"for example {function}({loaded})",
+        )
 
 
 def in_order(tree: Mapping[str, Any], found: Iterable[Mistake]) -> list[UserError]:

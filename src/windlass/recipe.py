@@ -98,6 +98,7 @@ YAML_RULES: Final = (
 
 def parse_yaml(text: str, name: str) -> Any:
     """What `text` holds. `name`: what it is called in the UserError for what is not YAML, or far larger than a recipe is."""
+    _check_kind(text, str, name, "parse_recipe(yaml.safe_dump(...)) takes a mapping; load_recipe(FILE) reads a file")
     try:
         _check_size(text, name)
         loader = _Loader(text)
@@ -110,6 +111,12 @@ def parse_yaml(text: str, name: str) -> Any:
     except (ValueError, OverflowError):  # the scanner's own: chr(0x110000), int() of 5,000 digits in %YAML 1.9...
         rule = "\\U00000000 to \\U0010FFFF are characters, and %YAML 1.1 is a version"
         raise UserError(f"{name} holds an escape or a directive that YAML has not", rule, "correct it") from None
+
+
+def _check_kind(given: object, kind: Any, name: str, change: str) -> None:
+    """Raises UserError for what a script gives in place of a text or a path."""
+    if not isinstance(given, kind):
+        raise UserError(f"{name} is given as {type(given).__name__}", "a recipe is YAML, as text or in a file", change)
 
 
 def _problem(error: yaml.YAMLError) -> str:
@@ -258,6 +265,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def recipe_text(path: str | Path) -> tuple[str, str]:
     """The text of the recipe at `path`, or of the one that ships by that name; and what errors call it. Raises UserError."""
+    _check_kind(path, str | Path, "the recipe", "load_recipe(FILE); parse_recipe(yaml.safe_dump(...)) takes a mapping")
     file = Path(path)
     if file.is_file():
         _check_bytes(file.stat().st_size, str(file))

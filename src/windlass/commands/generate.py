@@ -14,7 +14,7 @@ import hashlib
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,6 +77,12 @@ def generate(
     """One continuation per prompt, in their order; `chat`: one answer to each, a question or the messages of a conversation, as
     the tokenizer's chat template writes them. `cut_prompt`: one that leaves no room is cut, else refused. `record`: also write
     them to the run's events, for the report. `base`: of an adapter, where that has moved. Raises UserError."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        raise UserError(
+            f"generate(..., {prompts!r:.80})",
+            "prompts are a list: there is one text for each",
+            f"give [{prompts!r:.40}]" if isinstance(prompts, str) else "give a list of texts",
+        )
     path = Path(path)
     if record and not (path / "events.jsonl").is_file():
         raise UserError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from windlass.checkpoint.provenance import collect_provenance
 from windlass.config import RunConfig
@@ -54,6 +54,14 @@ from windlass.training.sizing.choose_sizes import choose_sizes
 from windlass.training.sizing.out_of_memory import MemoryParts, explained, no_room, standing_bytes
 from windlass.training.sizing.probe import FindRoom, room_of
 
+SINKS: Final = (
+    "a list of objects with numbers(), flush() and close(); tensorboard, wandb and trackio are names in report.sinks"
+)
+
+
+def _has(part: Any, *methods: str) -> bool:
+    return all(callable(getattr(part, name, None)) for name in methods) and not isinstance(part, type)
+
 
 @dataclass(frozen=True)
 class Own:
@@ -68,6 +76,33 @@ class Own:
     room: FindRoom = room_of
     """What sizes are chosen by, where the recipe leaves them open: no part of the run either."""
 
+    def __post_init__(self) -> None:
+        """Raises UserError for what is no such part, before anything is made."""
+        is_family = self.family is None or (isinstance(self.family, type) and issubclass(self.family, Family))
+        sinks = (
+            list(self.sinks) if isinstance(self.sinks, Sequence) and not isinstance(self.sinks, str) else [self.sinks]
+        )
+        found = (
+            (
+                "objective",
+                self.objective,
+                _has(self.objective, "weigh", "figures"),
+                "an object with weigh() and figures()",
+            ),
+            ("source", self.source, callable(self.source), "a function of the stream of batches"),
+            ("schedule", self.schedule, callable(self.schedule), "a function of the completed steps and all steps"),
+            ("family", self.family, is_family, "a class that is derived from windlass.model.families.family.Family"),
+            ("on_event", self.on_event, callable(self.on_event), "a function of a line of events.jsonl"),
+            *(("sinks", one, _has(one, "numbers", "flush", "close"), SINKS) for one in sinks),
+        )
+        for name, part, is_one, wanted in found:
+            if part is not None and not is_one:
+                raise UserError(
+                    f"train({name}={part!r:.80})",
+                    f"{name} is {wanted}",
+                    "give one (docs/howto/own-parts.md has an example), or leave it out for what the recipe says",
+                )
+
     def names(self) -> dict[str, str]:
         """Of the parts that are not windlass's, by what they are; on_event sees the run, and is no part of it."""
         parts = {"objective": self.objective, "source": self.source, "schedule": self.schedule, "family": self.family}
@@ -75,7 +110,16 @@ class Own:
         return names | ({"sinks": ", ".join(map(_name, self.sinks))} if self.sinks else {})
 
     def stream(self, source: BatchSource) -> BatchSource:
-        return source if self.source is None else self.source(source)
+        if self.source is None:
+            return source
+        found = self.source(source)
+        if not _has(found, "next", "state", "entry", "drain_events", "close"):
+            raise UserError(
+                f"the source {_name(self.source)} returns {found!r:.80}",
+                "what is read instead of the stream of batches has its methods: next, state, entry, drain_events, close",
+                "return the stream that it was called with, or an object around it (docs/howto/own-parts.md)",
+            )
+        return found
 
     def rate(self, step: int, total_steps: int) -> float:
         """The learning rate by `schedule`. Raises UserError for a number that cannot be one."""

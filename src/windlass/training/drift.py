@@ -23,6 +23,7 @@ from windlass.config import RunConfig, check_recipe
 from windlass.data.prepare.prepare import other_stream
 from windlass.errors import BadCheckpoint, UserError, raise_all
 from windlass.host_speeds import measure
+from windlass.mistakes import check_is_recipe
 from windlass.model.config import architecture_from_hf
 from windlass.model.names import names_of
 from windlass.optim.config import OptimConfig
@@ -169,6 +170,7 @@ def newest_trainer_state(path: Path) -> dict[str, Any] | None:
 
 def begun(config: RunConfig) -> dict[str, Any] | None:
     """The trainer state that training would go on from: the run's own newest, or that of `start_from` with all of its state."""
+    check_is_recipe("prepare", config)  # the first that a preparation asks of it
     if committed_steps(config.run.directory / "checkpoints"):
         return newest_trainer_state(config.run.directory)
     if config.run.start_from is not None:

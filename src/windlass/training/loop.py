@@ -12,6 +12,7 @@ from windlass.config import RunConfig
 from windlass.contract import adopt
 from windlass.data.stream.batch_source import BatchSource
 from windlass.errors import Stopped
+from windlass.mistakes import check_is_recipe
 from windlass.model.families.family import Family
 from windlass.objectives.objective import Objective
 from windlass.optim.clip import gradient_norm
@@ -72,6 +73,7 @@ def train(
     logged numbers, off the step; `on_event` is called on rank 0 with each line of events.jsonl. The last two cannot change
     the run: where they raise, it goes on without them.
     """
+    check_is_recipe("train", config)
     own = Own(objective, source, schedule, family, sinks, on_event)
     is_ours = signals and not is_embedded()
     if not is_embedded():

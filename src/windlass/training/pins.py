@@ -14,6 +14,7 @@ from windlass.data.prepare.prepare import planned
 from windlass.errors import UserError
 from windlass.hub import client as hub
 from windlass.hub.config import COMMIT
+from windlass.mistakes import check_is_recipe
 from windlass.model.config import ModelConfig
 
 Named = TypeVar("Named", ModelConfig, TokenizerConfig)
@@ -69,6 +70,7 @@ def fingerprint(recipe: RunConfig) -> str:
     """The hash of all that decides what `recipe` prepares, 32 hexadecimal digits: sources and their contents, tokenizer, and the
     settings of `data` that shards depend on. Two recipes with one fingerprint share a preparation; `prepared.json` holds that of
     what is there. Sources are read, nothing is written, torch is not loaded. Raises UserError for sources that are not here."""
+    check_is_recipe("fingerprint", recipe)
     return planned(pin_tokenizer(recipe).data, recipe.evaluate.sets).fingerprint
 
 
