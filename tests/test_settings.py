@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from windlass import settings
+from windlass.config import RunConfig
+from windlass.recipe import apply_override
 from windlass.settings import Count, Settings
 
 SOURCE = Path(settings.__file__).parent
@@ -119,3 +121,31 @@ def test_no_config_changes_to_remember_what_it_computed():
     assert len(texts) > 30 and {"RunConfig", "DataConfig", "ModelConfig"} <= texts.keys()
     assert {f"{name}: {way}" for name, text in texts.items() for way in ways if way in text} == COMPUTED_ONCE
     assert not [file for file, text in sources().items() if "object.__setattr__" in text]
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("data.sequence_length=1k", 1000),
+        ("evaluate.sequences=1k", 1000),
+        ("data.tokenizer.train=8k", 8000),
+        ("checkpoint.keep_steps=[1k, 20]", [1000, 20]),
+        ("run.micro_batch=1k", 1000),
+    ],
+)
+def test_counts_that_are_often_large_are_read_in_thousands(override, value):
+    tree = {}
+    apply_override(tree, override)
+    ((section, found),) = tree.items()
+    (key, *inner) = override.partition("=")[0].split(".")[1:]
+    config = RunConfig.model_fields[section].annotation
+    if inner:
+        assert getattr(TypeAdapter(config.model_fields[key].annotation).validate_python(found[key]), *inner) == value
+    else:
+        assert getattr(config.model_validate(MINIMAL.get(section, {}) | found), key) == value
+
+
+MINIMAL = {
+    "run": {"directory": "run", "steps": 5, "tokens_per_step": 64},
+    "data": {"sources": [{"path": "a"}], "tokenizer": {"train": 300}, "directory": "data"},
+}

@@ -114,7 +114,7 @@ class Settings(BaseModel):
         annotation = field.annotation
         marks = [field.metadata, *(getattr(part, "__metadata__", ()) for part in typing.get_args(annotation))]
         if any(COUNTS in found for found in marks):
-            value = read_count(value)
+            value = [read_count(one) for one in value] if isinstance(value, list) else read_count(value)
         if isinstance(value, bool) and bool not in (annotation, *typing.get_args(annotation)):
             raise ValueError(f"a number or text is meant, and {value} is neither")
         return value

@@ -19,7 +19,7 @@ class CheckpointConfig(Settings):
     """Keep this many of the newest checkpoints. At least 1, since a run must be able to resume."""
     keep_best: Annotated[int, Field(ge=0)] = 0
     """Keep, besides, this many with the lowest validation loss (of the first validation set)."""
-    keep_steps: list[Annotated[int, Field(ge=0)]] = []
+    keep_steps: list[Annotated[Count, Field(ge=0)]] = []
     """Save at these steps and keep them for ever. 0 is the state before the first update."""
     remote: str | None = None
     """A URL (s3://bucket/run, gs://, file://) where every checkpoint is copied after its commit, in the background, with the

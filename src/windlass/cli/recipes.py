@@ -21,7 +21,7 @@ def init(
         str | None,
         typer.Option(help="A hub name or a directory to finetune; small: a new one of a million parameters."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    steps: Annotated[str | None, typer.Option(metavar="N", help="Optimizer steps, such as 1000 or 1k.")] = None,
     kind: Annotated[str | None, typer.Option(help="pretrain, sft or dpo. Default: by the rows of the data.")] = None,
 ) -> None:
     """Write a recipe of some twenty lines that runs, from three questions or the flags that answer them."""

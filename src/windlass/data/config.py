@@ -17,7 +17,7 @@ from windlass.data.sources.config import SourceConfig
 from windlass.data.stream.config import OrderConfig, StageConfig, beyond_stages, stage_errors, stage_starts
 from windlass.data.tokenizer_config import TokenizerConfig as TokenizerConfig
 from windlass.errors import UserError
-from windlass.settings import Settings, Violation
+from windlass.settings import Count, Settings, Violation
 from windlass.units import KIB, MIB
 
 
@@ -52,7 +52,7 @@ class DataConfig(Settings):
     environment (AWS_ACCESS_KEY_ID and the like)."""
     cache: CacheConfig | None = None
     """With a URL, where shards are kept on this host."""
-    sequence_length: int = Field(ge=2, le=1 << 24)
+    sequence_length: Count = Field(ge=2, le=1 << 24)
     """Targets per sequence, in tokens (T). A sample stores T+1 ids; neighbouring samples share one."""
     packing: Literal["concatenate", "best-fit"] = "concatenate"
     """How documents become sequences. concatenate: one after the other, cut where a sequence ends; nothing is padded. best-fit:

@@ -7,13 +7,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from windlass.errors import UserError
 from windlass.hub.config import revision_errors
-from windlass.settings import Settings, Violation, Violations
+from windlass.settings import Count, Settings, Violation, Violations
 
 
 class TokenizerConfig(Settings):
     """Exactly one of `train` and `from`."""
 
-    train: Annotated[int, Field(ge=257, le=1_000_000)] | None = None
+    train: Annotated[Count, Field(ge=257, le=1_000_000)] | None = None
     """Size of the vocabulary of a byte-level BPE trained on the training documents: 256 bytes, the end-of-text token,
     and merges."""
     from_: str | None = Field(default=None, alias="from")

@@ -22,7 +22,7 @@ class RunSettings(Settings):
     """Training length in passes over the training set, rounded up to whole steps."""
     tokens_per_step: Count = Field(ge=1, le=10**9)
     """Tokens per optimizer step over all ranks: the global batch. It determines gradient accumulation."""
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch: Annotated[Count, Field(ge=1)] | Literal["auto"] = "auto"
     """Sequences per rank of the batch axes in one forward. It changes memory and speed, not the result. auto: on a GPU as many as
     pay and fit, counted and then tried before step 0; on a CPU 1 (a pair, in a preference run). A run that goes on on the same
     layout and devices keeps what it began with."""

@@ -276,3 +276,17 @@ def test_rows_that_could_not_be_learned_are_named_at_once(here):
     (here / "rows.jsonl").write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": None}) + "\n")
     *_, said = init(here / "t.yaml", "rows.jsonl", None, 50, "pretrain", None)
     assert said.startswith("of the first 2 rows 1 row is bad: rows.jsonl")
+
+
+@pytest.mark.parametrize(("given", "steps"), [("1k", 1000), ("7", 7), ("1.5k", 1500)])
+def test_steps_of_init_are_a_count(here, monkeypatch, capsys, given, steps):
+    (here / "a.txt").write_text("wind and rope " * 400)
+    assert run_command(["init", "--data", "a.txt", "--steps", given, "-o", "r.yaml"], monkeypatch, capsys)[0] == 0
+    assert load_recipe(here / "r.yaml").run.steps == steps
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1.5", "many", "0.0001k"])
+def test_steps_that_are_no_count_are_refused_in_our_words(here, monkeypatch, capsys, given):
+    (here / "a.txt").write_text("wind and rope " * 400)
+    code, done = run_command(["init", "--data", "a.txt", "--steps", given, "-o", "r.yaml"], monkeypatch, capsys)
+    assert code == 2 and f"windlass: '{given}' steps" in done.err and not (here / "r.yaml").exists()

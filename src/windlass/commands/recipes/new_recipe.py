@@ -26,6 +26,7 @@ from windlass.data.files import write_durably
 from windlass.errors import UserError, nearest, nearest_entry
 from windlass.hub.client import is_hub_name
 from windlass.recipe import parse_yaml, recipe_text
+from windlass.settings import read_count
 
 SMALL: Final = "small"
 """The model of `init` that is trained from nothing: a million parameters, for a first run on any machine."""
@@ -88,7 +89,7 @@ def init(
     out: Path,
     data: str | None,
     model: str | None,
-    steps: int | None,
+    steps: int | str | None,
     kind: Kind | None,
     ask: Callable[[str, str], str] | None,
 ) -> list[str]:
@@ -110,8 +111,7 @@ def init(
         ask(f"Model: a hub name or directory to finetune, or {SMALL} for a new one", SMALL) if ask else SMALL
     )
     _check_model(model)
-    if steps is None:
-        steps = _count(ask("Optimizer steps", "1000")) if ask else 1000
+    steps = _count(str(steps if steps is not None else ask("Optimizer steps", "1000") if ask else 1000))
     source = _source(data)
     file = _first_file(source)
     if has_rows(file) and next(first_rows(file), None) is None:
@@ -278,6 +278,10 @@ def _source(data: str) -> dict[str, str]:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UserError(f"{text!r} steps", "a number of steps is whole, and at least 1", "give a number such as 1000")
-    return int(text)
+    number = read_count(text)
+    number = int(number) if isinstance(number, str) and number.isdecimal() else number
+    if not isinstance(number, int) or number < 1:
+        raise UserError(
+            f"{text!r} steps", "a number of steps is whole, and at least 1", "give a number such as 1000 or 1k"
+        )
+    return number

@@ -130,10 +130,10 @@ def _data(data: Keys, facts: Facts) -> None:
     kind = KINDS.get(component, component.removesuffix("_dataset") or "chat")
     column = data.take("column") or COLUMNS.get(component)
     is_shared = data.take("conversation_style", "sharegpt" if kind == "sharegpt" else "openai") == "sharegpt"
-    messages, *turn = SHAREGPT if is_shared else ("messages", "role", "content")
+    messages, role, content = SHAREGPT if is_shared else ("messages", "role", "content")
     messages = data.text("conversation_column", messages if kind == "sharegpt" else "messages") or ""
     name = str(file or source or found["hub"])
-    facts.sources.append(Rows(found, name, kind, column, messages, *turn))
+    facts.sources.append(Rows(found, name, kind, column, messages, role, content))
 
 
 def _adapter(model: Keys, facts: Facts) -> None:

@@ -127,7 +127,7 @@ def beyond_stages(stages: Sequence[StageConfig], steps: int, tokens_per_step: in
 class EvaluateConfig(Settings):
     every_steps: Count = Field(default=100, ge=1)
     """Evaluate every N optimizer steps, and at step 0 and the end."""
-    sequences: int = Field(default=64, ge=1)
+    sequences: Count = Field(default=64, ge=1)
     """Sequences scored per set: the first N of the set, the same ones every time (all, if the set has fewer)."""
     sets: dict[str, SourceConfig] = Field(default_factory=dict)
     """Further validation sets by name, besides `validation`."""
