@@ -34,6 +34,7 @@ def test_the_page_of_the_door_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(compile(code, str(PAGE), "exec"), names)
+    assert names["same"] == names["recipe"] and len(windlass.fingerprint(names["recipe"])) == 32
     assert names["result"].step == 20 and not names["result"].stopped and len(names["texts"]) == 2
     (score,) = names["evaluate"](tmp_path / "run")
     logged = [line for line in tiny.lines(tmp_path / "run") if line["kind"] == "validation"][-1]
