@@ -90,7 +90,6 @@ class Silent:
         {"family": 3}, {"family": object}, {"on_event": 3}, {"schedule": "cosine"}, {"objective": object()},
         {"source": 3},
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_part_that_is_none_is_refused_before_anything_is_made(tmp_path, part):
     recipe = tiny.recipe(tmp_path)
