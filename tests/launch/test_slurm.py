@@ -137,8 +137,23 @@ def test_0_is_for_a_run_that_is_finished(cluster):
     assert segments(cluster, ["unfinished-0", "0"]) == ([1, 0], ["requeue 7"])
 
 
-def test_a_job_that_slurm_has_ended_is_left_to_slurm(cluster):
-    assert segments(cluster, ["75"], state="COMPLETING") == ([75], [])
+@pytest.mark.parametrize("state", ["COMPLETING", ""])
+def test_a_job_that_slurm_has_ended_is_left_to_slurm(cluster, state):
+    assert segments(cluster, ["75"], state=state) == ([75], [])
+
+
+@pytest.mark.parametrize(
+    ("silent", "state", "requeued", "asked_again"),
+    [(3, "RUNNING", ["requeue 7"], 3), (3, "COMPLETING", [], 3), (99, "RUNNING", [], 30)],
+)
+def test_a_controller_that_does_not_answer_is_asked_again(cluster, silent, state, requeued, asked_again):
+    """It answers after `silent` questions."""
+    answer = f'echo x >> questions; [ $(wc -l < questions) -gt {silent} ] && echo "$STATE"'
+    for name, line in (("squeue", answer), ("sleep", 'echo "$@" >> slept')):
+        (cluster / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (cluster / "bin" / name).chmod(0o755)
+    assert segments(cluster, ["75"], state=state) == ([75], requeued)
+    assert (cluster / "slept").read_text() == "10\n" * asked_again
 
 
 def test_a_job_without_a_new_checkpoint_ends(cluster):
