@@ -26,7 +26,7 @@ from windlass.optim.config import OptimConfig
 from windlass.optim.elementwise import Storage
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import assign, frozen_names
-from windlass.parallel.activations import plan_recompute
+from windlass.parallel.activations import Workload, plan_recompute
 from windlass.parallel.build import Probe, build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_mesh, make_silent_mesh
@@ -275,9 +275,9 @@ def train_layout(directory: str, case: Layout) -> dict:
     rules = assign(case.optim.groups, called(architecture, adapter))
     mesh = make_mesh(parallel.layout(case.world), "cpu")
     silent = make_silent_mesh(mesh.layout, "cpu") if parallel.activation_gib else None
-    of_batch = (case.micro_batch, case.length, frozen_names(rules), adapter)
-    num_micro = SEQUENCES // mesh.layout.batch_ranks // case.micro_batch
-    kinds = plan_recompute(architecture, parallel, precision, "cpu", *of_batch, num_micro, silent).kinds
+    shape_BT, num_micro = (case.micro_batch, case.length), SEQUENCES // mesh.layout.batch_ranks // case.micro_batch
+    work = Workload(architecture, parallel, precision, "cpu", shape_BT, frozen_names(rules), adapter, num_micro)
+    kinds = plan_recompute(work, silent).kinds
     assert parallel.activation_gib is None or len(set(kinds)) > 1, (
         "the budget chooses one kind for all blocks",
         kinds,

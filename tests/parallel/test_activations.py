@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_leaves
 from tests.parallel.tiny import make_program
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
-from windlass.model.lora.adapter import frozen_base
-from windlass.parallel.activations import GIB, Kept, choose, count_kept, plan_recompute
+from windlass.parallel.activations import GIB, Kept, Workload, choose, count_kept, plan_recompute
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.stages import blocks_in_flight
@@ -120,7 +119,7 @@ def _kept_really(program, length):
 def count(zero, model, policy, frozen=()):
     config, precision = ParallelConfig(zero=zero), precision_of(PrecisionConfig(policy=policy))
     architecture = ModelConfig.model_validate(model).architecture()
-    return count_kept(architecture, config, precision, "cpu", (ROWS, LENGTH), frozen)
+    return count_kept(Workload(architecture, config, precision, "cpu", (ROWS, LENGTH), frozen))
 
 
 EVEN = 24  # tokens that 2 and 4 ranks cut
@@ -132,13 +131,12 @@ CUT_MODELS = {
 }
 
 
-def count_cut(world, model, policy, frozen, adapter, **parallel):
+def count_cut(world, model, policy, **parallel):
     """On a rank: what each block keeps of [ROWS, EVEN] tokens, counted over a mesh that sends nothing."""
     config, precision = ParallelConfig(**parallel), precision_of(PrecisionConfig(policy=policy))
     architecture = ModelConfig.model_validate(model).architecture()
     mesh = make_silent_mesh(config.layout(world), "cpu")
-    base = frozen_base(architecture, adapter)
-    return count_kept(architecture, config, precision, "cpu", (ROWS, EVEN), {*frozen, *base}, adapter, mesh)
+    return count_kept(Workload(architecture, config, precision, "cpu", (ROWS, EVEN)), mesh)
 
 
 CUTS = {
@@ -170,7 +168,7 @@ def test_ranks_that_share_blocks_keep_what_was_counted(ranks, family, policy, cu
     apart = {key: value for key, value in parallel.items() if key not in ("zero", "shard")}
     keep = functools.partial(kept_really, length=EVEN, **apart)
     really = ranks.run(world, keep, (world, zero, 1, shard), CUT_MODELS[family], policy, list(PLANS.values()))
-    counted = ranks.run(world, functools.partial(count_cut, **parallel), world, CUT_MODELS[family], policy, (), None)
+    counted = ranks.run(world, functools.partial(count_cut, **parallel), world, CUT_MODELS[family], policy)
     assert counted == counted[:1] * world, "every rank counts the same"
     for (name, plan), *alive in zip(PLANS.items(), *really, strict=True):
         assert [number for number, _ in alive] == [total(counted[0], plan)] * world, name
@@ -335,7 +333,7 @@ def plan(gib, rows=ROWS, model=MODELS["qwen3"]):
         ModelConfig.model_validate(model).architecture(),
         precision_of(PrecisionConfig(policy="fp32")),
     )
-    return plan_recompute(architecture, config, precision, "cpu", rows, LENGTH)
+    return plan_recompute(Workload(architecture, config, precision, "cpu", (rows, LENGTH)))
 
 
 def test_a_budget_is_kept_and_used_and_said(ranks):
@@ -355,7 +353,8 @@ def test_without_a_budget_all_blocks_do_what_the_recipe_says():
         ModelConfig.model_validate(MODELS["llama"]).architecture(),
         precision_of(PrecisionConfig(policy="fp32")),
     )
-    chosen = plan_recompute(architecture, ParallelConfig(recompute="full"), precision, "cpu", ROWS, LENGTH)
+    work = Workload(architecture, ParallelConfig(recompute="full"), precision, "cpu", (ROWS, LENGTH))
+    chosen = plan_recompute(work)
     assert chosen.kinds == ("full",) * 5 and str(chosen) == "recompute full"
 
 

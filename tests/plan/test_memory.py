@@ -12,7 +12,7 @@ from windlass.model.transformer import Decoder
 from windlass.optim.config import OptimConfig
 from windlass.optim.optimizer import make_optimizer
 from windlass.optim.rules import NO_RULES
-from windlass.parallel.activations import count_kept
+from windlass.parallel.activations import Workload, count_kept
 from windlass.parallel.build import store
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.plan.memory import RankMemory
@@ -132,7 +132,7 @@ def compared(architecture, policy, rows, length):
     """kind -> the count's relative error in what all blocks keep."""
     precision, config = PrecisionConfig(policy=policy), ParallelConfig()
     memory = RankMemory(architecture, config, precision, config.layout(1), on_gpu=False)
-    kept = count_kept(architecture, config, precision_of(precision), "cpu", (rows, length))
+    kept = count_kept(Workload(architecture, config, precision_of(precision), "cpu", (rows, length)))
     errors = {}
     for kind in ("none", "selective", "full"):
         own = rows * length * sum(memory.block(kind, index) for index in range(architecture.num_layers))

@@ -15,7 +15,7 @@ from tests.proof.rows import CELLS, FIRST_STEP, THREE_STEPS
 from windlass.errors import UserError
 from windlass.model.config import ModelConfig
 from windlass.model.open_config import architecture_of
-from windlass.parallel.activations import plan_recompute
+from windlass.parallel.activations import Workload, plan_recompute
 from windlass.parallel.build import build_program
 from windlass.parallel.config import ParallelConfig
 from windlass.parallel.rules.check_layout import Beside, check_layout
@@ -116,7 +116,7 @@ def train_within(gib, directory, case):
     architecture = architecture_of(ModelConfig.model_validate({"from": directory}))
     parallel = ParallelConfig(recompute="selective", activation_gib=gib)
     precision = precision_of(PrecisionConfig(policy=case.policy))
-    kinds = plan_recompute(architecture, parallel, precision, "cpu", case.micro_batch, case.length).kinds
+    kinds = plan_recompute(Workload(architecture, parallel, precision, "cpu", (case.micro_batch, case.length))).kinds
     with mock.patch.object(cases, "build_program", functools.partial(build_program, recompute=kinds)):
         return cases.train_layout(directory, case), kinds
 

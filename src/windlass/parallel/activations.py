@@ -91,26 +91,30 @@ class RecomputePlan:
         )
 
 
-def plan_recompute(
-    architecture: Architecture,
-    config: ParallelConfig,
-    precision: Precision,
-    device_type: str,
-    micro_batch: int,
-    length: int,
-    frozen: Collection[str] = (),
-    adapter: Adapter | None = None,
-    num_micro: int = 1,
-    mesh: Mesh | None = None,
-) -> RecomputePlan:
-    """What every block recomputes with `num_micro` micro-batches of [micro_batch, length] tokens per step. `mesh`: as for
-    count_kept. Raises UserError where even full keeps more than `config.activation_gib`."""
+@dataclass(frozen=True)
+class Workload:
+    """What decides how many bytes the blocks keep. `shape_BT`: tokens of a micro-batch. `frozen`: parameters without a gradient,
+    beside an adapter's base. `num_micro`: micro-batches of a step."""
+
+    architecture: Architecture
+    config: ParallelConfig
+    precision: Precision
+    device_type: str
+    shape_BT: tuple[int, int]
+    frozen: Collection[str] = ()
+    adapter: Adapter | None = None
+    num_micro: int = 1
+
+
+def plan_recompute(work: Workload, mesh: Mesh | None = None) -> RecomputePlan:
+    """What every block recomputes. `mesh`: as for count_kept. Raises UserError where even full keeps more than
+    `activation_gib`."""
+    config, num_layers = work.config, work.architecture.num_layers
     if config.activation_gib is None:
-        return RecomputePlan((config.recomputes,) * architecture.num_layers)
-    still, shape_BT = {*frozen, *frozen_base(architecture, adapter)}, (micro_batch, length)
-    kept = count_kept(architecture, config, precision, device_type, shape_BT, still, adapter, mesh)
-    ranks = blocks_in_flight(architecture, config, num_micro)
-    check_least([block.full for block in kept], ranks, config, shape_BT)
+        return RecomputePlan((config.recomputes,) * num_layers)
+    kept = count_kept(work, mesh)
+    ranks = blocks_in_flight(work.architecture, config, work.num_micro)
+    check_least([block.full for block in kept], ranks, config, work.shape_BT)
     kinds: dict[int, str] = {}
     most = 0
     for blocks in ranks:
@@ -119,28 +123,17 @@ def plan_recompute(
         kinds |= dict(zip(blocks, chosen, strict=True))
         most = max(most, sum(_bytes(block, kind) for block, kind in zip(times, chosen, strict=True)))
     numbers = [number for blocks in ranks for number in blocks.values()]
-    return RecomputePlan(tuple(kinds[index] for index in range(architecture.num_layers)), most, max(numbers))
+    return RecomputePlan(tuple(kinds[index] for index in range(num_layers)), most, max(numbers))
 
 
-def check_budget(
-    architecture: Architecture,
-    config: ParallelConfig,
-    precision: Precision,
-    device_type: str,
-    micro_batch: int,
-    length: int,
-    frozen: Collection[str] = (),
-    adapter: Adapter | None = None,
-    num_micro: int = 1,
-) -> None:
-    """Raises UserError where even full keeps more than `config.activation_gib`. No ranks are needed: full keeps a block's input,
-    of which those that share it have equal parts."""
+def check_budget(work: Workload) -> None:
+    """Raises UserError where even full keeps more than `activation_gib`. No ranks are needed: full keeps a block's input, of
+    which those that share it have equal parts."""
+    config = work.config
     if config.activation_gib is None:
         return
-    still, shape_BT = {*frozen, *frozen_base(architecture, adapter)}, (micro_batch, length)
-    kept = count_kept(architecture, config, precision, device_type, shape_BT, still, adapter)
-    full = [block.full // (config.tp * config.context) for block in kept]
-    check_least(full, blocks_in_flight(architecture, config, num_micro), config, shape_BT)
+    full = [block.full // (config.tp * config.context) for block in count_kept(work)]
+    check_least(full, blocks_in_flight(work.architecture, config, work.num_micro), config, work.shape_BT)
 
 
 def choose(kept: Sequence[Kept], budget_bytes: int) -> tuple[str, ...]:
@@ -166,22 +159,14 @@ def _bytes(block: Kept, kind: str) -> int:
     return {"none": block.none, "selective": block.selective, "full": block.full}[kind]
 
 
-def count_kept(
-    architecture: Architecture,
-    config: ParallelConfig,
-    precision: Precision,
-    device_type: str,
-    shape_BT: tuple[int, int],
-    frozen: Collection[str] = (),
-    adapter: Adapter | None = None,
-    mesh: Mesh | None = None,
-) -> list[Kept]:
-    """What each block keeps on this rank. Blocks that differ in nothing relevant are counted once. `mesh`: where tp or context
-    cut them; nothing is sent."""
+def count_kept(work: Workload, mesh: Mesh | None = None) -> list[Kept]:
+    """What each block keeps of one micro-batch on this rank. Blocks that differ in nothing relevant are counted once. `mesh`:
+    where tp or context cut them; nothing is sent."""
+    architecture, frozen = work.architecture, {*work.frozen, *frozen_base(work.architecture, work.adapter)}
     counted: dict[object, Kept] = {}
     blocks = []
     with torch.device("meta"):
-        names = [name for name, _ in Decoder(architecture, adapter=adapter).named_parameters()]
+        names = [name for name, _ in Decoder(architecture, adapter=work.adapter).named_parameters()]
     trains_below = any(
         name not in frozen for name in names if not name.startswith(("model.layers.", "model.norm.", "lm_head."))
     )
@@ -190,8 +175,8 @@ def count_kept(
         trained = tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix) and name not in frozen)
         kind = (index in architecture.unrotated_layers, index in architecture.window_layers, trained, trains_below)
         if kind not in counted:
-            part = _Part(architecture, adapter, index, precision, config, device_type, trained, trains_below, mesh)
-            counted[kind] = Kept(*(part.kept_bytes(how, shape_BT) for how in KINDS))
+            part = _Part(work, index, trained, trains_below, mesh)
+            counted[kind] = Kept(*(part.kept_bytes(how) for how in KINDS))
         blocks.append(counted[kind])
         trains_below = trains_below or bool(trained)
     return blocks
@@ -202,38 +187,34 @@ class _Part:
     """Embedding and one block of the model, to be run on fake tensors. `trained`: the block's parameters that have a gradient;
     `trains_below`: whether its input has one."""
 
-    architecture: Architecture
-    adapter: Adapter | None
+    work: Workload
     index: int
-    precision: Precision
-    config: ParallelConfig
-    device_type: str
     trained: Collection[str]
     trains_below: bool
     mesh: Mesh | None
 
-    def kept_bytes(self, kind: str, shape_BT: tuple[int, int]) -> int:
+    def kept_bytes(self, kind: str) -> int:
         """Bytes alive after the block's forward, with recomputation of this kind."""
+        work, mesh = self.work, self.mesh
         # FSDP2 gathers in the dtype that computes
-        is_autocast, mesh = self.config.zero_stage == 0, self.mesh
-        precision = self.precision if is_autocast else replace(self.precision, stored=self.precision.compute)
-        autocast = self.precision.autocast(self.device_type) if is_autocast else contextlib.nullcontext()
+        is_autocast = work.config.zero_stage == 0
+        precision = work.precision if is_autocast else replace(work.precision, stored=work.precision.compute)
+        autocast = work.precision.autocast(work.device_type) if is_autocast else contextlib.nullcontext()
+        layers = range(self.index, self.index + 1)
         with torch.device("meta"):
-            part = Decoder(
-                self.architecture, layers=range(self.index, self.index + 1), last=False, adapter=self.adapter
-            )
-        store(part, precision, frozen_base(self.architecture, self.adapter))
+            part = Decoder(work.architecture, layers=layers, last=False, adapter=work.adapter)
+        store(part, precision, frozen_base(work.architecture, work.adapter))
         if mesh is not None:
             apply_tensor(part, part.blocks, mesh.dense["tp"])
-            apply_context(part, mesh, self.config.context_kind)
+            apply_context(part, mesh, work.config.context_kind)
         apply_recompute(part.blocks, [kind])
         alive = _Alive()
         part.blocks[0].register_forward_pre_hook(alive.enter)
-        rows, positions = shape_BT[0], shape_BT[1] // (1 if mesh is None else mesh.layout.context)
+        (rows, length), context = work.shape_BT, 1 if mesh is None else mesh.layout.context
         shapes = {name: local_part(parameter).shape for name, parameter in part.named_parameters()}
-        with FakeTensorMode(), torch.device(self.device_type):
+        with FakeTensorMode(), torch.device(work.device_type):
             parameters = {name: self._empty(name, p, shapes[name]) for name, p in part.named_parameters()}
-            ids_BT = torch.zeros(rows, positions, dtype=torch.int64)
+            ids_BT = torch.zeros(rows, length // context, dtype=torch.int64)
             keys = {"keys": torch.zeros(rows, dtype=torch.int64)} if part.drops else {}
             with alive, autocast, warnings.catch_warnings():
                 # norms of query and key heads under autocast: bf16 heads, fp32 weights. The run itself warns of it too

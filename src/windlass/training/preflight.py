@@ -24,7 +24,7 @@ from windlass.model.hf import check_weights, stored_sizes
 from windlass.model.lora.adapter import Adapter, adapter_of
 from windlass.model.open_config import architecture_of, architecture_within, directory_of, fewer_rows, read_hf_config
 from windlass.optim.rules import Rules, frozen_names
-from windlass.parallel.activations import RecomputePlan, check_budget, plan_recompute
+from windlass.parallel.activations import RecomputePlan, Workload, check_budget, plan_recompute
 from windlass.parallel.build import check_compiler
 from windlass.parallel.mesh import make_silent_mesh
 from windlass.parallel.rules.degrees import check_exchange
@@ -113,7 +113,7 @@ def check_run(
     config.check_layout(architecture, world)
     rules = rules_of(config, architecture)
     if trainer_state is None:
-        check_budget(**_blocks_of(config, architecture, rules, world, device_type))
+        check_budget(_workload(config, architecture, rules, world, device_type))
     return pin_tokenizer(config), architecture, trainer_state
 
 
@@ -183,24 +183,20 @@ def plan_of(config: RunConfig, architecture: Architecture, rules: Rules, runtime
     layout, device_type = config.parallel.layout(runtime.world), runtime.device.type
     is_cut = config.parallel.activation_gib is not None and layout.tp * layout.context > 1
     mesh = make_silent_mesh(layout, device_type) if is_cut else None
-    return plan_recompute(**_blocks_of(config, architecture, rules, runtime.world, device_type), mesh=mesh)
+    return plan_recompute(_workload(config, architecture, rules, runtime.world, device_type), mesh)
 
 
-def _blocks_of(
-    config: RunConfig, architecture: Architecture, rules: Rules, world: int, device_type: str
-) -> dict[str, Any]:
-    """What decides how much the blocks keep, as check_budget takes it."""
-    return {
-        "architecture": architecture,
-        "config": config.parallel,
-        "precision": precision_of(config.precision),
-        "device_type": device_type,
-        "micro_batch": config.micro_batch,
-        "length": config.data.sequence_length,
-        "frozen": frozen_names(rules),
-        "adapter": adapter_of(config.adapter, architecture),
-        "num_micro": config.accumulation(config.parallel.layout(world).batch_ranks),
-    }
+def _workload(config: RunConfig, architecture: Architecture, rules: Rules, world: int, device_type: str) -> Workload:
+    return Workload(
+        architecture,
+        config.parallel,
+        precision_of(config.precision),
+        device_type,
+        (config.micro_batch, config.data.sequence_length),
+        frozen_names(rules),
+        adapter_of(config.adapter, architecture),
+        config.accumulation(config.parallel.layout(world).batch_ranks),
+    )
 
 
 def check_vocabulary(tokens: int, architecture: Architecture) -> None:

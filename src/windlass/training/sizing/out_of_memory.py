@@ -15,9 +15,9 @@ import torch
 
 from windlass.config import RunConfig
 from windlass.errors import UserError
-from windlass.model.lora.adapter import BLOCK, adapter_of, frozen_base
+from windlass.model.lora.adapter import BLOCK, adapter_of
 from windlass.optim.optimizer import Optimizer
-from windlass.parallel.activations import Kept, count_kept
+from windlass.parallel.activations import Kept, Workload, count_kept
 from windlass.parallel.config import MeshLayout, ParallelConfig
 from windlass.parallel.program import Program
 from windlass.parallel.records import Record, local_part
@@ -176,13 +176,13 @@ def out_of_memory(run: Run, error: BaseException) -> UserError:
 def _freeing(run: Run, held: DeviceBytes) -> list[str]:
     config, device = run.config, run.runtime.device
     adapter = adapter_of(config.adapter, run.architecture)
-    shape_BT = (config.micro_batch, config.data.sequence_length)
-    precision, frozen = precision_of(config.precision), frozen_base(run.architecture, adapter)
+    precision, shape_BT = precision_of(config.precision), (config.micro_batch, config.data.sequence_length)
+    work = Workload(run.architecture, config.parallel, precision, device.type, shape_BT, adapter=adapter)
     return remedies(
         held,
         config.parallel,
         config.parallel.layout(run.runtime.world),
-        count_kept(run.architecture, config.parallel, precision, device.type, shape_BT, frozen, adapter),
+        count_kept(work),
         micro_batch=config.micro_batch,
         least=config.data.sequences_per_sample,
         can_adapt=config.adapter.kind == "none" and config.model.from_ is not None,
